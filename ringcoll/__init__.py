@@ -1,0 +1,1 @@
+"""Collective algorithms for JAX, written by hand."""

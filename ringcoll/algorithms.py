@@ -1,0 +1,188 @@
+"""The library of schedules: each algorithm is one function that returns its list.
+
+An algorithm takes the sizes of the axes it runs over, major first: `ring(8)`,
+`ring(4, 2)`. Written for one axis, it serves several by `product`: gather along the
+first, then everything held along the next. To add one, write the function under the
+decorator of its kind; it is then executed, proved, priced, tested and benchmarked.
+
+`n` is the size of an axis; all shifts and offsets are modulo `n`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+
+from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError, in_lanes, product
+
+Stages = tuple[Schedule, ...]
+
+_GATHERS: dict[str, Callable[..., Schedule]] = {}
+_REDUCES: dict[str, Callable[..., Stages]] = {}
+_ALL_TO_ALLS: dict[str, Callable[..., Schedule]] = {}
+
+#: All-gather; backward, reduce-scatter; one after the other, all-reduce.
+GATHERS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(_GATHERS)
+#: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
+REDUCES: Mapping[str, Callable[..., Stages]] = MappingProxyType(_REDUCES)
+#: All-to-all.
+ALL_TO_ALLS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(_ALL_TO_ALLS)
+
+
+def _listed(kind: dict, name: str | None = None):
+    """Put an algorithm into the list of its kind, under its own name or another."""
+
+    def add(function):
+        kind[name or function.__name__] = function
+        return function
+
+    return add
+
+
+def _along_each_axis(one_axis):
+    """Let an algorithm for one axis serve several, as a product."""
+
+    @wraps(one_axis)
+    def several(*shape: int, **options) -> Schedule:
+        return product([one_axis(n, **options) for n in shape])
+
+    return several
+
+
+@_listed(_GATHERS)
+@_along_each_axis
+def ring(n: int, direction: int = 1) -> Schedule:
+    """Pass on to the neighbour what came last: n-1 rounds of one shard.
+
+    The bandwidth optimum with nearest-neighbour messages only; all traffic one way
+    round. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", J. Parallel Distrib. Comput. 69 (2009).
+    """
+    rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
+    return Schedule((n,), tuple(rounds))
+
+
+@_listed(_GATHERS)
+@_along_each_axis
+def bidirectional_ring(n: int) -> Schedule:
+    """Half of each shard goes round either way: n-1 rounds of half a shard a direction.
+
+    Both directions of every link work all the time.
+    """
+    return in_lanes(ring(n), ring(n, direction=-1))
+
+
+@_listed(_GATHERS)
+@_along_each_axis
+def two_ended(n: int) -> Schedule:
+    """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
+
+    The rounds of a bidirectional ring cut in half, each of twice the bytes.
+    """
+    ahead = [Move(1, (t,)) for t in range(n // 2)]
+    back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
+    rounds = [tuple(m[t] for m in (ahead, back) if t < len(m)) for t in range(n // 2)]
+    return Schedule((n,), tuple(rounds))
+
+
+@_listed(_GATHERS)
+@_along_each_axis
+def bruck(n: int) -> Schedule:
+    """Double what is held in every round: ceil(log2 n) rounds, for any n.
+
+    Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
+    communications in multiport message-passing systems", IEEE TPDS 8 (1997).
+    """
+    steps = [2**k for k in range((n - 1).bit_length())]
+    return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
+
+
+@_listed(_GATHERS)
+@_along_each_axis
+def recursive_doubling(n: int) -> Schedule:
+    """Swap all that is held with the partner n/2, ..., 2, 1 away: log2 n rounds.
+
+    The farthest partner comes first, while there is least to send. Backward it is
+    recursive halving; both make Rabenseifner's all-reduce. Thakur,
+    Rabenseifner and Gropp, "Optimization of collective communication operations in
+    MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
+
+    Raises:
+        ScheduleError: n is not a power of two.
+    """
+    if n & (n - 1):
+        raise ScheduleError(
+            f"recursive_doubling needs a power of two, got {n} ranks; "
+            "use algorithm='bruck', which takes as few rounds for any number"
+        )
+    return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
+
+
+@_listed(_GATHERS)
+@_along_each_axis
+def direct(n: int) -> Schedule:
+    """Everybody to everybody at once: one round of n-1 messages.
+
+    Backward every contribution travels as it is and is added only where it belongs:
+    with a wide `accumulate_dtype` the bytes on the wire stay narrow and the sum is
+    rounded once.
+    """
+    everybody = tuple(Move(s, (0,)) for s in range(1, n))
+    return Schedule((n,), (everybody,) if everybody else ())
+
+
+@_listed(_GATHERS)
+def torus(*shape: int) -> Schedule:
+    """Every axis and both directions at once: two lanes an axis, each in its own order.
+
+    Lane i starts along axis i, its twin the other way round, so that on a square torus
+    no link is idle. On one axis it is the bidirectional ring. Jain and Sabharwal,
+    "Optimal bucket algorithms for large MPI collectives on torus interconnects" (2010).
+    """
+    axes = range(len(shape))
+    orders = [[*axes[first:], *axes[:first]] for first in axes]
+    lanes = [(order, direction) for order in orders for direction in (1, -1)]
+    return in_lanes(*(product([ring(n, direction=d) for n in shape], o) for o, d in lanes))
+
+
+@_listed(_REDUCES)
+def exchange(*shape: int) -> Stages:
+    """Swap whole vectors and add, along each factor 2 of n and then its odd part.
+
+    ceil(log2 n) rounds for any n, at log2 n vectors of bytes (n - 1 for an odd n): for
+    payloads so small that only the rounds count. Every stage adds in the order of the
+    ranks, so that all hold the same bits.
+    """
+    twos = [(n & -n).bit_length() - 1 for n in shape]
+    return tuple(
+        stage
+        for n, k in zip(shape, twos, strict=True)
+        for stage in [ring(2)] * k + ([bruck(n >> k)] if n >> k > 1 else [])
+    )
+
+
+@_listed(_REDUCES)
+def one_shot(*shape: int) -> Stages:
+    """Gather every whole vector, then add once: ceil(log2 n) rounds, n-1 vectors of bytes.
+
+    The rounding error of a single sum, whatever n is.
+    """
+    return tuple(bruck(n) for n in shape if n > 1)
+
+
+@_listed(_ALL_TO_ALLS)
+@_along_each_axis
+def pairwise(n: int) -> AllToAll:
+    """Each block straight to its rank: n-1 rounds of one block."""
+    return AllToAll((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
+
+
+@_listed(_ALL_TO_ALLS, "bruck")
+@_along_each_axis
+def bruck_all_to_all(n: int) -> AllToAll:
+    """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
+
+    About n/2 blocks a round: fewer messages, more bytes. Bruck et al. (1997).
+    """
+    steps = [2**k for k in range((n - 1).bit_length())]
+    rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
+    return AllToAll((n,), tuple(rounds))

@@ -1,0 +1,268 @@
+"""A collective algorithm as plain data: rounds of moves, checked and priced.
+
+An all-gather on n ranks is a list of rounds; a round is a few moves that happen at
+once; a move is `(shift, offsets)`: *every rank r sends to rank r + shift the shards it
+holds from the ranks r - offset*. Each rank starts with offset 0, its own shard:
+
+    ring, n = 4         (+1, [0])               (+1, [1])      (+1, [2])
+    two-ended, n = 4    (+1, [0])  (-1, [0])    (+1, [1])
+    Bruck, n = 4        (+1, [0])               (+2, [0, 1])
+
+Every rank does the same thing, so one short list describes the whole machine. Ranks
+are added modulo n or, on a schedule of several axes, digit by digit: a schedule of
+shape (4, 2) numbers its ranks row-major and adds each digit modulo its axis. (Shape
+(2, 2, 2) therefore adds as XOR does: recursive doubling is a torus of twos.)
+
+Run forward, the list is an all-gather. Run backward with the shifts negated, it is a
+reduce-scatter: the partial sum of the shard at `offset + shift` returns to `offset`.
+This file knows nothing of JAX; `ringcoll.engine` executes what is written here.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+
+
+class ScheduleError(ValueError):
+    """A schedule that does not do what it should, said in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Every rank r sends to r + shift, along one axis, its shards of r - offset."""
+
+    shift: int
+    offsets: tuple[int, ...]
+    axis: int = 0
+    lane: int = 0
+
+
+Round = tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
+
+    `sent` is what leaves a rank; `raw` the part of it that has not been added to yet
+    when the schedule runs backward; `link` the load of the busiest link and direction,
+    summed over the rounds; `additions` what is added when it runs backward.
+    """
+
+    rounds: int = 0
+    messages: int = 0
+    sent: Fraction = Fraction(0)
+    raw: Fraction = Fraction(0)
+    link: Fraction = Fraction(0)
+    additions: Fraction = Fraction(0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rounds of moves on ranks of `shape`, in `lanes` lanes of an equal payload each.
+
+    A lane is a schedule that carries its share of every shard; the lanes run in
+    lockstep, so that the moves of one round can use different links.
+    """
+
+    shape: tuple[int, ...]
+    rounds: tuple[Round, ...]
+    lanes: int = 1
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", prod(self.shape))
+
+    def step(self, rank: int, axis: int, shift: int) -> int:
+        """The rank `shift` further along `axis`."""
+        stride = prod(self.shape[axis + 1 :])
+        digit = rank // stride % self.shape[axis]
+        return rank + ((digit + shift) % self.shape[axis] - digit) * stride
+
+    def arrivals(self, move: Move) -> tuple[int, ...]:
+        """The offsets under which the receiver knows what `move` brings it."""
+        return tuple(self.step(o, move.axis, move.shift) for o in move.offsets)
+
+    def messages(self) -> Iterator[tuple[int, Move]]:
+        """Every move with the number of its round, from 1."""
+        for number, moves in enumerate(self.rounds, 1):
+            for move in moves:
+                yield number, move
+
+    def check(self) -> "Schedule":
+        """Prove it an all-gather (so backward a reduce-scatter), or say what is wrong.
+
+        Every move sends only what is held when its round starts, each offset arrives
+        exactly once in each lane, and at the end all are held.
+
+        Raises:
+            ScheduleError: with the round, the offset and the lane.
+        """
+        self._check_names()
+        held = [{0} for _ in range(self.lanes)]
+        for number, moves in enumerate(self.rounds, 1):
+            before = [frozenset(offsets) for offsets in held]
+            for move in moves:
+                for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
+                    if sent not in before[move.lane]:
+                        raise ScheduleError(
+                            f"round {number}: rank r sends the shard of offset {sent} "
+                            f"before holding it{self._in_lane(move.lane)}"
+                        )
+                    if arrived in held[move.lane]:
+                        raise ScheduleError(
+                            f"round {number}: offset {arrived} arrives twice"
+                            f"{self._in_lane(move.lane)}"
+                        )
+                    held[move.lane].add(arrived)
+        for lane, offsets in enumerate(held):
+            for missing in sorted(set(range(self.size)) - offsets)[:1]:
+                raise ScheduleError(f"offset {missing} never arrives{self._in_lane(lane)}")
+        return self
+
+    def _check_names(self) -> None:
+        for number, move in self.messages():
+            if not 0 <= move.axis < len(self.shape):
+                raise ScheduleError(
+                    f"round {number}: axis {move.axis}, but the shape is {self.shape}"
+                )
+            if not 0 <= move.lane < self.lanes:
+                raise ScheduleError(
+                    f"round {number}: lane {move.lane}, but there are {self.lanes} lanes"
+                )
+            if move.shift % self.shape[move.axis] == 0:
+                raise ScheduleError(f"round {number}: shift {move.shift} sends to oneself")
+            for offset in move.offsets:
+                if not 0 <= offset < self.size:
+                    raise ScheduleError(
+                        f"round {number}: offset {offset} is not in 0..{self.size - 1}"
+                    )
+
+    def _in_lane(self, lane: int) -> str:
+        return f" (lane {lane})" if self.lanes > 1 else ""
+
+    def price(self, network: Sequence[int] | None = None) -> Price:
+        """What one rank pays for this schedule, straight from its data.
+
+        Args:
+            network: the shape of a physical ring (n,) or torus, on which a shift of s
+                loads s links; None is a switch, to which each rank has one port.
+
+        Raises:
+            ScheduleError: when `network` is not of as many ranks as the schedule.
+        """
+        if network is not None and prod(network) != self.size:
+            raise ScheduleError(f"network {tuple(network)} is not of {self.size} ranks")
+        sent = sum((self._share(move) for _, move in self.messages()), Fraction(0))
+        added: set[tuple[int, int]] = set()
+        raw = 0
+        for moves in reversed(self.rounds):  # backward: a slot is raw until added to
+            for move in moves:
+                raw += sum((move.lane, a) not in added for a in self.arrivals(move))
+            added |= {(move.lane, o) for move in moves for o in move.offsets}
+        return Price(
+            rounds=len(self.rounds),
+            messages=sum(1 for _ in self.messages()),
+            sent=sent,
+            raw=Fraction(raw, self.lanes),
+            link=sum((self._busiest(moves, network) for moves in self.rounds), Fraction(0)),
+            additions=sent,
+        )
+
+    def _share(self, move: Move) -> Fraction:
+        return Fraction(len(move.offsets), self.lanes)
+
+    def _busiest(self, moves: Round, network: Sequence[int] | None) -> Fraction:
+        """The load of the busiest link and direction in one round, in shards."""
+        if network is None:
+            return sum((self._share(move) for move in moves), Fraction(0))
+        ranks = np.arange(self.size)
+        here = np.stack(np.unravel_index(ranks, tuple(network)))
+        load = np.zeros((2, *here.shape), int)  # direction, axis, rank; in half lane shares
+        for move in moves:
+            to = np.array([self.step(rank, move.axis, move.shift) for rank in ranks])
+            there = np.stack(np.unravel_index(to, tuple(network)))
+            at = here.copy()
+            for axis, length in enumerate(network):  # one dimension after the other
+                ahead = (there[axis] - here[axis]) % length
+                back = -ahead % length
+                for way, (hops, other) in enumerate([(ahead, back), (back, ahead)]):
+                    halves = np.select([hops < other, hops == other], [2, 1])  # a tie splits
+                    for hop in range(hops.max(initial=0, where=halves > 0)):
+                        at[axis] = (here[axis] + (-hop if way else hop)) % length
+                        going = (hops > hop) & (halves > 0)
+                        node = np.ravel_multi_index(tuple(at), tuple(network))[going]
+                        np.add.at(load[way, axis], node, halves[going] * len(move.offsets))
+                at[axis] = there[axis]
+        return Fraction(int(load.max(initial=0)), 2 * self.lanes)
+
+
+class AllToAll(Schedule):
+    """The same data read as an all-to-all: slot d of rank r is the block for rank r + d.
+
+    A move sends the slots in `offsets`; a slot keeps its number on the way and must
+    travel exactly its number in all.
+    """
+
+    def check(self) -> "AllToAll":
+        """Prove that every block ends at its rank, or say which does not.
+
+        Raises:
+            ScheduleError: with the slot and how far it went.
+        """
+        self._check_names()
+        went = [[0] * self.size for _ in range(self.lanes)]
+        for _, move in self.messages():
+            for slot in move.offsets:
+                went[move.lane][slot] = self.step(went[move.lane][slot], move.axis, move.shift)
+        for lane, ends in enumerate(went):
+            for slot, end in enumerate(ends):
+                if slot != end:
+                    raise ScheduleError(
+                        f"the block for rank r + {slot} ends at r + {end}{self._in_lane(lane)}"
+                    )
+        return self
+
+
+def in_lanes(*schedules: Schedule) -> Schedule:
+    """Schedules of the same shape side by side, each with its share of the payload."""
+    depth = max(len(s.rounds) for s in schedules)
+    rounds = []
+    for number in range(depth):
+        moves: list[Move] = []
+        for lane, schedule in enumerate(schedules):
+            if number < len(schedule.rounds):
+                moves += (replace(move, lane=lane) for move in schedule.rounds[number])
+        rounds.append(tuple(moves))
+    return Schedule(schedules[0].shape, tuple(rounds), len(schedules))
+
+
+def product(schedules: Sequence[Schedule], order: Iterable[int] | None = None) -> Schedule:
+    """One schedule an axis: gather along the first, then all that is held along the next.
+
+    Args:
+        schedules: one for each axis (or run of axes), major first, of equal lanes.
+        order: in which order they run; as given, unless said otherwise.
+    """
+    shape = tuple(p for s in schedules for p in s.shape)
+    kind, lanes = type(schedules[0]), schedules[0].lanes
+    moving = kind is AllToAll  # then every slot is there from the start
+    held = list(range(prod(shape))) if moving else [0]
+    rounds: list[Round] = []
+    for factor in range(len(schedules)) if order is None else order:
+        schedule = schedules[factor]
+        first_axis = sum(len(s.shape) for s in schedules[:factor])
+        stride = prod(p for s in schedules[factor + 1 :] for p in s.shape)
+        rest = [h for h in held if h // stride % schedule.size == 0]
+        for moves in schedule.rounds:
+            rounds.append(())
+            for move in moves:
+                offsets = tuple(h + o * stride for o in move.offsets for h in rest)
+                everything = replace(move, offsets=offsets, axis=first_axis + move.axis)
+                rounds[-1] += (everything,)
+        if not moving:
+            held = [h + o * stride for o in range(schedule.size) for h in rest]
+    return kind(shape, tuple(rounds), lanes)
