@@ -1,1 +1,20 @@
-"""Collective algorithms for JAX, written by hand."""
+"""Collective algorithms for JAX, written by hand: executed, proved, priced, measured."""
+
+from ringcoll import algorithms as algorithms
+from ringcoll import cost as cost
+from ringcoll import lax as lax
+from ringcoll.collectives import all_gather as all_gather
+from ringcoll.collectives import all_to_all as all_to_all
+from ringcoll.collectives import pbroadcast as pbroadcast
+from ringcoll.collectives import pmax as pmax
+from ringcoll.collectives import pmean as pmean
+from ringcoll.collectives import pmin as pmin
+from ringcoll.collectives import ppermute as ppermute
+from ringcoll.collectives import pshuffle as pshuffle
+from ringcoll.collectives import psum as psum
+from ringcoll.collectives import psum_scatter as psum_scatter
+from ringcoll.collectives import pswapaxes as pswapaxes
+from ringcoll.schedule import Move as Move
+from ringcoll.schedule import Schedule as Schedule
+from ringcoll.schedule import ScheduleError as ScheduleError
+from ringcoll.table import Table as Table

@@ -9,12 +9,17 @@ decorator of its kind; it is then executed, proved, priced, tested and benchmark
 """
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
+from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError, in_lanes, product
 
+#: One gather after the other, each along its digit of the ranks, major first.
 Stages = tuple[Schedule, ...]
+#: What may be given as an algorithm: a name, a schedule or what makes one of a shape.
+Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
 
 _GATHERS: dict[str, Callable[..., Schedule]] = {}
 _REDUCES: dict[str, Callable[..., Stages]] = {}
@@ -186,3 +191,65 @@ def bruck_all_to_all(n: int) -> AllToAll:
     steps = [2**k for k in range((n - 1).bit_length())]
     rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
     return AllToAll((n,), tuple(rounds))
+
+
+_ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
+_KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]] = {
+    "all_gather": (_GATHERS,),
+    "psum_scatter": (_GATHERS,),
+    **dict.fromkeys(_ALL_REDUCES, (_GATHERS, _REDUCES)),
+    "all_to_all": (_ALL_TO_ALLS,),
+}
+#: The collectives that schedules serve.
+COLLECTIVES = tuple(_KINDS)
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """The names of the algorithms that a collective can run by.
+
+    Raises:
+        ValueError: no such collective.
+    """
+    if collective not in _KINDS:
+        raise ValueError(f"no collective {collective!r}; there are {', '.join(_KINDS)}")
+    return tuple(name for kind in _KINDS[collective] for name in kind)
+
+
+@lru_cache(maxsize=1024)
+def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Schedule | Stages:
+    """The checked schedule (or stages) of a collective on axes of `shape`, major first.
+
+    Args:
+        collective: one of `COLLECTIVES`.
+        algorithm: one of `names(collective)`, a `Schedule`, a tuple of stages, or a
+            function that makes one when called as `algorithm(*shape)`; hashable.
+        shape: the sizes of the axes; a schedule may cut them into finer digits.
+
+    Raises:
+        ValueError: no such collective or algorithm, a size below 1, or a schedule of
+            another kind or another number of ranks.
+        ScheduleError: (a ValueError) the schedule is wrong, or there is none of this shape.
+    """
+    choices = names(collective)
+    if isinstance(algorithm, str) and algorithm not in choices:
+        raise ValueError(
+            f"{collective}: no algorithm {algorithm!r}; choose from {', '.join(choices)}"
+        )
+    if not shape or min(shape) < 1:
+        raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
+    if isinstance(algorithm, str):
+        algorithm = next(kind[algorithm] for kind in _KINDS[collective] if algorithm in kind)
+    made = algorithm(*shape) if callable(algorithm) else algorithm
+    # Any: what a caller made is looked at below.
+    stages: tuple[Any, ...] = (
+        made if isinstance(made, tuple) and collective in _ALL_REDUCES else (made,)
+    )
+    kind = AllToAll if collective == "all_to_all" else Schedule
+    for stage in stages:
+        if type(stage) is not kind:
+            raise ValueError(f"{collective}: takes an object of type {kind.__name__}, got {stage!r}")
+        stage.check()
+    if prod(stage.size for stage in stages) != prod(shape):
+        sizes = " x ".join(str(stage.size) for stage in stages)
+        raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
+    return made

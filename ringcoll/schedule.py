@@ -47,9 +47,9 @@ Round = tuple[Move, ...]
 class Price:
     """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
 
-    `sent` is what leaves a rank; `raw` the part of it that has not been added to yet
-    when the schedule runs backward; `link` the load of the busiest link and direction,
-    summed over the rounds; `additions` what is added when it runs backward.
+    `sent` is what leaves a rank; `raw` the part of it in messages without a partial sum,
+    which travel in the operand's own width whatever sums are kept in; `link` the load of
+    the busiest link and direction, summed over the rounds; `additions` what a rank adds.
     """
 
     rounds: int = 0
@@ -135,6 +135,8 @@ class Schedule:
                 )
             if move.shift % self.shape[move.axis] == 0:
                 raise ScheduleError(f"round {number}: shift {move.shift} sends to oneself")
+            if not move.offsets:
+                raise ScheduleError(f"round {number}: a move of shift {move.shift} sends nothing")
             for offset in move.offsets:
                 if not 0 <= offset < self.size:
                     raise ScheduleError(
@@ -145,7 +147,9 @@ class Schedule:
         return f" (lane {lane})" if self.lanes > 1 else ""
 
     def price(self, network: Sequence[int] | None = None) -> Price:
-        """What one rank pays for this schedule, straight from its data.
+        """What one rank pays for the schedule run backward, straight from its data.
+
+        Forward it pays the same, but adds nothing and everything is raw.
 
         Args:
             network: the shape of a physical ring (n,) or torus, on which a shift of s
@@ -158,16 +162,17 @@ class Schedule:
             raise ScheduleError(f"network {tuple(network)} is not of {self.size} ranks")
         sent = sum((self._share(move) for _, move in self.messages()), Fraction(0))
         added: set[tuple[int, int]] = set()
-        raw = 0
+        raw = Fraction(0)
         for moves in reversed(self.rounds):  # backward: a slot is raw until added to
             for move in moves:
-                raw += sum((move.lane, a) not in added for a in self.arrivals(move))
+                if added.isdisjoint((move.lane, a) for a in self.arrivals(move)):
+                    raw += self._share(move)
             added |= {(move.lane, o) for move in moves for o in move.offsets}
         return Price(
             rounds=len(self.rounds),
             messages=sum(1 for _ in self.messages()),
             sent=sent,
-            raw=Fraction(raw, self.lanes),
+            raw=raw,
             link=sum((self._busiest(moves, network) for moves in self.rounds), Fraction(0)),
             additions=sent,
         )
@@ -183,7 +188,7 @@ class Schedule:
         here = np.stack(np.unravel_index(ranks, tuple(network)))
         load = np.zeros((2, *here.shape), int)  # direction, axis, rank; in half lane shares
         for move in moves:
-            to = np.array([self.step(rank, move.axis, move.shift) for rank in ranks])
+            to = np.array([self.step(r, move.axis, move.shift) for r in range(self.size)])
             there = np.stack(np.unravel_index(to, tuple(network)))
             at = here.copy()
             for axis, length in enumerate(network):  # one dimension after the other
@@ -215,9 +220,18 @@ class AllToAll(Schedule):
         """
         self._check_names()
         went = [[0] * self.size for _ in range(self.lanes)]
-        for _, move in self.messages():
-            for slot in move.offsets:
-                went[move.lane][slot] = self.step(went[move.lane][slot], move.axis, move.shift)
+        for number, moves in enumerate(self.rounds, 1):
+            sent: set[tuple[int, int]] = set()
+            for move in moves:
+                for slot in move.offsets:
+                    if (move.lane, slot) in sent:
+                        raise ScheduleError(
+                            f"round {number}: the block for rank r + {slot} is sent twice"
+                            f"{self._in_lane(move.lane)}"
+                        )
+                    sent.add((move.lane, slot))
+                    so_far = went[move.lane][slot]
+                    went[move.lane][slot] = self.step(so_far, move.axis, move.shift)
         for lane, ends in enumerate(went):
             for slot, end in enumerate(ends):
                 if slot != end:

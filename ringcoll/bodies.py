@@ -1,0 +1,258 @@
+"""The collectives: each in lax, by hand, transposed and under `vmap`.
+
+Every one is here in the form that neither adds nor removes a dimension (`tiled=True`);
+`ringcoll.collectives` brings each call of the public functions into it.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll import algorithms, engine
+from ringcoll.manual import empty, is_checked, sharded_dims, varying
+from ringcoll.primitive import Collective
+from ringcoll.schedule import Schedule
+from ringcoll.table import Table, default_table
+from ringcoll.visitors import Op, by_stages, gather_along, reduce_along
+from ringcoll.wire import Ranks, as_bits
+
+Algorithm = Hashable  # a name, a function of the axis sizes, a Schedule, or a Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled(Collective):
+    """A collective that runs by a schedule, chosen here, where the platform is known."""
+
+    algorithm: Algorithm = "auto"
+    accumulate_dtype: np.dtype | None = None
+    collective: ClassVar[str]  # under which name algorithms and table know it
+
+    def execute(self, x: Array, platform: str) -> Array:
+        ranks = Ranks.over(self.axes, self.groups)
+        algorithm = default_table() if self.algorithm == "auto" else self.algorithm
+        if isinstance(algorithm, Table):
+            nbytes, itemsize = x.size * x.dtype.itemsize, x.dtype.itemsize
+            algorithm = algorithm.pick(self.collective, platform, ranks.size, nbytes, itemsize)
+        if algorithm == "lax":
+            return self.lax(self.widen(x)).astype(x.dtype)
+        schedule = algorithms.build(self.collective, algorithm, ranks.shape)
+        return self.run(x, schedule, ranks).astype(x.dtype)
+
+    def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+        """By a schedule; the result may still be in the dtype of accumulation."""
+        raise NotImplementedError
+
+    def widen(self, x: Array) -> Array:
+        """x in the dtype in which sums are accumulated. (Those of integers are exact.)"""
+        wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
+        return x.astype(wide or x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllGather(Scheduled, name="all_gather"):
+    """`dims` is the one along which the shards are put together."""
+
+    collective = "all_gather"
+    to: str = "varying"
+
+    def lax(self, x: Array) -> Array:
+        (dim,) = self.dims
+        return lax.all_gather(
+            x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=True, to=self.to
+        )
+
+    def widen(self, x: Array) -> Array:
+        return x  # nothing is summed here; the gradient is
+
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return gather_along(x, self.dims[0], schedule, ranks)
+
+    def transpose(self, ct: Array) -> Array:
+        if self.to == "invarying" and is_checked():  # every rank has the same cotangent
+            ranks = Ranks.over(self.axes, self.groups)
+            size = ct.shape[self.dims[0]] // ranks.size
+            return lax.dynamic_slice_in_dim(
+                varying(ct, ranks.axes), ranks.number() * size, size, self.dims[0]
+            )
+        return PsumScatter(**_shared(self), dims=self.dims)(ct)
+
+    def locally(self, x, dim, axis):
+        i = self.axes.index(axis.name)  # the minor axes first
+        x = self.batched(dim).over(self.axes[i + 1 :], x)
+        gathered = jax.vmap(replace(self, axes=(axis.name,)).lax, dim, None, axis_name=axis.name)(x)
+        return self.over(self.axes[:i], gathered), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsumScatter(Scheduled, name="psum_scatter"):
+    """`dims` is the one along which the sum is scattered."""
+
+    collective = "psum_scatter"
+
+    def lax(self, x: Array) -> Array:
+        (dim,) = self.dims
+        return lax.psum_scatter(
+            x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=True
+        )
+
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return reduce_along(x, self.dims[0], schedule, ranks, lax.add, self.widen)
+
+    def transpose(self, ct: Array) -> Array:
+        return AllGather(**_shared(self), dims=self.dims)(ct)
+
+    def locally(self, x, dim, axis):
+        i = self.axes.index(axis.name)  # the major axes first
+        x = self.batched(dim).over(self.axes[:i], x)
+        scattered = jax.vmap(replace(self, axes=(axis.name,)).lax, dim, 0, axis_name=axis.name)(x)
+        return self.batched(0).over(self.axes[i + 1 :], scattered), 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Scheduled):
+    """By a gather's schedule, run backward and then forward; or stage by stage."""
+
+    collective = "psum"
+    op: ClassVar[Op]
+
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
+        op = type(self).op
+        if ranks.size == 1 or not x.size:
+            return x
+        if not isinstance(schedule, Schedule):
+            return by_stages(x, schedule, ranks, op, self.widen)
+        dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
+        dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
+        if dim is not None:
+            return self._chunked(x, dim, schedule, ranks)
+        if len(dims) == x.ndim:
+            flat = self._padded(x.reshape(-1), 0, schedule, ranks)
+            return flat.reshape(x.shape)
+        if dims:
+            return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
+        stages = algorithms.exchange(*ranks.shape)
+        return by_stages(x, stages, ranks, op, self.widen)
+
+    def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+        size = x.shape[dim]
+        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
+        whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
+        return lax.slice_in_dim(whole, 0, size, axis=dim)
+
+    def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+        """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
+        mine = reduce_along(x, dim, schedule, ranks, type(self).op, self.widen)
+        return gather_along(mine.astype(x.dtype), dim, schedule, ranks)
+
+    def locally(self, x, dim, axis):
+        i = self.axes.index(axis.name)
+        local = replace(self, axes=(axis.name,))
+        reduced = jax.vmap(local.lax, dim, None, axis_name=axis.name)(x)
+        return self.over(self.axes[:i] + self.axes[i + 1 :], reduced), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Psum(AllReduce, name="psum"):
+    """The sum; its transpose is free where types say that all ranks hold the same."""
+
+    op = lax.add
+
+    def lax(self, x: Array) -> Array:
+        return lax.psum(x, self.axes, axis_index_groups=self.groups)
+
+    def transpose(self, ct: Array) -> Array:
+        return varying(ct, self.axes) if is_checked() else self(ct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmax(AllReduce, name="pmax", differentiable=False):
+    """The maximum; like lax's, without a derivative."""
+
+    op = lax.max
+
+    def lax(self, x: Array) -> Array:
+        return lax.pmax(x, self.axes, axis_index_groups=self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmin(AllReduce, name="pmin", differentiable=False):
+    """The minimum; like lax's, without a derivative."""
+
+    op = lax.min
+
+    def lax(self, x: Array) -> Array:
+        return lax.pmin(x, self.axes, axis_index_groups=self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pbroadcast(AllReduce, name="pbroadcast"):
+    """An all-reduce to which all but the source contribute no bits.
+
+    Reduce-scatter and all-gather move what scatter and all-gather would (van de Geijn's
+    broadcast), and or-ing bits is exact for every dtype, -0.0 and NaN included.
+    """
+
+    collective = "pbroadcast"
+    op = lax.bitwise_or
+    source: int
+
+    def lax(self, x: Array) -> Array:
+        return lax.pbroadcast(x, self.axes, self.source)
+
+    def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+        if jnp.iscomplexobj(x):
+            return lax.complex(*(self.run(p, schedule, ranks) for p in (x.real, x.imag)))
+        bits, back = as_bits(x, narrow_only=False)
+        mine = jnp.where(ranks.number() == self.source, bits, jnp.zeros_like(bits))
+        return back(super().run(mine, schedule, ranks))
+
+    def transpose(self, ct: Array) -> Array:
+        total = Psum(**_shared(self))(ct)
+        is_source = lax.axis_index(self.axes) == self.source
+        return jnp.where(is_source, total, jnp.zeros_like(total))
+
+    def locally(self, x, dim, axis):
+        return Collective.locally(self, x, dim, axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllToAll(Scheduled, name="all_to_all"):
+    """`dims` are the one that is split and the one along which blocks are put together."""
+
+    collective = "all_to_all"
+
+    def lax(self, x: Array) -> Array:
+        split, concat = self.dims
+        return lax.all_to_all(
+            x, self.axes, split, concat, axis_index_groups=self.groups, tiled=True
+        )
+
+    def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+        split, concat = self.dims
+        ranks = ranks.cut(schedule.shape)
+        size = x.shape[split] // ranks.size
+        blocks = [
+            lax.dynamic_slice_in_dim(x, ranks.target(d) * size, size, split)
+            for d in range(ranks.size)
+        ]
+        shape = list(blocks[0].shape)
+        width = shape[concat]
+        shape[concat] *= ranks.size
+        out = empty(shape, x, ranks.axes)
+        for d, block in enumerate(engine.exchange(schedule, ranks, blocks)):
+            out = lax.dynamic_update_slice_in_dim(out, block, ranks.origin(d) * width, concat)
+        return out
+
+    def transpose(self, ct: Array) -> Array:
+        return replace(self, dims=self.dims[::-1])(ct)
+
+
+def _shared(call: Scheduled) -> dict:
+    """What a collective and its transpose have in common."""
+    names = ("axes", "groups", "algorithm", "accumulate_dtype")
+    return {name: getattr(call, name) for name in names}

@@ -1,0 +1,234 @@
+"""From a public call to primitives: ask lax, refuse in words, leaf by leaf, joined.
+
+Every call first asks lax for the type of its own result, abstractly. What lax refuses is
+refused here, before anything is sent, with the same exception type and lax's own words.
+What only lax can do (see `Call._is_for_lax`) it does.
+"""
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll import algorithms
+from ringcoll.bodies import Algorithm
+from ringcoll.manual import is_partial, sharded_dims, varying
+from ringcoll.table import Table
+
+Pytree = Any
+Collect = Callable[..., Any]
+
+#: Leaves of up to this many bytes share a message: below it, the rounds cost more than
+#: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
+JOIN_BELOW = 1 << 16
+
+#: What to do about lax's refusals, by their words.
+_CURES = (
+    (r"unbound axis name", "the axes here are {mesh}"),
+    (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
+    (r"divisible", "pad that dimension to a multiple of {n}"),
+    (r"out of bounds", "count dimensions from 0, or from the last with -1"),
+    (r"axis_index_groups must cover", "name every rank of the axis in exactly one group"),
+    (r"must be unique", "let every rank send once and receive once at most"),
+    (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
+    (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
+    (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
+    (r"not supported in vmap", "use a mesh axis"),
+    (r"^$", "axis_index_groups need shard_map(..., check_vma=False)"),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a public function, without its operand.
+
+    Attributes:
+        name: of the function.
+        collective: as algorithms and table know it; None has no algorithms.
+        axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
+        dims: the arguments that are dimensions.
+        adds_dim: whether they are dimensions of a result with one more.
+        said: the further arguments, for messages.
+        lax_only: whether it is of a kind that only lax can do.
+    """
+
+    name: str
+    collective: str | None
+    axis_name: Any
+    groups: Sequence[Sequence[int]] | None = None
+    algorithm: Algorithm = "auto"
+    accumulate_dtype: Any = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    adds_dim: bool = False
+    said: Mapping[str, Any] = field(default_factory=dict)
+    lax_only: bool = False
+
+    @property
+    def axes(self) -> tuple[Hashable, ...]:
+        several = isinstance(self.axis_name, tuple | list)
+        return tuple(self.axis_name) if several else (self.axis_name,)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What every primitive with a schedule needs to know."""
+        wide = self.accumulate_dtype
+        return {
+            "axes": self.axes,
+            "groups": None if self.groups is None else tuple(map(tuple, self.groups)),
+            "algorithm": self.algorithm,
+            "accumulate_dtype": None if wide is None else jnp.dtype(wide),
+        }
+
+    def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
+        """What to raise: function, arguments, what is wrong with which value, the cure."""
+        groups = {} if self.groups is None else {"axis_index_groups": self.groups}
+        args = {"axis_name": self.axis_name, **self.dims, **self.said, **groups}
+        call = ", ".join(["x", *(f"{name}={value!r}" for name, value in args.items())])
+        words = words or f"not supported by jax.lax.{self.name}"
+        cure = cure or next((cure for p, cure in _CURES if re.search(p, words)), "")
+        if "{n}" in cure:
+            cure = cure.format(n=self._size())
+        if "{mesh}" in cure:
+            mesh = jax.sharding.get_abstract_mesh().axis_names
+            cure = cure.format(mesh=", ".join(map(repr, mesh)) or "none")
+        return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
+
+    def each(self, x: Pytree, theirs: Collect, ours: Collect, *, joins: bool = False) -> Pytree:
+        """The collective of every leaf: by hand, or by lax where only lax can.
+
+        Args:
+            x: a pytree.
+            theirs: the collective by lax, of an operand and its dims, counted from 0.
+            ours: the same by hand, of an array that varies over the axes.
+            joins: whether it works element by element, so that small leaves of a dtype
+                can share their messages.
+        """
+        leaves, tree = jax.tree.flatten(x)
+        done: list[Any] = []
+        joint: dict[Hashable, list[int]] = defaultdict(list)
+        for i, leaf in enumerate(leaves):
+            dims = self._dims(jnp.ndim(leaf))
+            self._check(leaf, partial(theirs, **dims))
+            if self._is_for_lax(leaf):
+                done.append(self._by_lax(leaf, partial(theirs, **dims)))
+                continue
+            done.append(varying(jnp.asarray(leaf), self.axes))
+            if joins and _is_small(done[i]):
+                joint[done[i].dtype, jax.typeof(done[i]).mat.varying].append(i)
+            else:
+                done[i] = _of_numbers(partial(ours, **dims), done[i])
+        for members in joint.values():
+            results = _joined(ours, [done[i] for i in members])
+            for i, result in zip(members, results, strict=True):
+                done[i] = result
+        return jax.tree.unflatten(tree, done)
+
+    def _dims(self, ndim: int) -> dict[str, int]:
+        """The dims counted from 0, or refused."""
+        ndim += self.adds_dim
+        for name, dim in self.dims.items():
+            if not -ndim <= dim < ndim:
+                words = f"axis {dim} is out of bounds for array of dimension {ndim}"
+                raise self.refusal(ValueError, f"{name}: {words}")
+        return {name: dim % ndim for name, dim in self.dims.items()}
+
+    def _check(self, leaf: Any, theirs: Callable[[Any], Any]) -> None:
+        """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
+        try:
+            jax.make_jaxpr(theirs)(jax.typeof(leaf))
+        except Exception as error:
+            raise self.refusal(type(error), str(error)) from error
+        if self.groups is not None:
+            named = sorted(rank for group in self.groups for rank in group)
+            if named != list(range(self._whole())):
+                words = "axis_index_groups must cover all indices exactly once"
+                raise self.refusal(ValueError, words)
+        if self.accumulate_dtype is not None:
+            self._check_accumulation(leaf)
+        if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", "lax")):
+            self._check_algorithm()
+
+    def _check_accumulation(self, leaf: Any) -> None:
+        wide, dtype = jnp.dtype(self.accumulate_dtype), jax.typeof(leaf).dtype
+        if jnp.issubdtype(dtype, jnp.inexact) and jnp.promote_types(dtype, wide) != wide:
+            raise self.refusal(
+                ValueError,
+                f"accumulate_dtype={wide.name} cannot hold every {dtype.name}",
+                f"pass one that can, such as {jnp.promote_types(dtype, wide).name}",
+            )
+
+    def _check_algorithm(self) -> None:
+        if self.collective is None or self.lax_only or not self.axes:
+            return
+        if self._is_uneven():
+            raise self.refusal(
+                ValueError,
+                f"algorithm={self.algorithm!r} needs axis_index_groups of one size",
+                "pass algorithm='lax', or groups of one size",
+            )
+        shape = (self._size(),) if self.groups else tuple(map(lax.axis_size, self.axes))
+        try:
+            algorithms.build(self.collective, self.algorithm, shape)
+        except ValueError as error:
+            raise self.refusal(ValueError, f"algorithm={self.algorithm!r}: {error}") from error
+
+    def _is_for_lax(self, leaf: Any) -> bool:
+        """What is left to lax: constants of a sum, which need no communication; axes
+        given twice or by position; unreduced and reduced types; groups of several sizes.
+        """
+        return (
+            self.algorithm == "lax"
+            or self.lax_only
+            or not self.axes
+            or len(set(self.axes)) < len(self.axes)
+            or any(isinstance(axis, int) for axis in self.axes)
+            or (self.collective == "psum" and not isinstance(leaf, jax.core.Tracer))
+            or is_partial(leaf)
+            or self._is_uneven()
+        )
+
+    def _by_lax(self, leaf: Any, theirs: Collect) -> Any:
+        dtype = jax.typeof(leaf).dtype
+        if self.accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+            return theirs(leaf)
+        return theirs(jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
+
+    def _is_uneven(self) -> bool:
+        return self.groups is not None and len({len(group) for group in self.groups}) > 1
+
+    def _size(self) -> int:
+        """How many ranks take part: of a group, if there are groups."""
+        return len(self.groups[0]) if self.groups else self._whole()
+
+    def _whole(self) -> int:
+        return math.prod(lax.axis_size(axis) for axis in self.axes)
+
+
+def _of_numbers(ours: Callable[[Array], Array], x: Array) -> Array:
+    """A random key travels as the numbers it is made of."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return ours(x)
+    return jax.random.wrap_key_data(ours(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+
+
+def _is_small(x: Array) -> bool:
+    """Whether x may share a message. (Weak types would be lost; so would shardings.)"""
+    small = x.size * x.dtype.itemsize <= JOIN_BELOW
+    return small and not jax.typeof(x).weak_type and not sharded_dims(x)
+
+
+def _joined(ours: Callable[[Array], Array], arrays: Sequence[Array]) -> Sequence[Array]:
+    """The collective of several arrays as one of their elements end to end."""
+    if len(arrays) == 1:
+        return [ours(arrays[0])]
+    whole = ours(jnp.concatenate([x.reshape(-1) for x in arrays]))
+    parts = jnp.split(whole, list(itertools.accumulate(x.size for x in arrays[:-1])))
+    return [part.reshape(x.shape) for x, part in zip(arrays, parts, strict=True)]

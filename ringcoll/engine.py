@@ -1,0 +1,246 @@
+"""Running a schedule: forward it gathers, backward it reduces.
+
+`gather` hands every shard that arrives to a visitor; `reduce` asks a producer for every
+partial sum just before it is needed. What is done with a shard (put in its place,
+multiplied, accumulated) is theirs; when it is sent and to whom is read off the schedule.
+
+The rounds are written out one after the other, sends first, so that what is done with
+the last arrivals can run while the next are on the wire. A long stretch in which every
+move only forwards what it brought the round before (a ring) becomes a `lax.scan`
+instead: see `LOOP_FROM`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.manual import varying
+from ringcoll.schedule import AllToAll, Move, Round, Schedule
+from ringcoll.wire import Ranks
+
+#: A stretch of this many forwarding rounds is run as a loop. Measured on CPU (see
+#: `python -m benchmarks loop`): up to here unrolling compiles as fast and runs faster;
+#: beyond, a loop keeps compile time and program size independent of n.
+LOOP_FROM = 24
+
+Carry = TypeVar("Carry")
+Combine = Callable[[Array, Array], Array]
+
+
+class Slot(NamedTuple):
+    """A shard that is asked for: of which rank, and which lane's share of it."""
+
+    origin: Array
+    lane: int
+
+
+class Shard(NamedTuple):
+    """A shard that has come: of which rank, and which lane's share of it."""
+
+    value: Array
+    origin: Array
+    lane: int
+
+
+Visit = Callable[[Carry, list[Shard]], Carry]
+Produce = Callable[[list[Slot]], Sequence[Array]]
+Key = tuple[int, int]  # lane and offset
+
+
+def gather(
+    schedule: Schedule, ranks: Ranks, own: Sequence[Array], visit: Visit[Carry], carry: Carry
+) -> Carry:
+    """Bring the shard of every rank to every rank, and visit them as they come.
+
+    Args:
+        schedule: what is sent when.
+        ranks: by whom, cut into the digits of the schedule.
+        own: this rank's shard, a share for each lane.
+        visit: `(carry, shards) -> carry`, called with what one round brought (first of
+            all this rank's own) while the next round is on the wire.
+        carry: what the first visit gets; its shapes, dtypes and types must not change.
+
+    Returns:
+        What the last visit returned.
+    """
+    held = {(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
+    came = list(held)
+    for start, stop in stretches(schedule, LOOP_FROM):
+        moves = schedule.rounds[start]
+        arriving = [ranks.hop(_stack(held, _sent(m)), m.axis, m.shift) for m in moves]
+        carry = visit(carry, [Shard(held[k], ranks.origin(k[1]), k[0]) for k in came])
+        if stop - start > 1:
+            carry, arriving = _gather_loop(
+                schedule, ranks, (start, stop), arriving, visit, carry, held
+            )
+        came = []
+        for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
+            came += (arrived := _arrived(schedule, move))
+            held.update(zip(arrived, stack, strict=True))
+    return visit(carry, [Shard(held[k], ranks.origin(k[1]), k[0]) for k in came])
+
+
+def _gather_loop(schedule, ranks, stretch, last, visit, carry, held):
+    """The rounds of a stretch after its first: forward what came last, visit it too."""
+    start, stop = stretch
+    moves = schedule.rounds[start]
+    again = {k for later in schedule.rounds[stop:] for m in later for k in _sent(m)}
+    came = [k for r in schedule.rounds[start : stop - 1] for m in r for k in _arrived(schedule, m)]
+    keep = not again.isdisjoint(came)
+
+    def body(state, i):
+        carry, last = state
+        arriving = [ranks.hop(x, m.axis, m.shift) for m, x in zip(moves, last, strict=True)]
+        shards = [
+            Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane)
+            for m, x in zip(moves, last, strict=True)
+            for j, (lane, offset) in enumerate(_arrived(schedule, m))
+        ]
+        return (visit(carry, shards), arriving), last if keep else None
+
+    (carry, arriving), stacks = lax.scan(body, (carry, last), jnp.arange(stop - 1 - start))
+    if keep:  # a later round sends them once more
+        for i, moves in enumerate(schedule.rounds[start : stop - 1]):
+            for move, stack in zip(moves, stacks, strict=True):
+                held.update(zip(_arrived(schedule, move), stack[i], strict=True))
+    return carry, arriving
+
+
+def reduce(schedule: Schedule, ranks: Ranks, produce: Produce, combine: Combine) -> list[Array]:
+    """Combine, for every rank, what all ranks contribute to its shard.
+
+    The gather run backward: a partial result returns the way the shard would have come,
+    and every rank on the way combines its own contribution with it.
+
+    Args:
+        schedule: the gather.
+        ranks: by whom, cut into the digits of the schedule.
+        produce: `slots -> contributions`, called just before they are needed, with all
+            that one round needs; each is asked for once.
+        combine: `(received, mine) -> partial`, associative as far as the caller cares.
+            What has not been combined yet travels as it was produced.
+
+    Returns:
+        This rank's shard, a share for each lane.
+    """
+    partial: dict[Key, Array] = {}
+
+    def want(keys: Sequence[Key]) -> None:
+        missing = [k for k in dict.fromkeys(keys) if k not in partial]
+        slots = [Slot(ranks.origin(offset), lane) for lane, offset in missing]
+        values = produce(slots) if slots else []
+        for key, value in zip(missing, values, strict=True):
+            partial[key] = varying(value, ranks.axes)
+
+    def send_back(moves: Round) -> None:
+        arrived = [_arrived(schedule, m) for m in moves]
+        want([k for keys in arrived for k in keys])
+        stacks = [_stack(partial, keys) for keys in arrived]
+        received = [ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, stacks, strict=True)]
+        want([k for m in moves for k in _sent(m)])
+        for move, stack in zip(moves, received, strict=True):
+            for key, value in zip(_sent(move), stack, strict=True):
+                partial[key] = combine(value, partial[key])
+
+    for start, stop in reversed(stretches(schedule, LOOP_FROM)):
+        send_back(schedule.rounds[stop - 1])
+        if stop - start > 1:
+            _reduce_loop(schedule, ranks, (start, stop), produce, combine, partial, want)
+            send_back(schedule.rounds[start])
+    want([(lane, 0) for lane in range(schedule.lanes)])
+    return [partial[lane, 0] for lane in range(schedule.lanes)]
+
+
+def _reduce_loop(schedule, ranks, stretch, produce, combine, partial, want):
+    """The rounds of a stretch between its last and its first, backward."""
+    start, stop = stretch
+    rounds = schedule.rounds[start + 1 : stop - 1][::-1]
+    moves = rounds[0]
+    sent = [_sent(move) for move in moves]
+    stacks = None
+    if any(key in partial for keys in sent for key in keys):  # a later stage has been here
+        want([key for moves in rounds for m in moves for key in _sent(m)])
+        stacks = [
+            jnp.stack([_stack(partial, _sent(a_round[m])) for a_round in rounds])
+            for m in range(len(moves))
+        ]
+
+    def body(moving, step):
+        i, mine = step
+        received = [ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, moving, strict=True)]
+        if mine is None:
+            slots = [
+                Slot(ranks.origin(offset, m.axis, -i * m.shift), lane)
+                for m, keys in zip(moves, sent, strict=True)
+                for lane, offset in keys
+            ]
+            values = iter(produce(slots))
+            mine = [jnp.stack([next(values) for _ in keys]) for keys in sent]
+            mine = [varying(x, ranks.axes) for x in mine]
+        return [combine(r, x) for r, x in zip(received, mine, strict=True)], None
+
+    moving = [_stack(partial, _arrived(schedule, m)) for m in moves]
+    moving, _ = lax.scan(body, moving, (jnp.arange(len(rounds)), stacks))
+    for move, stack in zip(rounds[-1], moving, strict=True):
+        partial.update(zip(_sent(move), stack, strict=True))
+
+
+def exchange(schedule: AllToAll, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
+    """Carry every block to its rank.
+
+    Args:
+        schedule: which blocks go when.
+        ranks: between whom, cut into the digits of the schedule.
+        blocks: this rank's blocks; number d is for rank r + d.
+
+    Returns:
+        The blocks for this rank; number d is from rank r - d.
+    """
+    held = {(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
+    for moves in schedule.rounds:
+        arriving = [ranks.hop(_stack(held, _sent(m)), m.axis, m.shift) for m in moves]
+        for move, stack in zip(moves, arriving, strict=True):
+            held.update(zip(_sent(move), stack, strict=True))
+    return [held[0, d] for d in range(schedule.size)]
+
+
+@lru_cache(maxsize=512)
+def stretches(schedule: Schedule, loop_from: int) -> list[tuple[int, int]]:
+    """The rounds in runs (start, stop): single ones, and long ones that only forward.
+
+    In a run of more than `loop_from` rounds every move sends exactly what it brought the
+    round before.
+    """
+    runs, start = [], 0
+    while start < len(schedule.rounds):
+        stop = start + 1
+        while stop < len(schedule.rounds) and _forwards(schedule, stop):
+            stop += 1
+        long = stop - start > max(loop_from, 2)
+        runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
+        start = stop
+    return runs
+
+
+def _forwards(schedule: Schedule, number: int) -> bool:
+    before, moves = schedule.rounds[number - 1], schedule.rounds[number]
+    return moves == tuple(replace(m, offsets=schedule.arrivals(m)) for m in before)
+
+
+def _sent(move: Move) -> list[Key]:
+    return [(move.lane, offset) for offset in move.offsets]
+
+
+def _arrived(schedule: Schedule, move: Move) -> list[Key]:
+    return [(move.lane, offset) for offset in schedule.arrivals(move)]
+
+
+def _stack(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
+    """One message of several shards, in the widest of their dtypes."""
+    shards = [held[key] for key in keys]
+    widest = max((x.dtype for x in shards), key=lambda dtype: dtype.itemsize)
+    return jnp.stack([x.astype(widest) for x in shards])

@@ -1,0 +1,52 @@
+"""How JAX types values inside `shard_map`, in the few questions ringcoll asks of it.
+
+Under `check_vma=True` every value carries the set of mesh axes over which it *varies*;
+one that does not vary is the same on all ranks of the axis. `lax.pcast` turns the
+second kind into the first at no cost.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import jax
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def is_checked() -> bool:
+    """Whether values are typed here: inside `shard_map` with `check_vma=True`."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return any(_is_typed(axis) for axis in manual)
+
+
+def _is_typed(axis: Hashable) -> bool:
+    return axis in jax.typeof(lax.axis_index(axis)).mat.varying
+
+
+def varying(x: Array, axes: Sequence[Hashable]) -> Array:
+    """x, typed as varying over `axes` wherever types are checked."""
+    missing = tuple(a for a in axes if a not in jax.typeof(x).mat.varying and _is_typed(a))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def is_partial(x: Array) -> bool:
+    """Whether x is of the *unreduced* or *reduced* kind, which only lax's own know."""
+    mat = getattr(jax.typeof(x), "mat", None)
+    return mat is not None and bool(mat.unreduced or mat.reduced)
+
+
+def sharded_dims(x: Array) -> tuple[int, ...]:
+    """The dimensions of x that are sharded over explicit mesh axes of the caller."""
+    spec = jax.typeof(x).sharding.spec
+    return tuple(i for i, axis in enumerate(spec) if axis is not None)
+
+
+def empty(shape: Sequence[int], like: Array, axes: Sequence[Hashable]) -> Array:
+    """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
+
+    Dimensions it has before those of `like` are not sharded.
+    """
+    sharding = jax.typeof(like).sharding
+    spec = PartitionSpec(*[None] * (len(shape) - like.ndim), *sharding.spec)
+    out = NamedSharding(sharding.mesh, spec) if sharded_dims(like) else None
+    buffer = lax.empty(tuple(shape), like.dtype, out_sharding=out)
+    return varying(buffer, (*axes, *jax.typeof(like).mat.varying))

@@ -1,0 +1,125 @@
+"""A collective as a JAX primitive, so that its type, gradient and batching are lax's.
+
+A plain ring of `ppermute` cannot have the type of a `psum`: no public cast turns a
+varying value into a replicated one. A primitive can. Each subclass of `Collective` is
+one; an instance holds everything about a call but its operand, and says
+
+- `lax`: what JAX's own collective makes of the operand. It is asked for the *type* of
+  the result (never run, unless `algorithm="lax"`): so ours is lax's in shape, dtype,
+  weak type, sharding and varying axes, by definition and in every JAX version;
+- `execute`: what the ranks do, traced when the program is lowered, where the platform
+  is known and the types no longer bind;
+- `transpose`: the collective of the cotangent, by the same algorithm;
+- `locally`: what remains of it when one of its axes is a `vmap` and not a mesh.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+_PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One call of a collective, without its operand. Subclasses with a name are primitives.
+
+    `dims` are the positional dimensions it speaks of. No collective here adds or
+    removes one (they are the `tiled=True` forms), so `vmap` only has to count past its
+    own dimension.
+    """
+
+    axes: tuple[Hashable, ...]
+    dims: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] | None = None
+
+    primitive: ClassVar[Primitive]
+
+    def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
+        if name is not None:
+            cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable)
+
+    def __call__(self, x: Array) -> Array:
+        return self.primitive.bind(x, call=self)
+
+    def lax(self, x: Array) -> Array:
+        """The same by jax.lax."""
+        raise NotImplementedError
+
+    def execute(self, x: Array, platform: str) -> Array:
+        """The same by hand."""
+        raise NotImplementedError
+
+    def transpose(self, ct: Array) -> Array:
+        """The linear transpose, applied to a cotangent."""
+        raise NotImplementedError
+
+    def locally(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
+        """The same where `axis` (its name and size) is a vmap, mapped at `dim` of x.
+
+        All data along that axis is on one device: there is nothing to send, and lax's
+        own batching rule says what to compute.
+        """
+        return jax.vmap(self.lax, dim, 0, axis_name=axis.name)(x), 0
+
+    def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
+        """The same over fewer axes."""
+        return replace(self, axes=axes)(x) if axes else x
+
+    def batched(self, dim: int) -> Self:
+        """The same on operands with a batch dimension at `dim`."""
+        return replace(self, dims=tuple(d + (dim <= d) for d in self.dims))
+
+
+def _register(primitive: Primitive, differentiable: bool) -> Primitive:
+    """Give a primitive the rules that are the same for every collective."""
+    primitive.def_effectful_abstract_eval(_abstract)
+    primitive.def_impl(lambda x, *, call: _jitted(call)(x))
+    batching.fancy_primitive_batchers[primitive] = _batch
+    for platform, kind in _PLATFORMS.items():
+        mlir.register_lowering(primitive, _lowering(kind), platform=platform)
+    if differentiable:
+        ad.deflinear2(primitive, lambda ct, x, *, call: (call.transpose(ct),))
+    return primitive
+
+
+def _abstract(aval, *, call: Collective):
+    """The type and effects that lax's own collective would have."""
+    program = jax.make_jaxpr(call.lax)(aval)
+    return program.out_avals[0], program.effects
+
+
+@lru_cache(maxsize=512)
+def _jitted(call: Collective):
+    """Eager `shard_map` compiles a call as `jit` would: one way to run, not two."""
+    return jax.jit(call)
+
+
+def _lowering(platform: str):
+    def rule(ctx, x, *, call: Collective):
+        execute = partial(call.execute, platform=platform)
+        return mlir.lower_fun(execute, multiple_results=False)(ctx, x)
+
+    return rule
+
+
+def _batch(axis, operands, dims, *, call: Collective):
+    (x,), (dim,) = operands, dims
+    if axis.name in call.axes:
+        if call.groups is not None:
+            raise NotImplementedError(
+                f"axis_index_groups not supported in vmap collectives: "
+                f"{call.primitive.name} over the vmapped axis {axis.name!r} with "
+                f"axis_index_groups={call.groups}; use a mesh axis, or reshape the batch"
+            )
+        if dim is None:
+            x, dim = jnp.broadcast_to(x, (axis.size, *x.shape)), 0
+        return call.locally(x, dim, axis)
+    return (call(x), None) if dim is None else (call.batched(dim)(x), dim)

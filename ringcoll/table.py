@@ -1,0 +1,215 @@
+"""The table behind `algorithm="auto"`: which algorithm where, as data.
+
+A table is a file of rows. The first row that covers a call names its algorithm; where
+none does, the answer is "lax", the built-in collective:
+
+    {"measured_on": "8 virtual CPU devices, jax 0.10.2",
+     "rows": [{"collective": "all_gather", "platform": "cpu", "algorithm": "ring",
+               "bytes": [4194304, null], "itemsize": [1, 3], "why": "..."}]}
+
+Bounds are as in `range`: the first value is in, the last is not; null is open.
+"""
+
+import json
+import os
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ringcoll.algorithms import build, names
+from ringcoll.schedule import ScheduleError
+
+#: The environment variable that names another file for `default_table`.
+VARIABLE = "RINGCOLL_TABLE"
+PLATFORMS = ("cpu", "gpu", "tpu", "*")
+
+Bounds = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The algorithm of one collective on one platform, within half-open bounds.
+
+    Attributes:
+        collective: one of `algorithms.COLLECTIVES`.
+        platform: one of `PLATFORMS`; "*" is any.
+        algorithm: one of `algorithms.names(collective)`, or "lax".
+        ranks: of the axis, or of all axes together.
+        bytes: of one rank's operand.
+        itemsize: bytes of an element (on CPU, XLA sends narrow floats as wide ones).
+        why: a comment.
+
+    Raises:
+        ValueError: with the field, its value and the cure.
+    """
+
+    collective: str
+    platform: str
+    algorithm: str
+    ranks: Bounds = (None, None)
+    bytes: Bounds = (None, None)
+    itemsize: Bounds = (None, None)
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("collective", "platform", "algorithm", "why"):
+            _check_string(name, getattr(self, name))
+        _check_choice("algorithm", self.algorithm, (*names(self.collective), "lax"))
+        _check_choice("platform", self.platform, PLATFORMS)
+        for name in ("ranks", "bytes", "itemsize"):
+            # JSON has lists only, and a row of lists could not be hashed.
+            object.__setattr__(self, name, _bounds(name, getattr(self, name)))
+
+    def covers(
+        self, collective: str, platform: str, ranks: int, nbytes: int, itemsize: int
+    ) -> bool:
+        """Whether the row is about such a call."""
+        return (
+            self.collective == collective
+            and self.platform in (platform, "*")
+            and _within(ranks, self.ranks)
+            and _within(nbytes, self.bytes)
+            and _within(itemsize, self.itemsize)
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, of which the first that covers a call decides.
+
+    Attributes:
+        rows: from the particular to the general.
+        measured_on: where and with what, in words.
+    """
+
+    rows: tuple[Row, ...] = ()
+    measured_on: str = ""
+
+    def __post_init__(self) -> None:
+        _check_string("measured_on", self.measured_on)
+
+    def pick(self, collective: str, platform: str, ranks: int, nbytes: int, itemsize: int) -> str:
+        """The algorithm of the first row that covers a call, or "lax".
+
+        A row is passed over if its algorithm does not exist for so many ranks.
+
+        Args:
+            collective, platform: as in `Row`; "gpu" for every maker's.
+            ranks: of all axes together.
+            nbytes: of one rank's operand.
+            itemsize: bytes of one of its elements.
+
+        Raises:
+            ValueError: no such collective.
+        """
+        names(collective)  # a misspelt one would match no row, and be "lax" in silence
+        for row in self.rows:
+            if row.covers(collective, platform, ranks, nbytes, itemsize) and _runs(row, ranks):
+                return row.algorithm
+        return "lax"
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Table":
+        """The table in a file.
+
+        Raises:
+            ValueError: as `from_json`, with the path.
+            OSError: the file cannot be read.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table to a file, one row a line."""
+        rows = ",\n".join(f"  {json.dumps(_without_defaults(row))}" for row in self.rows)
+        text = f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
+        Path(path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, text: str) -> "Table":
+        """The table in a JSON text.
+
+        Raises:
+            ValueError: with the number of the row, the field, its value and the cure.
+        """
+        table = json.loads(text)  # its JSONDecodeError is a ValueError with the line
+        _check_fields(table, cls, "the table")
+        if not isinstance(table.get("rows"), list):
+            raise ValueError(f"rows: {table.get('rows')!r} is not a list of rows")
+        rows = []
+        for number, row in enumerate(table["rows"], 1):
+            try:
+                _check_fields(row, Row, "the row")
+                rows.append(Row(**row))
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from error
+        return cls(tuple(rows), table.get("measured_on", ""))
+
+
+@lru_cache(maxsize=1)
+def default_table() -> Table:
+    """The table that comes with the package, or the file that RINGCOLL_TABLE names.
+
+    Raises:
+        ValueError, OSError: as `Table.load`.
+    """
+    if path := os.environ.get(VARIABLE):
+        return Table.load(path)
+    return Table.from_json(files("ringcoll").joinpath("table.json").read_text(encoding="utf-8"))
+
+
+def _runs(row: Row, ranks: int) -> bool:
+    if row.algorithm == "lax":
+        return True
+    try:
+        build(row.collective, row.algorithm, (ranks,))
+    except ScheduleError:
+        return False
+    return True
+
+
+def _within(value: int, bounds: Bounds) -> bool:
+    first, end = bounds
+    return (first is None or first <= value) and (end is None or value < end)
+
+
+def _without_defaults(row: Row) -> dict[str, Any]:
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    return {f.name: values[f.name] for f in fields(row) if values[f.name] != f.default}
+
+
+def _check_string(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: {value!r} is not a string")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: there is no {value!r}; choose from {', '.join(choices)}")
+
+
+def _bounds(name: str, bounds: Any) -> Bounds:
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise ValueError(f"{name}: {bounds!r} is not a pair; write [first, end], null if open")
+    for value in bounds:
+        if value is not None and (type(value) is not int or value < 0):
+            raise ValueError(f"{name}: {value!r} is neither null nor a whole number from 0")
+    first, end = bounds
+    if first is not None and end is not None and first >= end:
+        raise ValueError(f"{name}: {first} to {end} covers nothing; the end is not in it")
+    return first, end
+
+
+def _check_fields(given: Any, kind: type, what: str) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"{what} is {given!r}, not an object of fields")
+    known = {field.name: field for field in fields(kind)}
+    for name in given:
+        _check_choice("field", name, tuple(known))
+    for name, field in known.items():
+        if name not in given and field.default is MISSING:
+            raise ValueError(f"{name}: is missing")

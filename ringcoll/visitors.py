@@ -1,0 +1,100 @@
+"""What the collectives do with shards: the visitors and producers of the engine."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+from jax import Array, lax
+
+from ringcoll import engine
+from ringcoll.algorithms import Stages
+from ringcoll.manual import empty, sharded_dims
+from ringcoll.schedule import Schedule
+from ringcoll.wire import Ranks
+
+Op = Callable[[Array, Array], Array]
+Widen = Callable[[Array], Array]
+
+
+def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
+    """How a shard of `shape` is shared out among the lanes: dimension, and (start, size)."""
+    free = [d for d in range(len(shape)) if d not in sharded_dims(x)] or range(len(shape))
+    dim = max(free, key=lambda d: shape[d])
+    cuts = [lane * shape[dim] // lanes for lane in range(lanes + 1)]
+    return dim, [(lo, hi - lo) for lo, hi in itertools.pairwise(cuts)]
+
+
+def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Array | int]:
+    """The start indices of a slice, from (dimension, index) pairs; they add up."""
+    start: list[Array | int] = [0] * ndim
+    for dim, index in places:
+        start[dim] += index
+    return start
+
+
+def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+    """All-gather: every shard that comes is put in its place."""
+    ranks = ranks.cut(schedule.shape)
+    lane_dim, shares = _lane_shares(x, x.shape, schedule.lanes)
+
+    def visit(out: Array, shards: list[engine.Shard]) -> Array:
+        for shard in shards:
+            place = (dim, shard.origin * x.shape[dim]), (lane_dim, shares[shard.lane][0])
+            out = lax.dynamic_update_slice(out, shard.value, _start(x.ndim, *place))
+        return out
+
+    own = [lax.dynamic_slice_in_dim(x, lo, size, lane_dim) for lo, size in shares]
+    shape = [s * ranks.size if d == dim else s for d, s in enumerate(x.shape)]
+    return engine.gather(schedule, ranks, own, visit, empty(shape, x, ranks.axes))
+
+
+def reduce_along(
+    x: Array, dim: int, schedule: Schedule, ranks: Ranks, op: Op, widen: Widen
+) -> Array:
+    """Reduce-scatter: every contribution is a slice of the operand."""
+    ranks = ranks.cut(schedule.shape)
+    shape = [s // ranks.size if d == dim else s for d, s in enumerate(x.shape)]
+    lane_dim, shares = _lane_shares(x, shape, schedule.lanes)
+
+    def contribution(slot: engine.Slot) -> Array:
+        lo, size = shares[slot.lane]
+        sizes = [size if d == lane_dim else s for d, s in enumerate(shape)]
+        place = (dim, slot.origin * shape[dim]), (lane_dim, lo)
+        return lax.dynamic_slice(x, _start(x.ndim, *place), sizes)
+
+    mine = engine.reduce(
+        schedule,
+        ranks,
+        lambda slots: [contribution(slot) for slot in slots],
+        lambda received, own: op(widen(received), widen(own)),
+    )
+    return lax.concatenate(mine, lane_dim) if len(mine) > 1 else mine[0]
+
+
+def by_stages(
+    x: Array,
+    stages: Stages,
+    ranks: Ranks,
+    op: Op,
+    widen: Widen,
+) -> Array:
+    """All-reduce of a whole vector: gather along a part of the ranks, combine, go on.
+
+    Every rank combines in the order of the ranks, and so to the same bits.
+    """
+    digits = tuple(n for stage in stages for n in stage.shape)
+    start = 0
+
+    def visit(buffer: Array, shards: list[engine.Shard]) -> Array:
+        for shard in shards:
+            place = _start(buffer.ndim, (0, shard.origin))
+            buffer = lax.dynamic_update_slice(buffer, shard.value[None], place)
+        return buffer
+
+    for stage in stages:
+        part = ranks.cut(digits, (start, start + len(stage.shape)))
+        buffer = empty((stage.size, *x.shape), x, ranks.axes)
+        gathered = engine.gather(stage, part, [x], visit, buffer)
+        x = functools.reduce(op, [widen(gathered[i]) for i in range(stage.size)])
+        start += len(stage.shape)
+    return x

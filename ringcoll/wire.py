@@ -1,0 +1,163 @@
+"""Messages between ranks: who takes part, who is where, and one hop.
+
+Everything that ringcoll sends goes through `hop`, the only caller of `lax.ppermute`.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.primitive import Collective
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def as_bits(x: Array, narrow_only: bool = True) -> tuple[Array, Callable[[Array], Array]]:
+    """x as unsigned integers of its own width if it is a narrow float, and the way back.
+
+    XLA:CPU promotes narrow floats in collectives, even where nothing is computed: bf16
+    travels as f32, float8 as f16, twice the bytes and two conversions. Integers of the
+    same width travel as they are, and the bitcast costs nothing on any platform.
+
+    Args:
+        x: anything but a complex array.
+        narrow_only: leave what is no narrow float as it is; else make bits of all.
+    """
+    dtype = x.dtype
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if narrow_only and not (is_float and jnp.finfo(dtype).bits in (8, 16)):
+        return x, lambda y: y
+    if dtype == jnp.bool_:
+        return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
+    bits = jnp.dtype(f"uint{jax.dtypes.itemsize_bits(dtype)}")
+    return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(y, dtype)
+
+
+def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashable, ...], Pairs]:
+    """Several axes and the ranks over them, renumbered in the order of the mesh.
+
+    `ppermute` over a tuple of axes counts in mesh order whatever order it is given
+    (JAX 0.10: silently; 0.12: raises), so it is given that order.
+    """
+    mesh = jax.sharding.get_abstract_mesh().axis_names
+    ordered = tuple(sorted(axes, key=mesh.index))
+    sizes = {a: lax.axis_size(a) for a in axes}
+
+    def renumber(rank: int) -> int:
+        digits = {}
+        for a in reversed(axes):
+            rank, digits[a] = divmod(rank, sizes[a])
+        for a in ordered:
+            rank = rank * sizes[a] + digits[a]
+        return rank
+
+    return ordered, tuple((renumber(s), renumber(d)) for s, d in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop(Collective, name="ppermute"):
+    """Rank s of each pair (s, d) sends its operand to rank d; the others get zeros."""
+
+    pairs: Pairs
+
+    def lax(self, x: Array) -> Array:
+        if len(self.axes) == 1:
+            return lax.ppermute(x, self.axes[0], self.pairs)
+        axes, pairs = in_mesh_order(self.axes, self.pairs)
+        return lax.ppermute(x, axes, pairs)
+
+    def execute(self, x: Array, platform: str) -> Array:
+        bits, back = as_bits(x)
+        return back(self.lax(bits))
+
+    def transpose(self, ct: Array) -> Array:
+        return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks a schedule runs on, numbered as the schedule numbers them.
+
+    They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
+    `groups`, the members of each group by their place in it. `digits` are the axes of
+    the schedule that the number is cut into, major first; a schedule that speaks of a
+    few of them only, such as a stage of an exchange, runs on `part` (start, stop).
+    """
+
+    axes: tuple[Hashable, ...]
+    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...] | None
+    digits: tuple[int, ...]
+    part: tuple[int, int]
+
+    @staticmethod
+    def over(axes: Sequence[Hashable], groups: tuple[tuple[int, ...], ...] | None) -> "Ranks":
+        """The ranks over `axes`, less those of size 1, as they stand or in groups."""
+        sizes = {a: lax.axis_size(a) for a in axes}
+        kept = tuple(a for a in axes if sizes[a] > 1)
+        digits = (len(groups[0]),) if groups else tuple(sizes[a] for a in kept) or (1,)
+        return Ranks(kept, tuple(sizes[a] for a in kept), groups, digits, (0, len(digits)))
+
+    def cut(self, digits: tuple[int, ...], part: tuple[int, int] | None = None) -> "Ranks":
+        """The same ranks in the digits of a schedule, or a part of these."""
+        return replace(self, digits=digits, part=part or (0, len(digits)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The digits a schedule on these ranks sees."""
+        return self.digits[slice(*self.part)]
+
+    @property
+    def size(self) -> int:
+        """How many ranks a schedule on these sees."""
+        return prod(self.shape)
+
+    def number(self) -> Array:
+        """This rank's number among all."""
+        if not self.axes:
+            return jnp.int32(0)
+        index = lax.axis_index(self.axes)
+        if self.groups is None:
+            return index
+        place = {rank: i for group in self.groups for i, rank in enumerate(group)}
+        return jnp.asarray([place[rank] for rank in range(len(place))], jnp.int32)[index]
+
+    def origin(self, offset: int, axis: int = 0, further: Array | int = 0) -> Array:
+        """The number, within the shape, of this rank - offset - further (along axis)."""
+        return self._moved(-1, offset, axis, further)
+
+    def target(self, offset: int) -> Array:
+        """The number, within the shape, of this rank + offset."""
+        return self._moved(1, offset)
+
+    def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | int = 0) -> Array:
+        number, moved = self.number(), jnp.int32(0)
+        for i, n in enumerate(self.shape):
+            digit = number // prod(self.digits[self.part[0] + i + 1 :]) % n
+            stride = prod(self.shape[i + 1 :])
+            by = offset // stride % n + (further if i == axis else 0)
+            moved += (digit + sign * by) % n * stride
+        return moved
+
+    def hop(self, x: Array, axis: int, shift: int) -> Array:
+        """x from the rank `shift` before this one along an axis of the schedule."""
+        digit = self.part[0] + axis
+        stride, n = prod(self.digits[digit + 1 :]), self.digits[digit]
+
+        def pairs(size: int, stride: int) -> Pairs:
+            ahead = ((r // stride % n + shift) % n - r // stride % n for r in range(size))
+            return tuple((r, r + a * stride) for r, a in enumerate(ahead))
+
+        if self.groups:
+            place = pairs(prod(self.digits), stride)
+            within = tuple((group[s], group[d]) for group in self.groups for s, d in place)
+            return Hop(axes=self.axes, pairs=within)(x)
+        for i, name in enumerate(self.axes):  # one mesh axis holds the digit, if any does
+            inner = prod(self.sizes[i + 1 :])
+            if stride % inner == 0 and inner * self.sizes[i] % (stride * n) == 0:
+                return Hop(axes=(name,), pairs=pairs(self.sizes[i], stride // inner))(x)
+        return Hop(axes=self.axes, pairs=pairs(prod(self.sizes), stride))(x)

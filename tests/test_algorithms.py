@@ -1,0 +1,288 @@
+"""The library of schedules: every algorithm is right, short, and found by its name."""
+
+import ast
+import inspect
+import textwrap
+from fractions import Fraction as F
+from math import prod
+
+import pytest
+from test_schedule import exchanged, exists, gathered, reduced
+
+from ringcoll import algorithms
+from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, REDUCES, build, names
+from ringcoll.cost import price
+from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError, product
+
+ANY = range(2, 65)
+TWOS = [2, 4, 8, 16, 32, 64]
+LISTED = [*GATHERS.values(), *REDUCES.values(), *ALL_TO_ALLS.values()]
+SHAPES = [(1,), (2,), (3,), (4,), (5,), (8,), (9,), (2, 2), (4, 2), (3, 5), (1, 4), (4, 1)]
+SHAPES += [(2, 3, 4), (3, 1, 2)]
+
+
+def lg(p):
+    """log2 p, rounded up."""
+    return (p - 1).bit_length()
+
+
+# -- every algorithm, executed --
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers_forward_and_reduces_backward(name):
+    for shape in SHAPES:
+        if exists(name, shape):
+            schedule = GATHERS[name](*shape)
+            gathered(schedule)
+            price = schedule.price()
+            assert reduced(schedule) == (price.sent, price.raw)
+            assert price.additions == price.sent == schedule.size - 1
+
+
+@pytest.mark.parametrize("name", ALL_TO_ALLS)
+def test_every_block_goes_to_its_rank(name):
+    for shape in SHAPES:
+        exchanged(ALL_TO_ALLS[name](*shape))
+
+
+@pytest.mark.parametrize("name", REDUCES)
+def test_stages_gather_along_digits_of_all_ranks(name):
+    for shape in SHAPES:
+        sizes = []
+        for stage in REDUCES[name](*shape):
+            gathered(stage)
+            sizes.append(stage.size)
+        split = iter(sizes)  # each axis is a run of digits, major first
+        for n in shape:
+            while n > 1:
+                n, rest = divmod(n, next(split))
+                assert rest == 0
+        assert list(split) == []
+
+
+# -- every algorithm, checked --
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"), [(c, name) for c in ("psum", "all_to_all") for name in names(c)]
+)
+def test_every_algorithm_is_right_on_every_shape(collective, name):
+    for shape in [(n,) for n in range(1, 65)] + SHAPES + [(512,), (8, 8, 8)]:
+        if exists(name, shape):
+            build.__wrapped__(collective, name, shape)  # checks what it builds
+
+
+def test_recursive_doubling_names_what_runs_on_any_number():
+    for shape in [(3,), (48,), (4, 6), (3, 1, 2)]:
+        with pytest.raises(ScheduleError, match=r"power of two, got \d+ ranks; .*'bruck'"):
+            build("all_gather", "recursive_doubling", shape)
+
+
+def test_bruck_takes_as_few_rounds_as_recursive_doubling_for_any_number():
+    for n in ANY:
+        assert len(GATHERS["bruck"](n).rounds) == lg(n)
+        assert len(ALL_TO_ALLS["bruck"](n).rounds) == lg(n)
+
+
+def test_torus_on_one_axis_is_the_bidirectional_ring():
+    assert build("psum", "torus", (7,)) == build("psum", "bidirectional_ring", (7,))
+
+
+def lines_of_code(function):
+    """The lines from `def` to the end, without the docstring and blank lines."""
+    source = textwrap.dedent(inspect.getsource(function))
+    tree = ast.parse(source).body[0]
+    doc = tree.body[0]
+    skipped = range(doc.lineno, doc.end_lineno + 1) if ast.get_docstring(tree) else ()
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(text.strip()) for i, text in lines if i >= tree.lineno and i not in skipped)
+
+
+@pytest.mark.parametrize("function", LISTED, ids=lambda f: f.__name__)
+def test_an_algorithm_is_at_most_15_lines(function):
+    assert 2 <= lines_of_code(function) <= 15
+    assert ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
+
+
+def test_lines_of_code_are_counted():
+    assert lines_of_code(lines_of_code) == 7
+
+
+def test_every_public_algorithm_is_listed():
+    public = {
+        f
+        for name, f in vars(algorithms).items()
+        if inspect.isfunction(f) and f.__module__ == algorithms.__name__ and name[0] != "_"
+    }
+    assert public - {names} == set(LISTED)  # (`build` is a cache, no plain function)
+
+
+# -- closed forms: p ranks, bytes in full vectors --
+
+# fmt: off
+CLOSED_FORMS = [  # rounds (messages where two), bytes, additions
+    ("all_gather", "ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
+    ("all_gather", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
+    ("all_gather", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), 0)),
+    ("all_gather", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), 0)),
+    ("all_gather", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), 0)),
+    ("all_gather", "direct", ANY, lambda p: (1, F(p - 1, p), 0)),
+    ("psum_scatter", "ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "direct", ANY, lambda p: (1, F(p - 1, p), F(p - 1, p))),
+    ("psum", "ring", ANY, lambda p: (2 * (p - 1), F(2 * (p - 1), p), F(p - 1, p))),
+    ("psum", "recursive_doubling", TWOS, lambda p: (2 * lg(p), F(2 * (p - 1), p), F(p - 1, p))),
+    ("psum", "exchange", TWOS, lambda p: (lg(p), lg(p), lg(p))),
+    ("psum", "exchange", range(3, 65, 2), lambda p: (lg(p), p - 1, p - 1)),
+    ("psum", "one_shot", ANY, lambda p: (lg(p), p - 1, p - 1)),
+    ("all_to_all", "pairwise", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
+    ("all_to_all", "bruck", TWOS, lambda p: (lg(p), F(lg(p), 2), 0)),
+    ("all_to_all", "bruck", ANY, lambda p: (lg(p), F(sum(d.bit_count() for d in range(p)), p), 0)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "sizes", "form"), CLOSED_FORMS)
+def test_price_is_the_closed_form(collective, algorithm, sizes, form):
+    for p in sizes:
+        paid = price(collective, algorithm, (p,))
+        assert (paid.rounds, paid.sent / p, paid.additions / p) == form(p)
+        assert paid.link == paid.sent  # a switch: one port a rank
+
+
+def test_direct_sends_all_its_messages_in_one_round():
+    for p in ANY:
+        assert price("psum_scatter", "direct", (p,)).messages == p - 1
+
+
+# On a physical ring: bytes on the busiest link, each direction, in full vectors.
+ON_A_RING = [
+    ("ring", lambda p: F(p - 1, p)),
+    ("bidirectional_ring", lambda p: F(p - 1, 2 * p)),
+    ("torus", lambda p: F(p - 1, 2 * p)),
+    ("two_ended", lambda p: F(-(-(p - 1) // 2), p)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "form"), ON_A_RING)
+def test_link_load_on_a_physical_ring_is_the_closed_form(algorithm, form):
+    for p in range(3, 65):
+        assert price("all_gather", algorithm, (p,), network=(p,)).link / p == form(p)
+    # Two links join the ranks of a ring of two: every message halves itself.
+    assert price("all_gather", algorithm, (2,), network=(2,)).link / 2 == F(1, 4)
+
+
+def test_log_step_algorithms_lose_on_a_large_physical_ring():
+    def vectors(algorithm):
+        return price("all_gather", algorithm, (64,), network=(64,)).link / 64
+
+    nearest_first = product([GATHERS["ring"](2)] * 6, order=reversed(range(6)))
+    assert vectors("two_ended") == F(1, 2)
+    assert vectors("recursive_doubling") == F(11, 4)  # the farthest partner first
+    assert vectors(nearest_first) == F(853, 64)  # about 13.3
+    assert vectors("bruck") == F(853, 64)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3, 5), (2, 3, 4), (1, 6)])
+def test_a_torus_pays_less_along_each_axis(shape):
+    p = prod(shape)
+    paid = price("psum", "ring", shape)
+    assert paid.rounds == sum(2 * (p_i - 1) for p_i in shape)
+    # The reduce-scatter goes last axis first; what is left for the others is 1/p_j of it.
+    order = shape[::-1]
+    axes = [F(p_i - 1, p_i) / prod(order[:i]) for i, p_i in enumerate(order)]
+    assert paid.sent / p == 2 * sum(axes) == F(2 * (p - 1), p)  # the sum telescopes
+    assert paid.additions / p == sum(axes)
+    rounds = iter(reversed(GATHERS["ring"](*shape).rounds))
+    for p_i, vectors in zip(order, axes, strict=True):
+        moves = [next(rounds)[0] for _ in range(p_i - 1)]
+        assert F(sum(len(move.offsets) for move in moves), p) == vectors
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 5), (3, 3, 3)])
+def test_no_link_of_a_square_torus_is_idle(shape):
+    paid = price("all_gather", "torus", shape, network=shape)
+    assert paid.link == F(prod(shape) - 1, 2 * len(shape))  # all links, both directions
+    assert paid.rounds == sum(n - 1 for n in shape)
+    assert price("all_gather", "ring", shape, network=shape).link == prod(shape) - 1
+
+
+# -- from a name to a schedule --
+
+
+def my_ring(*shape):
+    return GATHERS["ring"](*shape)
+
+
+def test_names_are_those_of_the_collective():
+    assert names("all_gather") == names("psum_scatter") == tuple(GATHERS)
+    assert names("all_to_all") == ("pairwise", "bruck")
+    for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", "all_to_all"}:
+        assert names(collective) == (*GATHERS, *REDUCES)
+    assert {"psum", "pmean", "pmax", "pmin", "pbroadcast"} < set(COLLECTIVES)
+
+
+def test_build_takes_a_name_a_schedule_stages_or_a_function():
+    ring, stages = GATHERS["ring"](4, 2), REDUCES["exchange"](4, 2)
+    assert build("all_gather", "ring", (4, 2)) == ring
+    assert build("all_gather", ring, (4, 2)) is ring
+    assert build("all_gather", my_ring, (4, 2)) == ring
+    assert build("psum", "exchange", (4, 2)) == stages
+    assert build("psum", stages, (4, 2)) is stages
+    assert build("pmax", REDUCES["exchange"], (4, 2)) == stages
+    assert build("psum", "one_shot", (1,)) == ()
+    # "bruck" names one algorithm of either kind
+    assert type(build("all_gather", "bruck", (3,))) is Schedule
+    assert type(build("all_to_all", "bruck", (3,))) is AllToAll
+
+
+def test_build_builds_once():
+    assert build("all_gather", "ring", (37,)) is build("all_gather", "ring", (37,))
+
+
+RING_3, PAIRWISE_3 = GATHERS["ring"](3), ALL_TO_ALLS["pairwise"](3)
+REFUSED = [
+    (
+        ("allreduce", "ring", (3,)),
+        "no collective 'allreduce'; there are all_gather, psum_scatter, psum, pmean, pmax, "
+        "pmin, pbroadcast, all_to_all",
+    ),
+    (
+        ("all_to_all", "ring", (3,)),
+        "all_to_all: no algorithm 'ring'; choose from pairwise, bruck",
+    ),
+    (
+        ("psum_scatter", "exchange", (2,)),
+        "psum_scatter: no algorithm 'exchange'; choose from ring, bidirectional_ring, "
+        "two_ended, bruck, recursive_doubling, direct, torus",
+    ),
+    (("psum", "ring", (4, 0)), "psum: axes of sizes (4, 0); give one or more, each at least 1"),
+    (("psum", "ring", ()), "psum: axes of sizes (); give one or more, each at least 1"),
+    (("psum", RING_3, (4,)), "psum: a schedule of 3 ranks on axes of sizes (4,)"),
+    (("psum", (RING_3, RING_3), (3,)), "psum: a schedule of 3 x 3 ranks on axes of sizes (3,)"),
+    (("all_to_all", RING_3, (3,)), f"all_to_all: takes an object of type AllToAll, got {RING_3!r}"),
+    (("psum", PAIRWISE_3, (3,)), f"psum: takes an object of type Schedule, got {PAIRWISE_3!r}"),
+    (("psum", (PAIRWISE_3,), (3,)), f"psum: takes an object of type Schedule, got {PAIRWISE_3!r}"),
+    (
+        ("all_gather", (RING_3,), (3,)),
+        f"all_gather: takes an object of type Schedule, got {(RING_3,)!r}",
+    ),
+    (("all_gather", 7, (3,)), "all_gather: takes an object of type Schedule, got 7"),
+    (("all_gather", max, (3, 4)), "all_gather: takes an object of type Schedule, got 4"),
+    (("psum", Schedule((2,), ()), (2,)), "offset 1 never arrives"),
+    (
+        ("psum", (RING_3, Schedule((2,), ((Move(1, (1,)),),))), (6,)),
+        "round 1: rank r sends the shard of offset 1 before holding it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_build_says_what_is_wrong(arguments, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the message is compared in full)
+        build(*arguments)
+    assert str(error.value) == message

@@ -1,0 +1,298 @@
+"""`Schedule.check` against the machine itself.
+
+The machine below is n ranks of plain Python: each holds what it holds, and sends what the
+rounds say. It shares no code with the schedule, not even the arithmetic of ranks, and
+knows nothing of offsets that "arrive": whether a schedule is right is seen at the end.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product as pairs
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, bruck, pairwise, ring
+from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError, in_lanes, product
+
+
+class Fault(Exception):
+    """The machine did what it was told, and that was wrong."""
+
+
+def digits(shape, rank):
+    out = []
+    for p in reversed(shape):
+        rank, digit = divmod(rank, p)
+        out.insert(0, digit)
+    return out
+
+
+def number(shape, of):
+    out = 0
+    for p, digit in zip(shape, of, strict=True):
+        out = out * p + digit % p
+    return out
+
+
+def plus(shape, rank, offset, sign=1):
+    both = zip(digits(shape, rank), digits(shape, offset), strict=True)
+    return number(shape, [r + sign * o for r, o in both])
+
+
+def neighbour(shape, rank, move):
+    there = digits(shape, rank)
+    there[move.axis] += move.shift
+    return number(shape, there)
+
+
+def gathered(schedule):
+    """Run it forward: at the end every rank holds the shard of every rank, once."""
+    shape, everybody = schedule.shape, range(schedule.size)
+    held = {(rank, lane): {rank} for rank in everybody for lane in range(schedule.lanes)}
+    for moves in schedule.rounds:
+        post = []
+        for move, rank in pairs(moves, everybody):
+            for origin in [plus(shape, rank, offset, -1) for offset in move.offsets]:
+                if origin not in held[rank, move.lane]:
+                    raise Fault("not held")
+                post.append(((neighbour(shape, rank, move), move.lane), origin))
+        for to, origin in post:
+            if origin in held[to]:
+                raise Fault("held already")
+            held[to].add(origin)
+    if any(shards != set(everybody) for shards in held.values()):
+        raise Fault("not gathered")
+
+
+def reduced(schedule):
+    """Run it backward: at the end every rank holds its own sum of everybody's, and no other.
+
+    Returns what a rank sent in all, and in messages without a partial sum, in shards.
+    """
+    shape, everybody = schedule.shape, range(schedule.size)
+    partial = {
+        (rank, lane): {owner: {rank} for owner in everybody}
+        for rank in everybody
+        for lane in range(schedule.lanes)
+    }
+    sent, raw = 0, 0
+    for moves in reversed(schedule.rounds):
+        post = []
+        for move, rank in pairs(moves, everybody):
+            sender = partial[neighbour(shape, rank, move), move.lane]
+            message = []
+            for owner in [plus(shape, rank, offset, -1) for offset in move.offsets]:
+                if owner not in sender:
+                    raise Fault("given away already")
+                message.append(((rank, move.lane), owner, sender.pop(owner)))
+            sent += len(message)
+            raw += len(message) * all(len(contributors) == 1 for *_, contributors in message)
+            post += message
+        for to, owner, contributors in post:
+            mine = partial[to].get(owner)
+            if mine is None or mine & contributors:
+                raise Fault("nothing to add to, or added twice")
+            mine |= contributors
+    for (rank, _), sums in partial.items():
+        if sums != {rank: set(everybody)}:
+            raise Fault("not reduced")
+    shards = schedule.size * schedule.lanes
+    return Fraction(sent, shards), Fraction(raw, shards)
+
+
+def exchanged(schedule):
+    """Run an all-to-all: at the end slot d holds the block that rank r - d has for rank r."""
+    shape, everybody = schedule.shape, range(schedule.size)
+    held = {
+        (rank, lane): {slot: (rank, plus(shape, rank, slot)) for slot in everybody}
+        for rank in everybody
+        for lane in range(schedule.lanes)
+    }
+    for moves in schedule.rounds:
+        post = []
+        for move, rank in pairs(moves, everybody):
+            for slot in move.offsets:
+                if slot not in held[rank, move.lane]:
+                    raise Fault("sent already")
+                block = held[rank, move.lane].pop(slot)
+                post.append(((neighbour(shape, rank, move), move.lane), slot, block))
+        for to, slot, block in post:
+            held[to][slot] = block
+    for (rank, _), blocks in held.items():
+        if blocks != {slot: (plus(shape, rank, slot, -1), rank) for slot in everybody}:
+            raise Fault("not exchanged")
+
+
+def runs(machine, schedule):
+    try:
+        machine(schedule)
+    except Fault:
+        return False
+    return True
+
+
+def passes(schedule):
+    try:
+        return schedule.check() is schedule
+    except ScheduleError:
+        return False
+
+
+def exists(name, shape):
+    return name != "recursive_doubling" or all(n & (n - 1) == 0 for n in shape)
+
+
+# -- check: what is wrong, in words --
+
+
+def one(*moves, shape=(4,), lanes=1, kind=Schedule):
+    """A schedule of one move a round."""
+    return kind(shape, tuple((move,) for move in moves), lanes)
+
+
+RING = [Move(1, (0,)), Move(1, (1,)), Move(1, (2,))]
+PAIRWISE = [Move(1, (1,)), Move(2, (2,)), Move(3, (3,))]
+BROKEN = [
+    (one(Move(1, (1,))), "round 1: rank r sends the shard of offset 1 before holding it"),
+    # What arrives in a round cannot be sent on in it.
+    (
+        Schedule((4,), ((RING[0], RING[1]), (RING[2],))),
+        "round 1: rank r sends the shard of offset 1 before holding it",
+    ),
+    (one(*RING[:2]), "offset 3 never arrives"),
+    (one(RING[0], Move(1, (0, 1))), "round 2: offset 1 arrives twice"),
+    (one(*RING, Move(1, (3,))), "round 4: offset 0 arrives twice"),
+    (Schedule((4,), ((RING[0], RING[0]),)), "round 1: offset 1 arrives twice"),
+    (one(*RING, lanes=2), "offset 1 never arrives (lane 1)"),
+    (
+        one(*RING, Move(1, (1,), lane=1), lanes=2),
+        "round 4: rank r sends the shard of offset 1 before holding it (lane 1)",
+    ),
+    (one(RING[0], RING[0], lanes=2), "round 2: offset 1 arrives twice (lane 0)"),
+    (one(Move(1, (0,), axis=1)), "round 1: axis 1, but the shape is (4,)"),
+    (one(Move(1, (0,), axis=-1)), "round 1: axis -1, but the shape is (4,)"),
+    (one(Move(1, (0,), lane=1)), "round 1: lane 1, but there are 1 lanes"),
+    (one(Move(1, (0,), lane=-1)), "round 1: lane -1, but there are 1 lanes"),
+    (one(RING[0], Move(1, (4,))), "round 2: offset 4 is not in 0..3"),
+    (one(RING[0], Move(1, (-1,))), "round 2: offset -1 is not in 0..3"),
+    (one(Move(4, (0,))), "round 1: shift 4 sends to oneself"),
+    (one(Move(2, (0,), axis=1), shape=(4, 2)), "round 1: shift 2 sends to oneself"),
+    (one(Move(1, ())), "round 1: a move of shift 1 sends nothing"),
+    (one(*PAIRWISE[:2], kind=AllToAll), "the block for rank r + 3 ends at r + 0"),
+    (
+        one(*PAIRWISE[:2], Move(2, (3,)), kind=AllToAll),
+        "the block for rank r + 3 ends at r + 2",
+    ),
+    (
+        one(PAIRWISE[0], Move(1, (2, 2)), PAIRWISE[2], kind=AllToAll),
+        "round 2: the block for rank r + 2 is sent twice",
+    ),
+    (
+        AllToAll((2,), ((Move(1, (1,)),), (Move(1, (1,), lane=1),) * 3), 2),
+        "round 2: the block for rank r + 1 is sent twice (lane 1)",
+    ),
+    (one(*PAIRWISE, kind=AllToAll, lanes=2), "the block for rank r + 1 ends at r + 0 (lane 1)"),
+    (one(Move(1, (4,)), kind=AllToAll), "round 1: offset 4 is not in 0..3"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "message"), BROKEN)
+def test_check_says_what_is_wrong(schedule, message):
+    with pytest.raises(ScheduleError) as error:
+        schedule.check()
+    assert str(error.value) == message
+
+
+def changed(draw, move, schedule):
+    """The move with one thing about it changed."""
+    shape, offsets = schedule.shape, list(move.offsets)
+    i = draw(st.integers(0, len(offsets) - 1))
+    offsets[i] = draw(st.integers(0, schedule.size - 1))
+    axis = draw(st.sampled_from([a for a, n in enumerate(shape) if n > 1]))
+    changes = [
+        replace(move, shift=draw(st.integers(1, shape[axis] - 1)), axis=axis),
+        replace(move, lane=draw(st.integers(0, schedule.lanes - 1))),
+        replace(move, offsets=tuple(offsets)),
+        replace(move, offsets=move.offsets[:i] + move.offsets[i + 1 :]),
+        replace(move, offsets=move.offsets[::-1]),
+    ]
+    return draw(st.sampled_from(changes))
+
+
+@st.composite
+def mutants(draw, kinds, shapes):
+    """A right schedule with a few things changed, some of which leave it right."""
+    shape = draw(st.sampled_from(shapes))
+    name = draw(st.sampled_from([name for name in kinds if exists(name, shape)]))
+    right = kinds[name](*shape)
+    rounds = [list(moves) for moves in right.rounds]
+    for _ in range(draw(st.integers(0, 3))):
+        moves = draw(st.sampled_from([moves for moves in rounds if moves] or [[]]))
+        if moves:
+            move = moves.pop(draw(st.integers(0, len(moves) - 1)))
+            other = changed(draw, move, right)
+            to = draw(st.sampled_from([moves, *rounds]))
+            to += [m for m in draw(st.sampled_from([[other], [move, other], [move]])) if m.offsets]
+    if draw(st.booleans()):
+        rounds = draw(st.permutations(rounds))
+    return replace(right, rounds=tuple(map(tuple, rounds)))
+
+
+MUTATED_SHAPES = [(2,), (3,), (4,), (5,), (2, 2), (2, 3), (3, 1)]
+
+
+@settings(deadline=None, max_examples=400)
+@given(mutants(GATHERS, MUTATED_SHAPES))
+def test_check_passes_what_runs_and_nothing_else(schedule):
+    right = passes(schedule)
+    event(str(right))
+    assert right == runs(gathered, schedule)
+    assert right == runs(reduced, schedule)  # a reduce-scatter is a gather backward
+
+
+@settings(deadline=None, max_examples=400)
+@given(mutants(ALL_TO_ALLS, MUTATED_SHAPES))
+def test_check_of_all_to_all_passes_what_runs_and_nothing_else(schedule):
+    event(str(passes(schedule)))
+    assert passes(schedule) == runs(exchanged, schedule)
+
+
+# -- the arithmetic of ranks, and schedules made of schedules --
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+def test_ranks_are_added_digit_by_digit(shape, data):
+    schedule = Schedule(tuple(shape), ())
+    rank = data.draw(st.integers(0, schedule.size - 1))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    move = Move(data.draw(st.integers(-9, 9)), (rank,), axis)
+    assert schedule.step(rank, axis, move.shift) == neighbour(shape, rank, move)
+    assert schedule.arrivals(move) == (neighbour(shape, rank, move),)
+
+
+def test_lanes_of_different_length_keep_to_their_rounds():
+    lanes = in_lanes(ring(5), bruck(5)).check()
+    assert (lanes.lanes, len(lanes.rounds)) == (2, 4)
+    assert [[move.lane for move in moves] for moves in lanes.rounds] == [[0, 1]] * 3 + [[0]]
+    assert lanes.price().sent == 4  # half of each shard either way
+
+
+def test_product_runs_its_axes_in_the_order_given():
+    rows_first = product([ring(3), ring(2)])
+    columns_first = product([ring(3), ring(2)], order=[1, 0]).check()
+    assert [number for number, _ in rows_first.messages()] == [1, 2, 3]
+    assert [move.axis for _, move in rows_first.messages()] == [0, 0, 1]
+    assert [move.axis for _, move in columns_first.messages()] == [1, 0, 0]
+    assert [len(move.offsets) for _, move in columns_first.messages()] == [1, 2, 2]
+
+
+def test_product_of_all_to_alls_is_one():
+    assert isinstance(product([pairwise(3), pairwise(2)]), AllToAll)
+
+
+def test_schedules_are_values():
+    assert ring(4) == one(*RING)
+    assert hash(ring(4)) == hash(one(*RING))
+    assert one(*PAIRWISE) != one(*PAIRWISE, kind=AllToAll)

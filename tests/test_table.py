@@ -1,0 +1,170 @@
+"""The table behind "auto": what it answers, and what it says of a bad file."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringcoll.algorithms import COLLECTIVES, names
+from ringcoll.table import PLATFORMS, VARIABLE, Row, Table, default_table
+
+TABLE = Table(
+    (
+        Row("psum", "cpu", "exchange", ranks=(2, 9), bytes=(None, 4096)),
+        Row("psum", "cpu", "ring", bytes=(4096, 2**20), itemsize=(2, 3), why="narrow floats"),
+        Row("psum", "*", "recursive_doubling", ranks=(3, None)),
+        Row("psum", "*", "bruck", ranks=(3, None)),
+        Row("psum", "*", "ring", bytes=(2**30, None)),
+    ),
+    measured_on="paper",
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "algorithm"),
+    [
+        (("psum", "cpu", 8, 4095, 4), "exchange"),
+        (("psum", "cpu", 2, 0, 4), "exchange"),
+        (("psum", "cpu", 8, 4096, 2), "ring"),  # the end of bounds is not in them
+        (("psum", "cpu", 9, 4096, 2), "ring"),
+        (("psum", "cpu", 8, 4096, 1), "recursive_doubling"),
+        (("psum", "cpu", 8, 4096, 3), "recursive_doubling"),
+        (("psum", "cpu", 16, 4095, 4), "recursive_doubling"),
+        (("psum", "gpu", 8, 4095, 4), "recursive_doubling"),
+        (("psum", "tpu", 9, 4095, 4), "bruck"),  # there is no doubling of 9 ranks
+        (("psum", "tpu", 2, 2**30, 4), "ring"),
+        (("psum", "tpu", 2, 2**30 - 1, 4), "lax"),
+        (("psum_scatter", "cpu", 8, 4095, 4), "lax"),
+    ],
+)
+def test_the_first_row_that_covers_a_call_decides(call, algorithm):
+    assert TABLE.pick(*call) == algorithm
+
+
+def test_a_row_may_say_lax():
+    table = Table((Row("psum", "*", "lax", ranks=(2, 3)), Row("psum", "*", "ring")))
+    assert table.pick("psum", "cpu", 2, 8, 4) == "lax"
+    assert table.pick("psum", "cpu", 3, 8, 4) == "ring"
+
+
+def test_an_unknown_collective_is_no_silent_lax():
+    with pytest.raises(ValueError, match="no collective 'allreduce'; there are all_gather, "):
+        TABLE.pick("allreduce", "cpu", 8, 4096, 4)
+
+
+bounds = st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(100, 2**40))
+rows = st.sampled_from(COLLECTIVES).flatmap(
+    lambda collective: st.builds(
+        Row,
+        st.just(collective),
+        st.sampled_from(PLATFORMS),
+        st.sampled_from([*names(collective), "lax"]),
+        ranks=bounds,
+        bytes=bounds,
+        itemsize=bounds,
+        why=st.text(),
+    )
+)
+
+
+@given(st.builds(Table, st.lists(rows, max_size=3).map(tuple), st.text()))
+def test_a_table_is_the_same_when_loaded_again(tmp_path_factory, table):
+    path = tmp_path_factory.mktemp("table") / "table.json"
+    table.save(path)
+    again = Table.load(path)
+    assert again == table
+    assert hash(again) == hash(table)
+
+
+def test_a_saved_table_has_a_row_a_line_and_no_defaults(tmp_path):
+    TABLE.save(tmp_path / "table.json")
+    lines = (tmp_path / "table.json").read_text().splitlines()
+    assert len(lines) == 2 + len(TABLE.rows)
+    assert json.loads(lines[-2]) == {
+        "collective": "psum",
+        "platform": "*",
+        "algorithm": "ring",
+        "bytes": [2**30, None],
+    }
+
+
+GOOD = {"collective": "psum", "platform": "cpu", "algorithm": "ring"}
+BAD_ROWS = [
+    ({"collective": "allreduce"}, "no collective 'allreduce'; there are all_gather, "),
+    ({"collective": ["psum"]}, "collective: ['psum'] is not a string"),
+    ({"algorithm": "rign"}, "algorithm: there is no 'rign'; choose from ring, bidirectional_ring"),
+    ({"collective": "all_gather", "algorithm": "exchange"}, "algorithm: there is no 'exchange';"),
+    ({"platform": "cuda"}, "platform: there is no 'cuda'; choose from cpu, gpu, tpu, *"),
+    ({"size": 3}, "field: there is no 'size'; choose from collective, platform, algorithm, ranks,"),
+    ({"ranks": 8}, "ranks: 8 is not a pair; write [first, end], null if open"),
+    ({"ranks": [8]}, "ranks: [8] is not a pair; write [first, end], null if open"),
+    ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
+    ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
+    ({"itemsize": [True, 4]}, "itemsize: True is neither null nor a whole number from 0"),
+    ({"ranks": [8, 8]}, "ranks: 8 to 8 covers nothing; the end is not in it"),
+    ({"why": 3}, "why: 3 is not a string"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_ROWS)
+def test_a_bad_row_is_named_with_field_and_value(tmp_path, change, message):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"rows": [GOOD, GOOD | change]}))
+    with pytest.raises(ValueError, match="row 2") as error:
+        Table.load(path)
+    assert str(error.value).startswith(f"{path}: row 2: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"rows": [["psum", "cpu", "ring"]]}', "row 1: the row is ['psum', 'cpu', 'ring'], not"),
+        ('{"rows": [{"collective": "psum", "platform": "cpu"}]}', "row 1: algorithm: is missing"),
+        ('{"rows": {}}', "rows: {} is not a list of rows"),
+        ('{"measured_on": "paper"}', "rows: None is not a list of rows"),
+        ('{"rows": [], "measured_on": 3}', "measured_on: 3 is not a string"),
+        ('{"rows": [], "row": []}', "field: there is no 'row'; choose from rows, measured_on"),
+        ("[]", "the table is [], not an object of fields"),
+        ('{"rows": [}', "Expecting value: line 1 column 11"),
+    ],
+)
+def test_a_bad_table_says_what_is_wrong(text, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the message is compared below)
+        Table.from_json(text)
+    assert str(error.value).startswith(message)
+
+
+def test_a_row_written_in_python_is_held_to_the_same():
+    with pytest.raises(ValueError, match=r"^ranks: 8 to 2 covers nothing"):
+        Row("psum", "cpu", "ring", ranks=(8, 2))
+    assert hash(Row("psum", "cpu", "ring", ranks=[2, 8])) == hash(
+        Row("psum", "cpu", "ring", ranks=(2, 8))
+    )
+
+
+@pytest.fixture
+def fresh_default():
+    default_table.cache_clear()
+    yield
+    default_table.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_default")
+def test_the_default_table_comes_with_the_package(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    table = default_table()
+    assert table.rows
+    assert table.measured_on
+    assert default_table() is table
+
+
+@pytest.mark.usefixtures("fresh_default")
+def test_the_environment_names_another_table(monkeypatch, tmp_path):
+    TABLE.save(tmp_path / "mine.json")
+    monkeypatch.setenv("RINGCOLL_TABLE", str(tmp_path / "mine.json"))
+    assert default_table() == TABLE
+    default_table.cache_clear()
+    monkeypatch.setenv("RINGCOLL_TABLE", str(tmp_path / "none.json"))
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
+        default_table()
