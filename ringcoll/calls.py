@@ -24,6 +24,8 @@ from ringcoll.manual import is_partial, sharded_dims, varying
 from ringcoll.table import Table
 
 Pytree = Any
+AxisName = Any
+Groups = Sequence[Sequence[int]] | None
 Collect = Callable[..., Any]
 
 #: Leaves of up to this many bytes share a message: below it, the rounds cost more than
@@ -62,8 +64,8 @@ class Call:
 
     name: str
     collective: str | None
-    axis_name: Any
-    groups: Sequence[Sequence[int]] | None = None
+    axis_name: AxisName
+    groups: Groups = None
     algorithm: Algorithm = "auto"
     accumulate_dtype: Any = None
     dims: Mapping[str, int] = field(default_factory=dict)

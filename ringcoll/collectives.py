@@ -19,29 +19,20 @@ so many ranks, and for an `accumulate_dtype` narrower than the operand.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.bodies import (
     Algorithm,
     AllGather,
-    AllReduce,
     AllToAll,
-    Pbroadcast,
-    Pmax,
-    Pmin,
-    Psum,
     PsumScatter,
 )
-from ringcoll.calls import Call, Pytree
+from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.wire import Hop
-
-AxisName = Any
-Groups = Sequence[Sequence[int]] | None
 
 
 def all_gather(
@@ -86,8 +77,8 @@ def all_gather(
     )
     groups = axis_index_groups
 
-    def theirs(x: Any, dim: int) -> Array:
-        return lax.all_gather(x, axis_name, axis_index_groups=groups, axis=dim, tiled=tiled, to=to)
+    def theirs(x: Any, axis: int) -> Array:
+        return lax.all_gather(x, axis_name, axis_index_groups=groups, axis=axis, tiled=tiled, to=to)
 
     def ours(x: Array, axis: int) -> Array:
         gather = AllGather(**call.params, dims=(axis,), to=to)
@@ -148,119 +139,6 @@ def psum_scatter(
         return mine if tiled else mine.squeeze(scatter_dimension)
 
     return call.each(x, theirs, ours)
-
-
-def psum(
-    x: Pytree,
-    axis_name: AxisName,
-    *,
-    axis_index_groups: Groups = None,
-    algorithm: Algorithm = "auto",
-    accumulate_dtype: Any = None,
-) -> Pytree:
-    """The sum of all ranks' x, on every rank, in the same bits.
-
-    `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as
-    int32. A size that does not divide by n is padded inside and cut again; small leaves
-    of a pytree travel together, so that the gradients of a model are one ring.
-
-    Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "exchange" and
-    "one_shot" send whole vectors in ceil(log2 n) rounds: the best for few bytes. With a
-    wider `accumulate_dtype` the partial sums travel wide, the finished ones do not.
-
-    Gradient: the cotangent itself under `check_vma=True`, where it is known to be the
-    same on all ranks; else its psum.
-
-    Raises:
-        NotImplementedError: `axis_index_groups` under `check_vma=True`, as in lax.
-
-    Source: Patarasuk and Yuan (2009); Thakur, Rabenseifner and Gropp, "Optimization of
-    collective communication operations in MPICH", IJHPCA 19 (2005).
-    """
-    call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
-
-    def theirs(x: Any) -> Any:
-        return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
-
-    def ours(x: Array) -> Array:
-        return Psum(**call.params)(x.astype(jnp.int32) if x.dtype == bool else x)
-
-    return call.each(x, theirs, ours, joins=True)
-
-
-def pmean(
-    x: Pytree,
-    axis_name: AxisName,
-    *,
-    axis_index_groups: Groups = None,
-    algorithm: Algorithm = "auto",
-    accumulate_dtype: Any = None,
-) -> Pytree:
-    """The mean of all ranks' x: a `psum`, divided by n.
-
-    `x: [a, b] -> [a, b]`. Integers are divided truly, as by lax.
-
-    Steps and bytes, gradient, raises, source: as `psum`.
-    """
-    total = psum(
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        algorithm=algorithm,
-        accumulate_dtype=accumulate_dtype,
-    )
-    n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
-    return jax.tree.map(lambda leaf: leaf / n, total)
-
-
-def pmax(
-    x: Pytree,
-    axis_name: AxisName,
-    *,
-    axis_index_groups: Groups = None,
-    algorithm: Algorithm = "auto",
-) -> Pytree:
-    """The greatest of all ranks' x, element by element, on every rank.
-
-    `x: [a, b] -> [a, b]`. Steps, bytes and source: as `psum`.
-
-    Gradient: none, as in lax.
-    """
-    return _extremum("pmax", lax.pmax, Pmax, x, axis_name, axis_index_groups, algorithm)
-
-
-def pmin(
-    x: Pytree,
-    axis_name: AxisName,
-    *,
-    axis_index_groups: Groups = None,
-    algorithm: Algorithm = "auto",
-) -> Pytree:
-    """The least of all ranks' x, element by element, on every rank.
-
-    `x: [a, b] -> [a, b]`. Steps, bytes and source: as `psum`.
-
-    Gradient: none, as in lax.
-    """
-    return _extremum("pmin", lax.pmin, Pmin, x, axis_name, axis_index_groups, algorithm)
-
-
-def _extremum(
-    name: str,
-    of_lax: Callable[..., Any],
-    by_hand: type[AllReduce],
-    x: Pytree,
-    axis_name: AxisName,
-    groups: Groups,
-    algorithm: Algorithm,
-) -> Pytree:
-    call = Call(name, name, axis_name, groups, algorithm)
-    return call.each(
-        x,
-        lambda x: of_lax(x, axis_name, axis_index_groups=groups),
-        lambda x: by_hand(**call.params)(x),
-        joins=True,
-    )
 
 
 def all_to_all(
@@ -334,45 +212,6 @@ def pswapaxes(
     """
     groups = axis_index_groups
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=groups, algorithm=algorithm)
-
-
-def pbroadcast(
-    x: Pytree, axis_name: AxisName, source: Any, *, algorithm: Algorithm = "auto"
-) -> Pytree:
-    """The source rank's x on every rank, bit by bit.
-
-    `x: [a, b] -> [a, b]`. On every platform, where lax's runs on GPU only. A `source`
-    that is traced is left to lax.
-
-    Steps and bytes: as `psum`, of which it is the case that all but one contribute zeros:
-    reduce-scatter and all-gather move what van de Geijn's scatter and all-gather would.
-
-    Gradient: the sum of the cotangents, at the source.
-
-    Raises:
-        ValueError: x does not vary over the axis (under `check_vma=True`), as in lax; or
-            there is no such source.
-
-    Source: Chan et al. (2007).
-    """
-    call = Call(
-        "pbroadcast",
-        "pbroadcast",
-        axis_name,
-        algorithm=algorithm,
-        said={"source": source},
-        lax_only=not isinstance(source, int),
-    )
-
-    def theirs(x: Any) -> Array:
-        if isinstance(source, int) and not 0 <= source < lax.axis_size(call.axes):
-            raise ValueError(f"source={source} is not a rank of the axis")
-        return lax.pbroadcast(x, axis_name, source)
-
-    def ours(x: Array) -> Array:
-        return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source)(x)
-
-    return call.each(x, theirs, ours, joins=True)
 
 
 def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Pytree:
