@@ -247,7 +247,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     kind = AllToAll if collective == "all_to_all" else Schedule
     for stage in stages:
         if type(stage) is not kind:
-            raise ValueError(f"{collective}: takes an object of type {kind.__name__}, got {stage!r}")
+            raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
         stage.check()
     if prod(stage.size for stage in stages) != prod(shape):
         sizes = " x ".join(str(stage.size) for stage in stages)

@@ -4,7 +4,7 @@ Every one is here in the form that neither adds nor removes a dimension (`tiled=
 `ringcoll.collectives` brings each call of the public functions into it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -33,19 +33,25 @@ class Scheduled(Collective):
     collective: ClassVar[str]  # under which name algorithms and table know it
 
     def execute(self, x: Array, platform: str) -> Array:
+        if not x.size:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+            return empty(jax.eval_shape(self.lax, x).shape, x, self.axes)
         ranks = Ranks.over(self.axes, self.groups)
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
         if isinstance(algorithm, Table):
             nbytes, itemsize = x.size * x.dtype.itemsize, x.dtype.itemsize
             algorithm = algorithm.pick(self.collective, platform, ranks.size, nbytes, itemsize)
         if algorithm == "lax":
-            return self.lax(self.widen(x)).astype(x.dtype)
+            return self.builtin(self.widen(x), platform).astype(x.dtype)
         schedule = algorithms.build(self.collective, algorithm, ranks.shape)
         return self.run(x, schedule, ranks).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
         """By a schedule; the result may still be in the dtype of accumulation."""
         raise NotImplementedError
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        """By what JAX has for it on the platform."""
+        return self.lax(x)
 
     def widen(self, x: Array) -> Array:
         """x in the dtype in which sums are accumulated. (Those of integers are exact.)"""
@@ -122,7 +128,7 @@ class AllReduce(Scheduled):
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         op = type(self).op
-        if ranks.size == 1 or not x.size:
+        if ranks.size == 1:
             return x
         if not isinstance(schedule, Schedule):
             return by_stages(x, schedule, ranks, op, self.widen)
@@ -194,7 +200,8 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     """An all-reduce to which all but the source contribute no bits.
 
     Reduce-scatter and all-gather move what scatter and all-gather would (van de Geijn's
-    broadcast), and or-ing bits is exact for every dtype, -0.0 and NaN included.
+    broadcast), and or-ing bits is exact for every dtype, -0.0 and NaN included. lax's own
+    exists on GPU only; elsewhere the built-in is the psum of the bits, as exact.
     """
 
     collective = "pbroadcast"
@@ -204,12 +211,20 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     def lax(self, x: Array) -> Array:
         return lax.pbroadcast(x, self.axes, self.source)
 
+    def builtin(self, x: Array, platform: str) -> Array:
+        if platform == "gpu":
+            return self.lax(x)
+        return self._by_bits(x, lambda bits: lax.psum(bits, self.axes))
+
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+        return self._by_bits(x, lambda bits: AllReduce.run(self, bits, schedule, ranks))
+
+    def _by_bits(self, x: Array, reduce: Callable[[Array], Array]) -> Array:
         if jnp.iscomplexobj(x):
-            return lax.complex(*(self.run(p, schedule, ranks) for p in (x.real, x.imag)))
+            return lax.complex(*(self._by_bits(part, reduce) for part in (x.real, x.imag)))
         bits, back = as_bits(x, narrow_only=False)
-        mine = jnp.where(ranks.number() == self.source, bits, jnp.zeros_like(bits))
-        return back(super().run(mine, schedule, ranks))
+        is_source = lax.axis_index(self.axes) == self.source
+        return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
 
     def transpose(self, ct: Array) -> Array:
         total = Psum(**_shared(self))(ct)

@@ -58,7 +58,6 @@ def price(
 
 
 def _price_of_stages(stages: Stages, network: Sequence[int] | None) -> Price:
-    stages = tuple(stage for stage in stages if stage.size > 1)
     n = prod(stage.size for stage in stages)  # a whole vector is n shards
     prices = []
     for i, stage in enumerate(stages):

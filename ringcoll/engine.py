@@ -161,11 +161,12 @@ def _reduce_loop(schedule, ranks, stretch, produce, combine, partial, want):
     rounds = schedule.rounds[start + 1 : stop - 1][::-1]
     moves = rounds[0]
     sent = [_sent(move) for move in moves]
+    every = [key for moves in rounds for m in moves for key in _sent(m)]
     stacks = None
-    if any(key in partial for keys in sent for key in keys):  # a later stage has been here
-        want([key for moves in rounds for m in moves for key in _sent(m)])
+    if not partial.keys().isdisjoint(every):  # a later round has been here
+        want(every)
         stacks = [
-            jnp.stack([_stack(partial, _sent(a_round[m])) for a_round in rounds])
+            _together([_stack(partial, _sent(a_round[m])) for a_round in rounds])
             for m in range(len(moves))
         ]
 
@@ -240,7 +241,11 @@ def _arrived(schedule: Schedule, move: Move) -> list[Key]:
 
 
 def _stack(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
-    """One message of several shards, in the widest of their dtypes."""
-    shards = [held[key] for key in keys]
-    widest = max((x.dtype for x in shards), key=lambda dtype: dtype.itemsize)
-    return jnp.stack([x.astype(widest) for x in shards])
+    """One message of several shards."""
+    return _together([held[key] for key in keys])
+
+
+def _together(arrays: Sequence[Array]) -> Array:
+    """Stacked, in the widest of their dtypes."""
+    widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
+    return jnp.stack([x.astype(widest) for x in arrays])

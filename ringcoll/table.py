@@ -178,8 +178,7 @@ def _within(value: int, bounds: Bounds) -> bool:
 
 
 def _without_defaults(row: Row) -> dict[str, Any]:
-    values = {field.name: getattr(row, field.name) for field in fields(row)}
-    return {f.name: values[f.name] for f in fields(row) if values[f.name] != f.default}
+    return {f.name: value for f in fields(row) if (value := getattr(row, f.name)) != f.default}
 
 
 def _check_string(name: str, value: Any) -> None:

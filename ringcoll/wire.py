@@ -135,12 +135,15 @@ class Ranks:
         return self._moved(1, offset)
 
     def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | int = 0) -> Array:
+        # Python's // and % are many operations of XLA; what is not negative needs but one.
         number, moved = self.number(), jnp.int32(0)
         for i, n in enumerate(self.shape):
-            digit = number // prod(self.digits[self.part[0] + i + 1 :]) % n
+            digit = lax.rem(lax.div(number, prod(self.digits[self.part[0] + i + 1 :])), n)
             stride = prod(self.shape[i + 1 :])
-            by = offset // stride % n + (further if i == axis else 0)
-            moved += (digit + sign * by) % n * stride
+            by = sign * (offset // stride) % n
+            if i == axis:
+                by += sign * further % n
+            moved += lax.rem(digit + by, n) * stride
         return moved
 
     def hop(self, x: Array, axis: int, shift: int) -> Array:

@@ -79,12 +79,6 @@ def test_recursive_doubling_names_what_runs_on_any_number():
             build("all_gather", "recursive_doubling", shape)
 
 
-def test_bruck_takes_as_few_rounds_as_recursive_doubling_for_any_number():
-    for n in ANY:
-        assert len(GATHERS["bruck"](n).rounds) == lg(n)
-        assert len(ALL_TO_ALLS["bruck"](n).rounds) == lg(n)
-
-
 def test_torus_on_one_axis_is_the_bidirectional_ring():
     assert build("psum", "torus", (7,)) == build("psum", "bidirectional_ring", (7,))
 
@@ -264,15 +258,15 @@ REFUSED = [
     (("psum", "ring", ()), "psum: axes of sizes (); give one or more, each at least 1"),
     (("psum", RING_3, (4,)), "psum: a schedule of 3 ranks on axes of sizes (4,)"),
     (("psum", (RING_3, RING_3), (3,)), "psum: a schedule of 3 x 3 ranks on axes of sizes (3,)"),
-    (("all_to_all", RING_3, (3,)), f"all_to_all: takes an object of type AllToAll, got {RING_3!r}"),
-    (("psum", PAIRWISE_3, (3,)), f"psum: takes an object of type Schedule, got {PAIRWISE_3!r}"),
-    (("psum", (PAIRWISE_3,), (3,)), f"psum: takes an object of type Schedule, got {PAIRWISE_3!r}"),
+    (("all_to_all", RING_3, (3,)), f"all_to_all: takes an instance of AllToAll, got {RING_3!r}"),
+    (("psum", PAIRWISE_3, (3,)), f"psum: takes an instance of Schedule, got {PAIRWISE_3!r}"),
+    (("psum", (PAIRWISE_3,), (3,)), f"psum: takes an instance of Schedule, got {PAIRWISE_3!r}"),
     (
         ("all_gather", (RING_3,), (3,)),
-        f"all_gather: takes an object of type Schedule, got {(RING_3,)!r}",
+        f"all_gather: takes an instance of Schedule, got {(RING_3,)!r}",
     ),
-    (("all_gather", 7, (3,)), "all_gather: takes an object of type Schedule, got 7"),
-    (("all_gather", max, (3, 4)), "all_gather: takes an object of type Schedule, got 4"),
+    (("all_gather", 7, (3,)), "all_gather: takes an instance of Schedule, got 7"),
+    (("all_gather", max, (3, 4)), "all_gather: takes an instance of Schedule, got 4"),
     (("psum", Schedule((2,), ()), (2,)), "offset 1 never arrives"),
     (
         ("psum", (RING_3, Schedule((2,), ((Move(1, (1,)),),))), (6,)),

@@ -1,0 +1,172 @@
+"""The table of the collectives: one row is all that a benchmark knows of one.
+
+Sizes are those of nccl-tests: `count` is what one rank calls NCCL with (one block where
+blocks are gathered, scattered or exchanged, else the whole vector), `size` the bytes of
+the larger of what a rank passes and what it gets. The operand of `all_gather` is thus
+1/n of its size; that of every other collective is all of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax import lax as jax_lax
+
+from ringcoll import lax as our_lax
+from ringcoll.algorithms import COLLECTIVES, build, names
+
+AXIS = "x"
+#: The name of jax.lax's own among the algorithms.
+LAX = "lax"
+
+Reference = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective: its name in jax.lax and in ringcoll, its sizes, its truth, its call.
+
+    Attributes:
+        name: of the function.
+        redop: what it reduces by, as nccl-tests say it; empty if it does not.
+        sends, gets: how many times `count` elements a rank passes and gets, of n ranks.
+        busbw: bus bandwidth over algorithm bandwidth, of n ranks; from nccl-tests.
+        reference: in NumPy, `[n, sends * count] -> [n, gets * count]`, a row for a rank.
+        call: `(library, x, **how)` by the library's function of that name.
+        timed: the algorithms that are timed if nobody chooses.
+    """
+
+    name: str
+    redop: str
+    sends: Callable[[int], int]
+    gets: Callable[[int], int]
+    busbw: Callable[[int], float]
+    reference: Reference
+    call: Callable[..., Any]
+    timed: tuple[str, ...]
+
+    def count(self, size: int, itemsize: int, n: int) -> int:
+        """The count whose size comes nearest to `size` from below; at least 1."""
+        return max(size // (itemsize * max(self.sends(n), self.gets(n))), 1)
+
+    def size(self, count: int, itemsize: int, n: int) -> int:
+        """The bytes of the larger of what a rank passes and gets."""
+        return count * itemsize * max(self.sends(n), self.gets(n))
+
+    def algorithms(self, n: int) -> tuple[str, ...]:
+        """The hand-written algorithms that run on n ranks."""
+        if self.name not in COLLECTIVES:
+            return self.timed
+        return tuple(name for name in names(self.name) if _exists(self.name, name, n))
+
+    def run(self, algorithm: str, x: Array, platform: str) -> Any:
+        """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll."""
+        if algorithm != LAX:
+            how = {"algorithm": algorithm} if self.name in COLLECTIVES else {}
+            return self.call(our_lax, x, **how)
+        if self.name == "pbroadcast" and platform != "gpu":  # lax has none: what people write
+            mine = jnp.where(jax_lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))
+            return jax_lax.psum(mine, AXIS)
+        return self.call(jax_lax, x)
+
+
+def _exists(collective: str, algorithm: str, n: int) -> bool:
+    try:
+        build(collective, algorithm, (n,))
+    except ValueError:
+        return False
+    return True
+
+
+def _everywhere(combine: Reference) -> Reference:
+    """What every rank gets, of what one gets."""
+    return lambda x: np.broadcast_to(one := combine(x), (len(x), one.size))
+
+
+def _fold(op: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Reference:
+    """All ranks' rows combined, in a dtype in which NumPy itself rounds nothing."""
+
+    def combine(x: np.ndarray) -> np.ndarray:
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        wide = jnp.promote_types(x.dtype, np.float32) if is_float else x.dtype
+        return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
+
+    return combine
+
+
+def _all_reduce(name: str, redop: str, op: Any) -> Case:
+    return Case(
+        name,
+        redop,
+        sends=lambda n: 1,
+        gets=lambda n: 1,
+        busbw=lambda n: 2 * (n - 1) / n,
+        reference=_everywhere(_fold(op)),
+        call=lambda lib, x, **how: getattr(lib, name)(x, AXIS, **how),
+        timed=("ring", "exchange"),
+    )
+
+
+CASES = (
+    Case(
+        "all_gather",
+        "",
+        sends=lambda n: 1,
+        gets=lambda n: n,
+        busbw=lambda n: (n - 1) / n,
+        reference=_everywhere(np.ravel),
+        call=lambda lib, x, **how: lib.all_gather(x, AXIS, tiled=True, **how),
+        timed=("ring", "bruck"),
+    ),
+    Case(
+        "psum_scatter",
+        "sum",
+        sends=lambda n: n,
+        gets=lambda n: 1,
+        busbw=lambda n: (n - 1) / n,
+        reference=lambda x: _fold(np.add)(x).reshape(len(x), -1),
+        call=lambda lib, x, **how: lib.psum_scatter(x, AXIS, tiled=True, **how),
+        timed=("ring", "bruck"),
+    ),
+    _all_reduce("psum", "sum", np.add),
+    _all_reduce("pmax", "max", np.maximum),
+    _all_reduce("pmin", "min", np.minimum),
+    Case(
+        "all_to_all",
+        "",
+        sends=lambda n: n,
+        gets=lambda n: n,
+        busbw=lambda n: (n - 1) / n,
+        reference=lambda x: x.reshape(len(x), len(x), -1).swapaxes(0, 1).reshape(x.shape),
+        call=lambda lib, x, **how: lib.all_to_all(x, AXIS, 0, 0, tiled=True, **how),
+        timed=("pairwise", "bruck"),
+    ),
+    Case(
+        "pbroadcast",
+        "",
+        sends=lambda n: 1,
+        gets=lambda n: 1,
+        busbw=lambda n: 1.0,
+        reference=_everywhere(lambda x: x[0]),
+        call=lambda lib, x, **how: lib.pbroadcast(x, AXIS, 0, **how),
+        timed=("ring", "exchange"),
+    ),
+    Case(
+        "ppermute",
+        "",
+        sends=lambda n: 1,
+        gets=lambda n: 1,
+        busbw=lambda n: 1.0,
+        reference=lambda x: np.roll(x, 1, axis=0),
+        call=lambda lib, x: lib.ppermute(x, AXIS, _to_the_next(jax_lax.axis_size(AXIS))),
+        timed=("hop",),
+    ),
+)
+
+
+def _to_the_next(n: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % n) for rank in range(n)]

@@ -1,0 +1,20 @@
+"""Eight virtual CPU devices, and JAX as strict as it can be."""
+
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+from hypothesis import HealthCheck, settings
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile(
+    "ringcoll",
+    deadline=None,  # examples compile
+    max_examples=25,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ringcoll")

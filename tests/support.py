@@ -1,0 +1,79 @@
+"""What the tests share: meshes, data whose sums are exact, and every rank's result."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from ringcoll import algorithms
+
+#: Odd ones and those that are no power of two are where rivals are wrong.
+SIZES = (1, 2, 3, 4, 5, 8)
+
+
+def make_mesh(*shape: int, names: str = "xyz", axis_type: AxisType = AxisType.Auto) -> Mesh:
+    """A mesh of the first devices, its axes named x, y, z."""
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return Mesh(devices, tuple(names[: len(shape)]), axis_types=(axis_type,) * len(shape))
+
+
+def data(shape: Sequence[int], dtype: Any = jnp.float32, ranks: int = 8) -> np.ndarray:
+    """Small integers, distinct as far as the dtype allows, whose sum over `ranks` is exact.
+
+    A sum is exact in any order as long as no partial sum needs more digits than the dtype
+    has: the values stay below the largest exact integer over the number of ranks.
+    """
+    size = int(np.prod(shape))
+    if dtype == bool:
+        return (np.arange(size) * 7 % 3 == 0).reshape(shape)
+    kind = jnp.dtype(dtype)
+    if jnp.issubdtype(kind, jnp.inexact):
+        largest = 2 ** (jnp.finfo(kind).nmant + 1)
+    else:
+        largest = int(jnp.iinfo(kind).max)
+    values = np.arange(size) % max(largest // max(ranks, 1), 2)
+    made = values.reshape(shape).astype(kind)
+    return made * (1 + 2j) if jnp.issubdtype(kind, jnp.complexfloating) else made
+
+
+def per_rank(
+    mesh: Mesh, function: Callable, *operands: Any, check_vma: bool = True, jit: bool = True
+) -> Any:
+    """Run on every rank, operand[r] to rank r, and stack what each rank returns.
+
+    Operands have a leading dimension of as many ranks as the mesh, row-major; so has the
+    result, which shows what *every* rank holds.
+    """
+    spec = P(mesh.axis_names)
+
+    def one_rank(*shards: Any) -> Any:
+        result = function(*jax.tree.map(lambda x: x[0], shards))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
+
+    mapped = jax.shard_map(
+        one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    return (jax.jit(mapped) if jit else mapped)(*operands)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Equal pytrees: structure, dtypes, weak types and every bit of every value."""
+    chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
+    chex.assert_trees_all_equal(ours, theirs, strict=True)
+
+
+def runnable(collective: str, *shape: int) -> list[str]:
+    """The algorithms that can run a collective on axes of these sizes."""
+    possible = []
+    for name in algorithms.names(collective):
+        try:
+            algorithms.build(collective, name, tuple(shape))
+        except ValueError:
+            continue
+        possible.append(name)
+    return possible
