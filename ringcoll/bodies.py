@@ -38,8 +38,9 @@ class Scheduled(Collective):
         ranks = Ranks.over(self.axes, self.groups)
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
         if isinstance(algorithm, Table):
-            nbytes, itemsize = x.size * x.dtype.itemsize, x.dtype.itemsize
-            algorithm = algorithm.pick(self.collective, platform, ranks.size, nbytes, itemsize)
+            nbytes = x.size * x.dtype.itemsize
+            name = self.collective
+            algorithm = algorithm.pick(name, platform, ranks.size, nbytes, x.dtype.name)
         if algorithm == "lax":
             return self.builtin(self.widen(x), platform).astype(x.dtype)
         schedule = algorithms.build(self.collective, algorithm, ranks.shape)

@@ -5,7 +5,7 @@ none does, the answer is "lax", the built-in collective:
 
     {"measured_on": "8 virtual CPU devices, jax 0.10.2",
      "rows": [{"collective": "all_gather", "platform": "cpu", "algorithm": "ring",
-               "bytes": [4194304, null], "itemsize": [1, 3], "why": "..."}]}
+               "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"], "why": "..."}]}
 
 Bounds are as in `range`: the first value is in, the last is not; null is open.
 """
@@ -38,7 +38,8 @@ class Row:
         algorithm: one of `algorithms.names(collective)`, or "lax".
         ranks: of the axis, or of all axes together.
         bytes: of one rank's operand.
-        itemsize: bytes of an element (on CPU, XLA sends narrow floats as wide ones).
+        dtypes: names or beginnings of names, such as "float8"; none is all. (XLA on CPU
+            sends narrow floats as wide ones, but not narrow integers.)
         why: a comment.
 
     Raises:
@@ -50,7 +51,7 @@ class Row:
     algorithm: str
     ranks: Bounds = (None, None)
     bytes: Bounds = (None, None)
-    itemsize: Bounds = (None, None)
+    dtypes: tuple[str, ...] = ()
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -58,20 +59,23 @@ class Row:
             _check_string(name, getattr(self, name))
         _check_choice("algorithm", self.algorithm, (*names(self.collective), "lax"))
         _check_choice("platform", self.platform, PLATFORMS)
-        for name in ("ranks", "bytes", "itemsize"):
+        for name in ("ranks", "bytes"):
             # JSON has lists only, and a row of lists could not be hashed.
             object.__setattr__(self, name, _bounds(name, getattr(self, name)))
+        if not isinstance(self.dtypes, tuple | list):
+            raise ValueError(f"dtypes: {self.dtypes!r} is not a list of names")
+        for dtype in self.dtypes:
+            _check_string("dtypes", dtype)
+        object.__setattr__(self, "dtypes", tuple(self.dtypes))
 
-    def covers(
-        self, collective: str, platform: str, ranks: int, nbytes: int, itemsize: int
-    ) -> bool:
+    def covers(self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str) -> bool:
         """Whether the row is about such a call."""
         return (
             self.collective == collective
             and self.platform in (platform, "*")
             and _within(ranks, self.ranks)
             and _within(nbytes, self.bytes)
-            and _within(itemsize, self.itemsize)
+            and (not self.dtypes or dtype.startswith(self.dtypes))
         )
 
 
@@ -90,7 +94,7 @@ class Table:
     def __post_init__(self) -> None:
         _check_string("measured_on", self.measured_on)
 
-    def pick(self, collective: str, platform: str, ranks: int, nbytes: int, itemsize: int) -> str:
+    def pick(self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str) -> str:
         """The algorithm of the first row that covers a call, or "lax".
 
         A row is passed over if its algorithm does not exist for so many ranks.
@@ -99,14 +103,14 @@ class Table:
             collective, platform: as in `Row`; "gpu" for every maker's.
             ranks: of all axes together.
             nbytes: of one rank's operand.
-            itemsize: bytes of one of its elements.
+            dtype: the name of its dtype.
 
         Raises:
             ValueError: no such collective.
         """
         names(collective)  # a misspelt one would match no row, and be "lax" in silence
         for row in self.rows:
-            if row.covers(collective, platform, ranks, nbytes, itemsize) and _runs(row, ranks):
+            if row.covers(collective, platform, ranks, nbytes, dtype) and _runs(row, ranks):
                 return row.algorithm
         return "lax"
 

@@ -12,7 +12,7 @@ from ringcoll.table import PLATFORMS, VARIABLE, Row, Table, default_table
 TABLE = Table(
     (
         Row("psum", "cpu", "exchange", ranks=(2, 9), bytes=(None, 4096)),
-        Row("psum", "cpu", "ring", bytes=(4096, 2**20), itemsize=(2, 3), why="narrow floats"),
+        Row("psum", "cpu", "ring", bytes=(4096, 2**20), dtypes=("bf", "float8"), why="narrow"),
         Row("psum", "*", "recursive_doubling", ranks=(3, None)),
         Row("psum", "*", "bruck", ranks=(3, None)),
         Row("psum", "*", "ring", bytes=(2**30, None)),
@@ -24,18 +24,18 @@ TABLE = Table(
 @pytest.mark.parametrize(
     ("call", "algorithm"),
     [
-        (("psum", "cpu", 8, 4095, 4), "exchange"),
-        (("psum", "cpu", 2, 0, 4), "exchange"),
-        (("psum", "cpu", 8, 4096, 2), "ring"),  # the end of bounds is not in them
-        (("psum", "cpu", 9, 4096, 2), "ring"),
-        (("psum", "cpu", 8, 4096, 1), "recursive_doubling"),
-        (("psum", "cpu", 8, 4096, 3), "recursive_doubling"),
-        (("psum", "cpu", 16, 4095, 4), "recursive_doubling"),
-        (("psum", "gpu", 8, 4095, 4), "recursive_doubling"),
-        (("psum", "tpu", 9, 4095, 4), "bruck"),  # there is no doubling of 9 ranks
-        (("psum", "tpu", 2, 2**30, 4), "ring"),
-        (("psum", "tpu", 2, 2**30 - 1, 4), "lax"),
-        (("psum_scatter", "cpu", 8, 4095, 4), "lax"),
+        (("psum", "cpu", 8, 4095, "float32"), "exchange"),
+        (("psum", "cpu", 2, 0, "float32"), "exchange"),
+        (("psum", "cpu", 8, 4096, "bfloat16"), "ring"),  # the end of bounds is not in them
+        (("psum", "cpu", 9, 4096, "float8_e5m2"), "ring"),
+        (("psum", "cpu", 8, 4096, "int16"), "recursive_doubling"),
+        (("psum", "cpu", 8, 4096, "float16"), "recursive_doubling"),
+        (("psum", "cpu", 16, 4095, "float32"), "recursive_doubling"),
+        (("psum", "gpu", 8, 4095, "float32"), "recursive_doubling"),
+        (("psum", "tpu", 9, 4095, "float32"), "bruck"),  # there is no doubling of 9 ranks
+        (("psum", "tpu", 2, 2**30, "float32"), "ring"),
+        (("psum", "tpu", 2, 2**30 - 1, "float32"), "lax"),
+        (("psum_scatter", "cpu", 8, 4095, "float32"), "lax"),
     ],
 )
 def test_the_first_row_that_covers_a_call_decides(call, algorithm):
@@ -44,13 +44,13 @@ def test_the_first_row_that_covers_a_call_decides(call, algorithm):
 
 def test_a_row_may_say_lax():
     table = Table((Row("psum", "*", "lax", ranks=(2, 3)), Row("psum", "*", "ring")))
-    assert table.pick("psum", "cpu", 2, 8, 4) == "lax"
-    assert table.pick("psum", "cpu", 3, 8, 4) == "ring"
+    assert table.pick("psum", "cpu", 2, 8, "float32") == "lax"
+    assert table.pick("psum", "cpu", 3, 8, "float32") == "ring"
 
 
 def test_an_unknown_collective_is_no_silent_lax():
     with pytest.raises(ValueError, match="no collective 'allreduce'; there are all_gather, "):
-        TABLE.pick("allreduce", "cpu", 8, 4096, 4)
+        TABLE.pick("allreduce", "cpu", 8, 4096, "float32")
 
 
 bounds = st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(100, 2**40))
@@ -62,7 +62,7 @@ rows = st.sampled_from(COLLECTIVES).flatmap(
         st.sampled_from([*names(collective), "lax"]),
         ranks=bounds,
         bytes=bounds,
-        itemsize=bounds,
+        dtypes=st.lists(st.sampled_from(["bfloat16", "float8"])).map(tuple),
         why=st.text(),
     )
 )
@@ -101,7 +101,9 @@ BAD_ROWS = [
     ({"ranks": [8]}, "ranks: [8] is not a pair; write [first, end], null if open"),
     ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
     ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
-    ({"itemsize": [True, 4]}, "itemsize: True is neither null nor a whole number from 0"),
+    ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),
+    ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),
+    ({"dtypes": [2]}, "dtypes: 2 is not a string"),
     ({"ranks": [8, 8]}, "ranks: 8 to 8 covers nothing; the end is not in it"),
     ({"why": 3}, "why: 3 is not a string"),
 ]

@@ -1,0 +1,46 @@
+"""`python -m benchmarks`: measure the collectives; with a command, something else.
+
+See `python -m benchmarks -h`, and `python -m benchmarks COMMAND -h`.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+from benchmarks import join, loop, sweep, tune  # JAX reads the environment when imported
+
+#: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
+#: what it does in the first line of its docstring.
+COMMANDS = {"tune": tune, "loop": loop, "join": join}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; without one, the sweep over collectives."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=sweep.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sweep.add_arguments(parser)
+    parser.set_defaults(run=sweep.run)
+    commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        about = (module.__doc__ or "").partition("\n")[0]
+        command = commands.add_parser(
+            name,
+            help=about,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

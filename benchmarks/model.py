@@ -1,0 +1,59 @@
+"""What the model of this run predicts: alpha, beta and gamma, fitted to its rows.
+
+One model a dtype: a narrow addition costs another time a byte than a wide one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from benchmarks.cases import LAX
+from benchmarks.measure import Row
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.cost import Model, Sample, fit, price, seconds
+from ringcoll.schedule import Price
+
+
+class Fitted(NamedTuple):
+    """A model, its median relative error, and how many rows it was fitted to."""
+
+    model: Model
+    error: float
+    rows: int
+
+
+def paid(row: Row) -> Price | None:
+    """What the row's algorithm pays, in 1/n of its size; None for what lax does."""
+    if row.resolved == LAX or row.ranks == 1:
+        return None
+    if row.collective in COLLECTIVES:
+        return price(row.collective, row.resolved, (row.ranks,))
+    whole = Fraction(row.ranks)
+    return Price(rounds=1, messages=1, sent=whole, raw=whole, link=whole)
+
+
+def predict(row: Row, model: Model, size: int | None = None) -> float | None:
+    """The seconds of a row's algorithm, at its own or another size."""
+    counts = paid(row)
+    return counts and seconds(counts, (size or row.size) / row.ranks, model)
+
+
+def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:
+    """The model of each dtype, and the rows with what it predicts.
+
+    Fitted to the hand-written algorithms, each by its own name.
+    """
+    samples: dict[str, list[Sample]] = {}
+    for row in rows:
+        counts = paid(row)
+        if row.algorithm == row.resolved and counts and row.seconds:
+            shard = row.size / row.ranks
+            link, added = float(counts.link) * shard, float(counts.additions) * shard
+            sample = Sample(counts.rounds, link, added, row.seconds.median)
+            samples.setdefault(row.type, []).append(sample)
+    fitted = {name: Fitted(*fit(some), len(some)) for name, some in samples.items()}
+    return fitted, [
+        replace(row, predicted=predict(row, fitted[row.type].model)) if row.type in fitted else row
+        for row in rows
+    ]

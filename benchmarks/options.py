@@ -1,0 +1,122 @@
+"""The flags, in nccl-tests' letters where it has them, and what they stand for."""
+
+import argparse
+import os
+import platform
+import time
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.cases import AXIS
+
+#: Datatypes that need no `jax_enable_x64`, and those that do.
+DATATYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+DATATYPES += ("int32", "uint32", "int16", "uint16", "int8", "uint8")
+WIDE_DATATYPES = ("float64", "int64", "uint64")
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def size(text: str) -> int:
+    """Bytes, of "512", "1K", "64M" or "1G".
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these, or 0.
+    """
+    number, unit = (text[:-1], _UNITS[text[-1].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
+    if not number.isdecimal() or int(number) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512, 1K, 64M or 1G")
+    return int(number) * unit
+
+
+def listed(*choices: str):
+    """A type for argparse: several of the choices, comma between, or "all"."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = choices if text == "all" else tuple(text.split(","))
+        for name in chosen:
+            if name not in choices:
+                wanted = ", ".join(choices)
+                raise argparse.ArgumentTypeError(f"no {name!r}; choose from {wanted} or all")
+        return chosen
+
+    return parse
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """-b, -e, -f and -i."""
+    add = parser.add_argument
+    add("-b", "--minbytes", type=size, default="1K", metavar="SIZE", help="from (default 1K)")
+    add("-e", "--maxbytes", type=size, default="64M", metavar="SIZE", help="to (default 64M)")
+    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="times (default 4)")
+    add("-i", "--stepbytes", type=size, metavar="SIZE", help="plus, in place of -f")
+
+
+def sizes(args: argparse.Namespace) -> list[int]:
+    """The sizes that -b, -e, -f and -i name."""
+    if args.stepfactor < 2 and not args.stepbytes:
+        raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
+    made, value = [], args.minbytes
+    while value <= args.maxbytes:
+        made.append(value)
+        value = value + args.stepbytes if args.stepbytes else value * args.stepfactor
+    if not made:
+        raise SystemExit(f"no sizes: -b {args.minbytes} is above -e {args.maxbytes}")
+    return made
+
+
+def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
+    """-g, -n and --budget."""
+    add = parser.add_argument
+    add("-g", "--devices", type=int, metavar="N", help="how many to use (default: all)")
+    add("-n", "--iters", type=int, default=rounds, metavar="N", help="rounds of timing at most")
+    add(
+        "--budget",
+        type=float,
+        default=budget,
+        metavar="SECONDS",
+        help=f"fewer rounds, and in the end fewer sizes, to keep within (default {budget})",
+    )
+
+
+def add_datatypes(parser: argparse.ArgumentParser) -> None:
+    """-d."""
+    parser.add_argument(
+        "-d",
+        "--datatype",
+        type=listed(*DATATYPES, *(WIDE_DATATYPES if jax.config.jax_enable_x64 else ())),
+        default="float32,bfloat16",
+        metavar="LIST",
+        help="names with commas between, or all (default float32,bfloat16); "
+        "64 bits with JAX_ENABLE_X64=1",
+    )
+
+
+def mesh(args: argparse.Namespace) -> Mesh:
+    """One axis of the first -g devices."""
+    devices = jax.devices()
+    n = args.devices or len(devices)
+    if not 1 <= n <= len(devices):
+        cure = f"; set JAX_NUM_CPU_DEVICES={n}" if devices[0].platform == "cpu" and n > 0 else ""
+        raise SystemExit(f"-g {n}: there are {len(devices)} devices{cure}")
+    return Mesh(np.array(devices[:n]), (AXIS,))
+
+
+def described(mesh: Mesh) -> dict[str, Any]:
+    """Where and with what it is measured."""
+    device = mesh.devices.flat[0]
+    return {
+        "devices": mesh.size,
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }

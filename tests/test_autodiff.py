@@ -1,0 +1,180 @@
+"""Derivatives: the full Jacobian matrix over all ranks, against NumPy's and lax's.
+
+A psum whose gradient is n times too large passes almost any other test. Here the whole
+map, from what all ranks are given to what all ranks hold, is differentiated from outside
+of shard_map, forward and in reverse, and every entry of its matrix compared. All data are
+small integers, so that equal means equal.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from support import SIZES, make_mesh, runnable
+
+import ringcoll
+
+
+class Case(NamedTuple):
+    """A collective: the shape of its operand, itself, and what NumPy makes of all ranks'."""
+
+    shape: Callable  # n -> the shape on one rank
+    run: Callable  # (module, x, axis_name, n, **keywords) -> the result on one rank
+    reference: Callable  # [n, *shape] -> [n, ...]
+    collective: str | None = None  # whose algorithms it runs by
+
+
+def pbroadcast(module, x, axis, n, **keywords):
+    if module is lax:  # whose own has no CPU lowering
+        return lax.psum(jnp.where(lax.axis_index(axis) == n - 1, x, 0), axis)
+    return module.pbroadcast(x, axis, n - 1, **keywords)
+
+
+def to_next(n):
+    """All but the last send: rank 0 is sent nothing."""
+    return [(r, r + 1) for r in range(n - 1)]
+
+
+CASES = {
+    "all_gather": Case(
+        lambda n: (2,),
+        lambda m, x, axis, n, **kw: m.all_gather(x, axis, axis=1, **kw),
+        lambda x: np.stack([x.T] * len(x)),
+        "all_gather",
+    ),
+    "all_gather to invarying": Case(
+        lambda n: (2,),
+        lambda m, x, axis, n, **kw: m.all_gather(x, axis, tiled=True, to="invarying", **kw),
+        lambda x: np.stack([x.reshape(-1)] * len(x)),
+        "all_gather",
+    ),
+    "psum_scatter": Case(
+        lambda n: (n, 2),
+        lambda m, x, axis, n, **kw: m.psum_scatter(x, axis, **kw),
+        lambda x: x.sum(0),
+        "psum_scatter",
+    ),
+    "psum_scatter tiled": Case(
+        lambda n: (1, 2 * n),
+        lambda m, x, axis, n, **kw: m.psum_scatter(x, axis, scatter_dimension=1, tiled=True, **kw),
+        lambda x: x.sum(0).reshape(len(x), 1, 2),
+        "psum_scatter",
+    ),
+    "psum": Case(
+        lambda n: (3,),
+        lambda m, x, axis, n, **kw: m.psum(x, axis, **kw),
+        lambda x: np.stack([x.sum(0)] * len(x)),
+        "psum",
+    ),
+    "pmean": Case(
+        lambda n: (n,),
+        lambda m, x, axis, n, **kw: m.pmean(x, axis, **kw),
+        lambda x: np.stack([x.sum(0) / np.float32(len(x))] * len(x)),
+        "pmean",
+    ),
+    "all_to_all": Case(  # of which lax's own transpose is wrong (see below)
+        lambda n: (n, 2),
+        lambda m, x, axis, n, **kw: m.all_to_all(x, axis, 0, 1, **kw),
+        lambda x: np.moveaxis(x, 0, 2),
+        "all_to_all",
+    ),
+    "all_to_all tiled": Case(
+        lambda n: (n, 2),
+        lambda m, x, axis, n, **kw: m.all_to_all(x, axis, 0, 1, tiled=True, **kw),
+        lambda x: x.swapaxes(0, 1).reshape(len(x), 1, -1),
+        "all_to_all",
+    ),
+    "pswapaxes": Case(
+        lambda n: (2, n),
+        lambda m, x, axis, n, **kw: m.pswapaxes(x, axis, 1, **kw),
+        lambda x: x.swapaxes(0, 2),
+        "all_to_all",
+    ),
+    "pbroadcast": Case(
+        lambda n: (3,), pbroadcast, lambda x: np.stack([x[-1]] * len(x)), "pbroadcast"
+    ),
+    "ppermute": Case(
+        lambda n: (2,),
+        lambda m, x, axis, n, **kw: m.ppermute(x, axis, to_next(n)),
+        lambda x: np.concatenate([np.zeros_like(x[:1]), x[:-1]]),
+    ),
+}
+GROUPED = ("all_gather", "psum_scatter", "psum_scatter tiled", "psum", "all_to_all tiled")
+
+
+def of_all(case, teams, x):
+    """What NumPy makes of all ranks' operands, where each team is on its own."""
+    n = sum(map(len, teams))
+    out = np.zeros((n, *case.reference(x[teams[0]]).shape[1:]), x.dtype)
+    for team in teams:
+        out[team] = case.reference(x[team])
+    return out
+
+
+def matrix(case, teams, n):
+    """The Jacobian of `of_all`: result by operand."""
+    shape = (sum(map(len, teams)), *case.shape(n))
+    units = np.eye(int(np.prod(shape)), dtype=np.float32)
+    columns = [of_all(case, teams, unit.reshape(shape)) for unit in units]
+    return np.stack(columns, -1).reshape(*columns[0].shape, *shape)
+
+
+def algorithms_of(case, n, all_of_them):
+    if case.collective is None:
+        return [{}]
+    names = runnable(case.collective, n)
+    if not all_of_them:
+        names = [names[0], names[-1]]  # a ring and another
+    return [{"algorithm": name} for name in names]
+
+
+def jacobians(mesh, functions, shapes, check_vma, out=None):
+    """{name: (reverse, forward)} of the maps from all ranks' operands to their results."""
+    spec = P(mesh.axis_names)
+
+    def of(name):
+        def whole(x):
+            mapped = jax.shard_map(
+                lambda x: functions[name](x[0])[None] if out is None else functions[name](x[0]),
+                mesh=mesh,
+                in_specs=spec,
+                out_specs=spec if out is None else out,
+                check_vma=check_vma,
+            )
+            return mapped(x)
+
+        x = jnp.ones((mesh.size, *shapes[name]))
+        return jax.jacrev(whole)(x), jax.jacfwd(whole)(x)
+
+    return jax.jit(lambda: {name: of(name) for name in functions})()
+
+
+def compare(made, expected):
+    for key, (reverse, forward) in made.items():
+        np.testing.assert_array_equal(forward, expected[key[0]], f"{key}, forward")
+        np.testing.assert_array_equal(reverse, expected[key[0]], f"{key}, in reverse")
+
+
+def bound(case, n, axis="x", module=ringcoll, **keywords):
+    return lambda x: case.run(module, x, axis, n, **keywords)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", SIZES)
+def test_jacobian(n, check_vma):
+    functions = {
+        (name, *keywords.values()): bound(case, n, **keywords)
+        for name, case in CASES.items()
+        for keywords in algorithms_of(case, n, all_of_them=n in (3, 4))
+    }
+    for name, case in CASES.items():
+        if name != "all_to_all":
+            functions[name, "jax.lax"] = bound(case, n, module=lax)
+    shapes = {key: CASES[key[0]].shape(n) for key in functions}
+    made = jacobians(make_mesh(n), functions, shapes, check_vma)
+    compare(made, {name: matrix(case, [np.arange(n)], n) for name, case in CASES.items()})
