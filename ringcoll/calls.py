@@ -94,8 +94,8 @@ class Call:
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         args = {"axis_name": self.axis_name, **self.dims, **self.said, **groups}
         call = ", ".join(["x", *(f"{name}={value!r}" for name, value in args.items())])
-        words = words or f"not supported by jax.lax.{self.name}"
         cure = cure or next((cure for p, cure in _CURES if re.search(p, words)), "")
+        words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:
             cure = cure.format(n=self._size())
         if "{mesh}" in cure:
@@ -160,12 +160,9 @@ class Call:
 
     def _check_accumulation(self, leaf: Any) -> None:
         wide, dtype = jnp.dtype(self.accumulate_dtype), jax.typeof(leaf).dtype
-        if jnp.issubdtype(dtype, jnp.inexact) and jnp.promote_types(dtype, wide) != wide:
-            raise self.refusal(
-                ValueError,
-                f"accumulate_dtype={wide.name} cannot hold every {dtype.name}",
-                f"pass one that can, such as {jnp.promote_types(dtype, wide).name}",
-            )
+        if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
+            words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
+            raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
 
     def _check_algorithm(self) -> None:
         if self.collective is None or self.lax_only or not self.axes:
@@ -212,6 +209,16 @@ class Call:
 
     def _whole(self) -> int:
         return math.prod(lax.axis_size(axis) for axis in self.axes)
+
+
+def _holds(wide: Any, dtype: Any) -> bool:
+    """Whether every value of a floating (or complex) dtype is one of another."""
+    if not jnp.issubdtype(wide, jnp.inexact):
+        return False
+    if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(dtype, jnp.complexfloating):
+        return False
+    w, d = jnp.finfo(wide), jnp.finfo(dtype)
+    return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
 
 
 def _of_numbers(ours: Callable[[Array], Array], x: Array) -> Array:

@@ -9,8 +9,8 @@ from jax import Array, lax
 from ringcoll import engine
 from ringcoll.algorithms import Stages
 from ringcoll.manual import empty, sharded_dims
-from ringcoll.schedule import Schedule
-from ringcoll.wire import Ranks
+from ringcoll.schedule import AllToAll, Schedule
+from ringcoll.wire import Ranks, as_bits
 
 Op = Callable[[Array, Array], Array]
 Widen = Callable[[Array], Array]
@@ -32,9 +32,19 @@ def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Array | int]:
     return start
 
 
+def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """x as bits if it is an 8-bit float, and the way back from the result.
+
+    XLA:CPU would convert the whole result for every shard that is put into it. The
+    barrier keeps the last of them from being fused with the bitcast, and so copied.
+    """
+    bits, back = as_bits(x, floats=(8,))
+    return bits, back if bits is x else lambda result: back(lax.optimization_barrier(result))
+
+
 def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
     """All-gather: every shard that comes is put in its place."""
-    ranks = ranks.cut(schedule.shape)
+    bits, back = _bits_to_place(x)
     lane_dim, shares = _lane_shares(x, x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[engine.Shard]) -> Array:
@@ -43,16 +53,32 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
             out = lax.dynamic_update_slice(out, shard.value, _start(x.ndim, *place))
         return out
 
-    own = [lax.dynamic_slice_in_dim(x, lo, size, lane_dim) for lo, size in shares]
+    own = [lax.dynamic_slice_in_dim(bits, lo, size, lane_dim) for lo, size in shares]
     shape = [s * ranks.size if d == dim else s for d, s in enumerate(x.shape)]
-    return engine.gather(schedule, ranks, own, visit, empty(shape, x, ranks.axes))
+    return back(engine.gather(schedule, ranks, own, visit, empty(shape, bits, ranks.axes)))
+
+
+def exchange_along(x: Array, split: int, concat: int, schedule: AllToAll, ranks: Ranks) -> Array:
+    """All-to-all: every block that comes is put in its place."""
+    bits, back = _bits_to_place(x)
+    size = x.shape[split] // ranks.size
+    blocks = [
+        lax.dynamic_slice_in_dim(bits, ranks.target(d) * size, size, split)
+        for d in range(ranks.size)
+    ]
+    shape = [size if d == split else s for d, s in enumerate(x.shape)]
+    width = shape[concat]
+    shape[concat] *= ranks.size
+    out = empty(shape, bits, ranks.axes)
+    for d, block in enumerate(engine.exchange(schedule, ranks, blocks)):
+        out = lax.dynamic_update_slice_in_dim(out, block, ranks.origin(d) * width, concat)
+    return back(out)
 
 
 def reduce_along(
     x: Array, dim: int, schedule: Schedule, ranks: Ranks, op: Op, widen: Widen
 ) -> Array:
     """Reduce-scatter: every contribution is a slice of the operand."""
-    ranks = ranks.cut(schedule.shape)
     shape = [s // ranks.size if d == dim else s for d, s in enumerate(x.shape)]
     lane_dim, shares = _lane_shares(x, shape, schedule.lanes)
 
@@ -84,17 +110,9 @@ def by_stages(
     """
     digits = tuple(n for stage in stages for n in stage.shape)
     start = 0
-
-    def visit(buffer: Array, shards: list[engine.Shard]) -> Array:
-        for shard in shards:
-            place = _start(buffer.ndim, (0, shard.origin))
-            buffer = lax.dynamic_update_slice(buffer, shard.value[None], place)
-        return buffer
-
     for stage in stages:
         part = ranks.cut(digits, (start, start + len(stage.shape)))
-        buffer = empty((stage.size, *x.shape), x, ranks.axes)
-        gathered = engine.gather(stage, part, [x], visit, buffer)
+        gathered = gather_along(x[None], 0, stage, part)
         x = functools.reduce(op, [widen(gathered[i]) for i in range(stage.size)])
         start += len(stage.shape)
     return x

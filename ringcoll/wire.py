@@ -16,20 +16,22 @@ from ringcoll.primitive import Collective
 Pairs = tuple[tuple[int, int], ...]
 
 
-def as_bits(x: Array, narrow_only: bool = True) -> tuple[Array, Callable[[Array], Array]]:
+def as_bits(
+    x: Array, floats: tuple[int, ...] | None = (8, 16)
+) -> tuple[Array, Callable[[Array], Array]]:
     """x as unsigned integers of its own width if it is a narrow float, and the way back.
 
     XLA:CPU promotes narrow floats in collectives, even where nothing is computed: bf16
     travels as f32, float8 as f16, twice the bytes and two conversions. Integers of the
-    same width travel as they are, and the bitcast costs nothing on any platform.
+    same width travel as they are, and a bitcast in or out of a message costs nothing.
 
     Args:
         x: anything but a complex array.
-        narrow_only: leave what is no narrow float as it is; else make bits of all.
+        floats: the widths of floats that are made bits; None makes bits of every dtype.
     """
     dtype = x.dtype
     is_float = jnp.issubdtype(dtype, jnp.floating)
-    if narrow_only and not (is_float and jnp.finfo(dtype).bits in (8, 16)):
+    if floats is not None and not (is_float and jnp.finfo(dtype).bits in floats):
         return x, lambda y: y
     if dtype == jnp.bool_:
         return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
@@ -76,6 +78,16 @@ class Hop(Collective, name="ppermute"):
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
+
+    def locally(self, x, dim, axis):  # by hand: lax's own rule wants every rank to send
+        if len(self.axes) > 1:
+            raise NotImplementedError(
+                f"ppermute over {self.axes}, of which {axis.name!r} is the axis of a vmap; "
+                "permute one axis at a time"
+            )
+        source = {d: s for s, d in self.pairs}
+        sources = jnp.asarray([source.get(rank, axis.size) for rank in range(axis.size)])
+        return jnp.take(x, sources, dim, mode="fill", fill_value=0), dim
 
 
 @dataclass(frozen=True)

@@ -147,11 +147,11 @@ def test_who_is_sent_nothing_has_zeros(check_vma):
 )
 def test_bits_there_and_back(dtype):
     x = jnp.arange(-4, 4).astype(dtype)
-    for narrow_only in (True, False):
-        bits, back = as_bits(x, narrow_only)
+    for floats in ((8, 16), None):
+        bits, back = as_bits(x, floats)
         assert_same(back(bits), x)
         width = 8 if dtype == "bool" else jnp.finfo(dtype).bits if "float" in dtype else None
-        if not narrow_only or (width in (8, 16) and dtype != "bool"):
+        if floats is None or (width in (8, 16) and dtype != "bool"):
             assert jnp.issubdtype(bits.dtype, jnp.unsignedinteger)
             assert width in (None, jnp.iinfo(bits.dtype).bits)
         else:
