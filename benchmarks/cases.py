@@ -22,6 +22,8 @@ from ringcoll.algorithms import COLLECTIVES, build, names
 AXIS = "x"
 #: The name of jax.lax's own among the algorithms.
 LAX = "lax"
+#: Bytes up to which the algorithms of few rounds are timed if nobody chooses.
+SMALL = 2**18
 
 Reference = Callable[[np.ndarray], np.ndarray]
 
@@ -37,7 +39,7 @@ class Case:
         busbw: bus bandwidth over algorithm bandwidth, of n ranks; from nccl-tests.
         reference: in NumPy, `[n, sends * count] -> [n, gets * count]`, a row for a rank.
         call: `(library, x, **how)` by the library's function of that name.
-        timed: the algorithms that are timed if nobody chooses.
+        best: the algorithms that are timed if nobody chooses: at all sizes, at small ones.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Case:
     busbw: Callable[[int], float]
     reference: Reference
     call: Callable[..., Any]
-    timed: tuple[str, ...]
+    best: tuple[str, str]
 
     def count(self, size: int, itemsize: int, n: int) -> int:
         """The count whose size comes nearest to `size` from below; at least 1."""
@@ -60,8 +62,14 @@ class Case:
     def algorithms(self, n: int) -> tuple[str, ...]:
         """The hand-written algorithms that run on n ranks."""
         if self.name not in COLLECTIVES:
-            return self.timed
+            return self.best[:1]
         return tuple(name for name in names(self.name) if _exists(self.name, name, n))
+
+    def timed(self, size: int) -> tuple[str, ...]:
+        """The algorithms that are timed if nobody chooses."""
+        chosen = self.best if size <= SMALL else self.best[:1]
+        auto = ("auto",) if self.name in COLLECTIVES else ()
+        return auto + tuple(dict.fromkeys(chosen))
 
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
         """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll."""
@@ -107,7 +115,7 @@ def _all_reduce(name: str, redop: str, op: Any) -> Case:
         busbw=lambda n: 2 * (n - 1) / n,
         reference=_everywhere(_fold(op)),
         call=lambda lib, x, **how: getattr(lib, name)(x, AXIS, **how),
-        timed=("ring", "exchange"),
+        best=("ring", "exchange"),
     )
 
 
@@ -120,7 +128,7 @@ CASES = (
         busbw=lambda n: (n - 1) / n,
         reference=_everywhere(np.ravel),
         call=lambda lib, x, **how: lib.all_gather(x, AXIS, tiled=True, **how),
-        timed=("ring", "bruck"),
+        best=("ring", "bruck"),
     ),
     Case(
         "psum_scatter",
@@ -130,7 +138,7 @@ CASES = (
         busbw=lambda n: (n - 1) / n,
         reference=lambda x: _fold(np.add)(x).reshape(len(x), -1),
         call=lambda lib, x, **how: lib.psum_scatter(x, AXIS, tiled=True, **how),
-        timed=("ring", "bruck"),
+        best=("ring", "bruck"),
     ),
     _all_reduce("psum", "sum", np.add),
     _all_reduce("pmax", "max", np.maximum),
@@ -143,7 +151,7 @@ CASES = (
         busbw=lambda n: (n - 1) / n,
         reference=lambda x: x.reshape(len(x), len(x), -1).swapaxes(0, 1).reshape(x.shape),
         call=lambda lib, x, **how: lib.all_to_all(x, AXIS, 0, 0, tiled=True, **how),
-        timed=("pairwise", "bruck"),
+        best=("pairwise", "bruck"),
     ),
     Case(
         "pbroadcast",
@@ -153,7 +161,7 @@ CASES = (
         busbw=lambda n: 1.0,
         reference=_everywhere(lambda x: x[0]),
         call=lambda lib, x, **how: lib.pbroadcast(x, AXIS, 0, **how),
-        timed=("ring", "exchange"),
+        best=("ring", "exchange"),
     ),
     Case(
         "ppermute",
@@ -163,7 +171,7 @@ CASES = (
         busbw=lambda n: 1.0,
         reference=lambda x: np.roll(x, 1, axis=0),
         call=lambda lib, x: lib.ppermute(x, AXIS, _to_the_next(jax_lax.axis_size(AXIS))),
-        timed=("hop",),
+        best=("hop", "hop"),
     ),
 )
 

@@ -5,38 +5,40 @@ last bit, whatever the algorithm: there is no tolerance to hide behind.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+#: After so many elements the data repeats: a prime, so that no two blocks are the same.
+_PERIOD = 65521
+
 
 def exact(shape: Sequence[int], dtype: Any, ranks: int) -> np.ndarray:
-    """Small integers that count up and start again, whose sum over `ranks` is exact.
+    """Random small integers whose sum over `ranks` is exact in every order.
 
-    No partial sum needs more digits than the dtype has. They start again after a prime
-    number of elements, so that no two blocks or ranks hold the same where blocks are of
-    a round size: what goes to the wrong place shows.
+    No partial sum needs more digits than the dtype has. Every position of every rank has
+    values of its own, so that what goes to the wrong place shows.
 
     Args:
-        shape: of the data of all ranks, if ranks are to differ.
+        shape: of the data of all ranks together.
         dtype: any but bool and complex.
         ranks: the most contributions that will be added up.
+
+    Raises:
+        ValueError: a sum over so many ranks has too many digits for the dtype.
     """
     kind = jnp.dtype(dtype)
     if jnp.issubdtype(kind, jnp.floating):
         largest = 2 ** (int(jnp.finfo(kind).nmant) + 1)
     else:
         largest = int(jnp.iinfo(kind).max)
-    period = _prime_up_to(max(min(largest, 2**24) // ranks, 2))
-    return np.resize(np.arange(period).astype(kind), prod(shape)).reshape(shape)
-
-
-def _prime_up_to(largest: int) -> int:
-    return next(
-        p for p in range(largest, 1, -1) if all(p % d for d in range(2, int(p**0.5) + 1))
-    )
+    if largest < ranks:
+        raise ValueError(f"no sum over {ranks} ranks is exact in {kind.name}; use fewer ranks")
+    values = np.random.default_rng(0).integers(0, largest // ranks, _PERIOD, endpoint=True)
+    return np.resize(values.astype(kind), prod(shape)).reshape(shape)
 
 
 def count_wrong(result: np.ndarray, *truths: np.ndarray) -> int:
@@ -45,4 +47,4 @@ def count_wrong(result: np.ndarray, *truths: np.ndarray) -> int:
         return result.size
     bits = np.dtype(f"u{result.itemsize}")
     differs = [result.view(bits) != truth.view(bits) for truth in truths]
-    return int(np.count_nonzero(np.logical_or.reduce(differs)))
+    return int(np.count_nonzero(reduce(np.logical_or, differs)))

@@ -6,10 +6,10 @@ drifts for all of them, and a ratio to lax is taken within a round.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +21,8 @@ from benchmarks.cases import AXIS, LAX, Case
 from benchmarks.data import count_wrong, exact
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.table import default_table
+
+T = TypeVar("T")
 
 #: Rounds of timing at least, however little time there is.
 FEWEST = 3
@@ -49,11 +51,12 @@ class Row:
 
     Attributes:
         resolved: what "auto" stood for; else the algorithm.
+        asked: the size that was asked for, of which `size` is the nearest there is.
         size, count: as nccl-tests count them; see `benchmarks.cases`.
         operand_bytes: of one rank's operand.
         wrong: elements on all ranks; None if it was not checked.
+        factor: busbw over algbw.
         seconds: of one call.
-        algbw, busbw: bytes per second, at the median.
         vs_lax: seconds over lax's, within a round.
         predicted: seconds, by the model fitted to this run.
     """
@@ -64,27 +67,36 @@ class Row:
     ranks: int
     algorithm: str
     resolved: str
+    asked: int
     size: int
     count: int
     operand_bytes: int
+    factor: float
     wrong: int | None = None
     rounds: int = 0
     seconds: Quartiles | None = None
-    algbw: float | None = None
-    busbw: float | None = None
     vs_lax: Quartiles | None = None
     predicted: float | None = None
 
+    def algbw(self, seconds: float) -> float:
+        """Bytes per second, of a call of so many seconds."""
+        return self.size / seconds
+
+    def busbw(self, seconds: float) -> float:
+        """The same, made comparable over n and over collectives."""
+        return self.factor * self.algbw(seconds)
+
 
 class Point:
-    """One collective of one dtype and count on one mesh: its data, truths and programs."""
+    """One collective of one dtype and size on one mesh: its data, truths and programs."""
 
-    def __init__(self, case: Case, dtype: Any, count: int, mesh: Mesh) -> None:
-        self.case, self.dtype, self.count, self.mesh = case, np.dtype(dtype), count, mesh
+    def __init__(self, case: Case, dtype: Any, size: int, mesh: Mesh) -> None:
+        self.case, self.dtype, self.asked, self.mesh = case, np.dtype(dtype), size, mesh
         self.ranks = mesh.size
-        self.platform = mesh.devices.flat[0].platform
-        self.size = case.size(count, self.dtype.itemsize, self.ranks)
-        self.operand_bytes = count * case.sends(self.ranks) * self.dtype.itemsize
+        self.platform = platform_of(mesh)
+        self.count = case.count(size, self.dtype.itemsize, self.ranks)
+        self.size = case.size(self.count, self.dtype.itemsize, self.ranks)
+        self.operand_bytes = self.count * case.sends(self.ranks) * self.dtype.itemsize
         self._programs: dict[str, Callable[[], Array]] = {}
 
     @cached_property
@@ -100,31 +112,33 @@ class Point:
         return jax.block_until_ready(jax.device_put(self.host.reshape(-1), sharding))
 
     @cached_property
-    def truths(self) -> tuple[np.ndarray, ...]:
+    def truths(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """What NumPy and what lax say that every rank gets."""
-        return self.case.reference(self.host), _of_every_rank(self.program(LAX)())
+        return list(self.case.reference(self.host)), _of_every_rank(self.program(LAX)())
 
-    def program(self, algorithm: str) -> Callable[[], Array]:
-        """The collective on the operand in place: compiled when first called, and once."""
-        if algorithm in self._programs:
-            return self._programs[algorithm]
+    def jitted(self, algorithm: str) -> Any:
+        """The collective as a jitted function of the operand."""
 
         def one_rank(x: Array) -> Any:
             return self.case.run(algorithm, x, self.platform)
 
         spec = P(AXIS)
-        mapped = jax.shard_map(
-            one_rank, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
+        return jax.jit(
+            jax.shard_map(one_rank, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
         )
-        compiled = jax.jit(mapped)
-        program = self._programs[algorithm] = lambda: jax.block_until_ready(compiled(self.operand))
-        return program
+
+    def program(self, algorithm: str) -> Callable[[], Array]:
+        """The collective on the operand in place, until it is done; compiled once."""
+        if algorithm not in self._programs:
+            jitted = self.jitted(algorithm)
+            self._programs[algorithm] = lambda: jax.block_until_ready(jitted(self.operand))
+        return self._programs[algorithm]
 
     def wrong(self, algorithm: str, result: Array) -> int:
         """Wrong elements on all ranks; lax's own is compared with NumPy alone."""
-        by_numpy, by_lax = self.truths
-        own = _of_every_rank(result)
-        return count_wrong(own, by_numpy) if algorithm == LAX else count_wrong(own, by_numpy, by_lax)
+        truths = self.truths[:1] if algorithm == LAX else self.truths
+        ranks = zip(_of_every_rank(result), *truths, strict=True)
+        return sum(count_wrong(mine, *true) for mine, *true in ranks)
 
     def row(self, algorithm: str, **measured: Any) -> Row:
         """A row of the table."""
@@ -135,26 +149,33 @@ class Point:
             self.ranks,
             algorithm,
             self._resolved(algorithm),
+            self.asked,
             self.size,
             self.count,
             self.operand_bytes,
+            self.case.busbw(self.ranks),
             **measured,
         )
 
     def _resolved(self, algorithm: str) -> str:
         if algorithm != "auto" or self.case.name not in COLLECTIVES:
             return algorithm
-        platform = self.platform if self.platform in ("cpu", "tpu") else "gpu"
-        nbytes, dtype = self.operand_bytes, self.dtype.name
         # pmax and pmin run by the rows of psum: one all-reduce costs what another does.
         name = "psum" if self.case.name in ("pmax", "pmin") else self.case.name
-        return default_table().pick(name, platform, self.ranks, nbytes, dtype)
+        nbytes, dtype = self.operand_bytes, self.dtype.name
+        return default_table().pick(name, self.platform, self.ranks, nbytes, dtype)
 
 
-def _of_every_rank(x: Array) -> np.ndarray:
-    """A row for a rank, read from its own device."""
+def platform_of(mesh: Mesh) -> str:
+    """One of `ringcoll.table.PLATFORMS`."""
+    name = mesh.devices.flat[0].platform
+    return name if name in ("cpu", "tpu") else "gpu"
+
+
+def _of_every_rank(x: Array) -> list[np.ndarray]:
+    """Each rank's part, read from its own device."""
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return np.stack([np.asarray(shard.data) for shard in shards])
+    return [np.asarray(shard.data) for shard in shards]
 
 
 def check(point: Point, algorithms: Sequence[str]) -> list[Row]:
@@ -189,20 +210,15 @@ def measure(
             program()
     times = interleave(programs, rounds, end)
     return [
-        point.row(name, wrong=wrong[name], rounds=len(times[name]), **_rates(point, name, times))
+        point.row(
+            name,
+            wrong=wrong[name],
+            rounds=len(times[name]),
+            seconds=Quartiles.of(times[name]),
+            vs_lax=Quartiles.of(times[name] / times[LAX]),
+        )
         for name in programs
     ]
-
-
-def _rates(point: Point, name: str, times: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    seconds = Quartiles.of(times[name])
-    algbw = point.size / seconds.median
-    return {
-        "seconds": seconds,
-        "algbw": algbw,
-        "busbw": algbw * point.case.busbw(point.ranks),
-        "vs_lax": Quartiles.of(times[name] / times[LAX]),
-    }
 
 
 def interleave(
@@ -222,3 +238,11 @@ def interleave(
             programs[name]()
             times[name].append(time.perf_counter() - start)
     return {name: np.array(seconds) for name, seconds in times.items()}
+
+
+def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:
+    """Each item with its share of the seconds left, by weight; 0 if there are none left."""
+    end = time.perf_counter() + seconds
+    weights = [weigh(item) for item in items]
+    for i, item in enumerate(items):
+        yield item, max(end - time.perf_counter(), 0) * weights[i] / sum(weights[i:])

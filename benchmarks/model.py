@@ -33,10 +33,12 @@ def paid(row: Row) -> Price | None:
     return Price(rounds=1, messages=1, sent=whole, raw=whole, link=whole)
 
 
-def predict(row: Row, model: Model, size: int | None = None) -> float | None:
-    """The seconds of a row's algorithm, at its own or another size."""
+def predict(row: Row, model: Model) -> float | None:
+    """The seconds that a row's algorithm should take."""
     counts = paid(row)
-    return counts and seconds(counts, (size or row.size) / row.ranks, model)
+    if counts is None:
+        return None
+    return seconds(counts, row.size / row.ranks, model)
 
 
 def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:

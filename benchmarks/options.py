@@ -14,8 +14,10 @@ from jax.sharding import Mesh
 from benchmarks.cases import AXIS
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
-DATATYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-DATATYPES += ("int32", "uint32", "int16", "uint16", "int8", "uint8")
+DATATYPES = (
+    *("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    *("int32", "uint32", "int16", "uint16", "int8", "uint8"),
+)
 WIDE_DATATYPES = ("float64", "int64", "uint64")
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -27,7 +29,9 @@ def size(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: it is none of these, or 0.
     """
-    number, unit = (text[:-1], _UNITS[text[-1].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
+    number, unit = (
+        (text[:-1], _UNITS[text[-1].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
+    )
     if not number.isdecimal() or int(number) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512, 1K, 64M or 1G")
     return int(number) * unit
@@ -47,11 +51,11 @@ def listed(*choices: str):
     return parse
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
+def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M") -> None:
     """-b, -e, -f and -i."""
     add = parser.add_argument
-    add("-b", "--minbytes", type=size, default="1K", metavar="SIZE", help="from (default 1K)")
-    add("-e", "--maxbytes", type=size, default="64M", metavar="SIZE", help="to (default 64M)")
+    add("-b", "--minbytes", type=size, default=least, metavar="SIZE", help=f"from ({least})")
+    add("-e", "--maxbytes", type=size, default=most, metavar="SIZE", help=f"to ({most})")
     add("-f", "--stepfactor", type=int, default=4, metavar="N", help="times (default 4)")
     add("-i", "--stepbytes", type=size, metavar="SIZE", help="plus, in place of -f")
 
@@ -88,7 +92,7 @@ def add_datatypes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-d",
         "--datatype",
-        type=listed(*DATATYPES, *(WIDE_DATATYPES if jax.config.jax_enable_x64 else ())),
+        type=listed(*DATATYPES, *(WIDE_DATATYPES if jax.config.read("jax_enable_x64") else ())),
         default="float32,bfloat16",
         metavar="LIST",
         help="names with commas between, or all (default float32,bfloat16); "
@@ -113,7 +117,7 @@ def described(mesh: Mesh) -> dict[str, Any]:
         "devices": mesh.size,
         "platform": device.platform,
         "device_kind": device.device_kind,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,

@@ -102,7 +102,9 @@ def _gather_loop(schedule, ranks, stretch, last, visit, carry, held):
         ]
         return (visit(carry, shards), arriving), last if keep else None
 
-    (carry, arriving), stacks = lax.scan(body, (carry, last), jnp.arange(stop - 1 - start))
+    (carry, arriving), stacks = lax.scan(
+        body, (carry, last), jnp.arange(stop - 1 - start, dtype=jnp.int32)
+    )
     if keep:  # a later round sends them once more
         for i, moves in enumerate(schedule.rounds[start : stop - 1]):
             for move, stack in zip(moves, stacks, strict=True):
@@ -185,7 +187,7 @@ def _reduce_loop(schedule, ranks, stretch, produce, combine, partial, want):
         return [combine(r, x) for r, x in zip(received, mine, strict=True)], None
 
     moving = [_stack(partial, _arrived(schedule, m)) for m in moves]
-    moving, _ = lax.scan(body, moving, (jnp.arange(len(rounds)), stacks))
+    moving, _ = lax.scan(body, moving, (jnp.arange(len(rounds), dtype=jnp.int32), stacks))
     for move, stack in zip(rounds[-1], moving, strict=True):
         partial.update(zip(_sent(move), stack, strict=True))
 

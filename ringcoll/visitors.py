@@ -3,7 +3,9 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from jax import Array, lax
 
 from ringcoll import engine
@@ -24,9 +26,9 @@ def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[
     return dim, [(lo, hi - lo) for lo, hi in itertools.pairwise(cuts)]
 
 
-def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Array | int]:
+def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Any]:
     """The start indices of a slice, from (dimension, index) pairs; they add up."""
-    start: list[Array | int] = [0] * ndim
+    start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
     for dim, index in places:
         start[dim] += index
     return start

@@ -9,6 +9,7 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ringcoll.primitive import Collective
@@ -150,12 +151,14 @@ class Ranks:
         # Python's // and % are many operations of XLA; what is not negative needs but one.
         number, moved = self.number(), jnp.int32(0)
         for i, n in enumerate(self.shape):
-            digit = lax.rem(lax.div(number, prod(self.digits[self.part[0] + i + 1 :])), n)
+            n32 = np.int32(n)  # by name: a Python int is an int64 where jax_enable_x64 is on
+            inner = np.int32(prod(self.digits[self.part[0] + i + 1 :]))
+            digit = lax.rem(lax.div(number, inner), n32)
             stride = prod(self.shape[i + 1 :])
             by = sign * (offset // stride) % n
             if i == axis:
                 by += sign * further % n
-            moved += lax.rem(digit + by, n) * stride
+            moved += lax.rem(digit + by, n32) * stride
         return moved
 
     def hop(self, x: Array, axis: int, shift: int) -> Array:

@@ -1,0 +1,98 @@
+"""A psum of many leaves, joined or leaf by leaf: what `ringcoll.calls.JOIN_BELOW` decides.
+
+Joined, the leaves travel as one vector: fewer messages, two copies more. Sizes are the
+bytes of one leaf on one rank; all leaves are float32, the algorithm is the ring.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import options, report
+from benchmarks.cases import AXIS, LAX
+from benchmarks.data import exact
+from benchmarks.measure import Quartiles, interleave, sharing
+from ringcoll import calls, lax
+
+#: How `JOIN_BELOW` is set for either way.
+WAYS = {"joined": 10**12, "leaf by leaf": -1}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many leaves of how many bytes."""
+    options.add_sizes(parser, "256", "1M")
+    options.add_machine(parser, budget=120)
+    parser.add_argument("-k", "--leaves", default="4,16", metavar="LIST", help="default 4,16")
+    parser.add_argument("-J", "--json", metavar="PATH", help="write what was measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time both ways and lax in turn, having seen that their results are the same."""
+    mesh = options.mesh(args)
+    header = options.described(mesh)
+    report.print_header(header)
+    points = [(int(k), size) for k in args.leaves.split(",") for size in options.sizes(args)]
+    shares = sharing(points, args.budget, lambda point: 1 + point[0] / 8)
+    made = report.table(
+        "psum by a ring",
+        *("leaves\n", "size\nB", "joined\nus", "leaf by leaf\nus", "lax\nus"),
+        *("joined over\nleaf by leaf", "±\n"),
+    )
+    found = []
+    for (k, size), seconds in report.progress(
+        shares, len(points), "joining", lambda s: "{} x {}".format(*s[0])
+    ):
+        if not seconds:
+            break
+        times = _times(mesh, k, size, args.iters, seconds)
+        ratio = Quartiles.of(times["joined"] / times["leaf by leaf"])
+        medians = {name: Quartiles.of(some).median for name, some in times.items()}
+        found.append({"leaves": k, "size": size, **medians, "ratio": ratio._asdict()})
+        cells = (f"{median * 1e6:.1f}" for median in medians.values())
+        made.add_row(str(k), str(size), *cells, f"{ratio.median:.2f}", f"{ratio.spread:.0%}")
+    report.console().print(made)
+    report.console().print(f"JOIN_BELOW = {calls.JOIN_BELOW}: leaves of up to so many bytes join")
+    if args.json:
+        everything = {"measured_on": header, "rows": found}
+        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _times(mesh: Mesh, k: int, size: int, rounds: int, seconds: float) -> dict[str, np.ndarray]:
+    """Seconds of every round of both ways and of lax, whose results must be the same."""
+    end = time.perf_counter() + seconds
+    sharding = NamedSharding(mesh, P(AXIS))
+    data = exact((k, mesh.size * max(size // 4, 1)), np.float32, mesh.size)
+    leaves = [jax.device_put(leaf, sharding) for leaf in data]
+    compiled = {way: _compiled(mesh, leaves, below) for way, below in WAYS.items()}
+    compiled[LAX] = _compiled(mesh, leaves, None)
+    results = [jax.tree.map(np.asarray, run(leaves)) for run in compiled.values()]
+    for result in results[:-1]:
+        jax.tree.map(np.testing.assert_array_equal, result, results[-1])
+    programs = {
+        name: lambda run=run: jax.block_until_ready(run(leaves)) for name, run in compiled.items()
+    }
+    return interleave(programs, rounds, end)
+
+
+def _compiled(mesh: Mesh, leaves: list[jax.Array], below: int | None) -> Callable[[Any], Any]:
+    """By a ring with `JOIN_BELOW` so set, or by lax."""
+
+    def one_rank(leaves: list[jax.Array]) -> list[jax.Array]:
+        if below is None:
+            return jax.lax.psum(leaves, AXIS)
+        return lax.psum(leaves, AXIS, algorithm="ring")
+
+    spec = P(AXIS)
+    mapped = jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with patch.object(calls, "JOIN_BELOW", below or 0):
+        return jax.jit(mapped).lower(leaves).compile()

@@ -1,0 +1,247 @@
+"""What a run shows and writes: a progress bar, tables, JSON, CSV."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.cases import LAX, Case
+from benchmarks.measure import Quartiles, Row
+from benchmarks.model import Fitted
+
+T = TypeVar("T")
+
+#: Of vs_lax: what counts as faster, and as slower.
+FASTER, SLOWER = 0.95, 1.05
+
+
+def console() -> Console:
+    """Standard output, so wide that no table loses a column."""
+    return Console(width=250, highlight=False)
+
+
+def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]) -> Iterator[T]:
+    """The items, and a live bar that says which one it is at; none where nobody looks."""
+    columns = (
+        TextColumn(f"[bold]{title}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    shown = Console()
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        for item in items:
+            bar.update(task, description=say(item))
+            yield item
+            bar.advance(task)
+
+
+def point(shared: tuple[tuple[Case, np.dtype, int], float]) -> str:
+    """What is measured, of that and its share of the time."""
+    (case, dtype, size), _ = shared
+    return f"{case.name} {dtype.name} {bytes_in_words(size)}"
+
+
+def bytes_in_words(size: float) -> str:
+    """4096 as 4K."""
+    for unit in ("", "K", "M"):
+        if size < 1024:
+            return f"{size:.4g}{unit}"
+        size /= 1024
+    return f"{size:.4g}G"
+
+
+def table(title: str, *columns: str, left: int = 1) -> Table:
+    """A table without vertical lines, the first columns to the left, the others right."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return made
+
+
+def print_header(header: Mapping[str, Any]) -> None:
+    """Where it is measured."""
+    say = console().print
+    say(
+        f"[bold]Measured[/bold] on {header['devices']} x {header['device_kind']} "
+        f"({header['platform']}), {header['cores']} cores at load {header['load']}, "
+        f"jax {header['jax']}, Python {header['python']}, {header['date']}"
+    )
+
+
+def print_checks(rows: Sequence[Row]) -> None:
+    """#wrong of every algorithm and collective, of all dtypes together."""
+    if not rows:
+        return
+    collectives = list(dict.fromkeys(row.collective for row in rows))
+    types = ", ".join(dict.fromkeys(row.type for row in rows))
+    wrong: dict[tuple[str, str], int] = {}
+    for row in rows:
+        place = row.algorithm, row.collective
+        wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
+    made = table(f"#wrong, count {rows[0].count}, {types}", "algorithm", *collectives)
+    for algorithm in dict.fromkeys(row.algorithm for row in rows):
+        made.add_row(algorithm, *(_wrong(wrong.get((algorithm, c)), "") for c in collectives))
+    console().print(made)
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """nccl-tests' table of every collective."""
+    columns = ["size", "count", "type", "redop", "algorithm", "time", "±", "algbw", "busbw"]
+    units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
+    heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
+    for collective, some in groupby(rows, lambda row: row.collective):
+        made = table(collective, *heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
+        for _, point in groupby(some, lambda row: (row.type, row.size)):
+            for row in point:
+                made.add_row(*_cells(row))
+            made.add_section()
+        console().print(made)
+
+
+def _cells(row: Row) -> list[str]:
+    algorithm = row.algorithm if row.algorithm == row.resolved else f"auto: {row.resolved}"
+    if row.seconds is None or row.vs_lax is None:
+        raise ValueError(f"only checked, not timed: {row}")
+    rates = [rate(row.seconds.median) / 1e9 for rate in (row.algbw, row.busbw)]
+    cells = [str(row.size), str(row.count), row.type, row.redop or "-", algorithm]
+    cells += [_microseconds(row.seconds.median), f"{row.seconds.spread:.0%}"]
+    cells += [*(f"{rate:.3g}" for rate in rates), _wrong(row.wrong, "-")]
+    compared = row.algorithm != LAX
+    cells += [_ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}"] if compared else ["", ""]
+    if row.predicted is None:
+        return [*cells, "-"]
+    off = row.predicted / row.seconds.median - 1
+    return [*cells, f"{_microseconds(row.predicted)} ({off:+4.0%})"]
+
+
+def print_summary(
+    rows: Sequence[Row], fitted: Mapping[str, Fitted], skipped: Sequence[str]
+) -> None:
+    """The fastest hand-written algorithm at every size, the models, what is missing."""
+    best = []
+    for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
+        by_hand = [row for row in some if row.algorithm == row.resolved != LAX]
+        best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
+    print_matrix("The fastest hand-written algorithm, its time over lax's", best)
+    for name, (model, error, count) in fitted.items():
+        console().print(
+            f"model of {name}: alpha {_microseconds(model.alpha)} us a round, "
+            f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
+            f"median error {error:.0%} over {count} rows"
+        )
+    if skipped:
+        console().print(f"no time within --budget for: {', '.join(skipped)}")
+
+
+def print_matrix(title: str, rows: Sequence[Row]) -> None:
+    """vs_lax and algorithm of one row for every collective and type, by size."""
+    sizes = sorted({row.asked for row in rows})
+    made = table(title, "collective", "type", *map(bytes_in_words, sizes), left=2)
+    for place, some in groupby(rows, lambda row: (row.collective, row.type)):
+        cells = {row.asked: f"{_ratio(row.vs_lax)} {row.algorithm}" for row in some}
+        made.add_row(*place, *(cells.get(size, "") for size in sizes))
+    if rows:
+        console().print(made)
+
+
+def print_verdict(rows: Iterable[Row]) -> int:
+    """What was wrong; the exit status."""
+    rows = list(rows)
+    bad = [row for row in rows if row.wrong]
+    for row in bad:
+        console().print(
+            f"[bold red]wrong:[/bold red] {row.collective} {row.algorithm} {row.type} "
+            f"count {row.count}: {row.wrong} elements"
+        )
+    checked = sum(row.wrong is not None for row in rows)
+    if checked and not bad:
+        console().print(f"#wrong 0: all {checked} results are lax's and NumPy's, bit by bit")
+    return 1 if bad else 0
+
+
+def _wrong(count: int | None, missing: str) -> str:
+    if count is None:
+        return missing
+    return f"[bold red]{count}[/bold red]" if count else "0"
+
+
+def _ratio(ratio: Quartiles | None) -> str:
+    if ratio is None:
+        return ""
+    text = f"{ratio.median:.2f}"
+    if ratio.high < FASTER:
+        return f"[bold green]{text}[/bold green]"
+    return f"[yellow]{text}[/yellow]" if ratio.low > SLOWER else text
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
+
+
+def _rate(seconds_per_byte: float) -> str:
+    return f"{1e-9 / seconds_per_byte:.2f} GB/s" if seconds_per_byte else "(no cost)"
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return value
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    made = {field.name: _plain(getattr(row, field.name)) for field in fields(row)}
+    if row.seconds:
+        median = row.seconds.median
+        made |= {"algbw": row.algbw(median), "busbw": row.busbw(median)}
+    return made
+
+
+def write_json(
+    path: str,
+    header: Mapping[str, Any],
+    checks: Sequence[Row],
+    rows: Sequence[Row],
+    fitted: Mapping[str, Fitted],
+) -> None:
+    """Everything measured: seconds, bytes, bytes per second."""
+    models = {
+        name: {**asdict(model), "median_error": error, "rows": count}
+        for name, (model, error, count) in fitted.items()
+    }
+    all_of_it = {
+        "measured_on": dict(header),
+        "checks": [_fields(row) for row in checks],
+        "rows": [_fields(row) for row in rows],
+        "models": models,
+    }
+    Path(path).write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
+
+
+def write_csv(path: str, rows: Sequence[Row]) -> None:
+    """The rows, quartiles in columns of their own."""
+    flat = []
+    for row in rows:
+        line: dict[str, Any] = {}
+        for name, value in _fields(row).items():
+            if isinstance(value, dict):
+                line |= {f"{name}_{part}": item for part, item in value.items()}
+            else:
+                line[name] = value
+        flat.append(line)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(flat[0]) if flat else [])
+        writer.writeheader()
+        writer.writerows(flat)

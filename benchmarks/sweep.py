@@ -1,0 +1,132 @@
+"""Every collective by every algorithm: first whether it is right, then its time.
+
+First all algorithms on a few elements that divide by nothing, then the best of them
+over the sizes (-b to -e), each result compared, each time taken side by side with lax:
+
+  size      bytes of the larger of what a rank passes and gets, as in nccl-tests
+  count     elements of a block where there are blocks, else of the vector
+  time      microseconds of one jitted call, median; +- half of what the middle half spans
+  algbw     size over time; busbw: that, made comparable over n (nccl-tests' factors)
+  #wrong    elements on all ranks that differ in any bit from NumPy's or lax's result
+  vs_lax    time over lax's, median of the rounds: below 1 is faster than lax
+  predicted microseconds by alpha a round + beta a byte sent + gamma a byte added, fitted
+            to this run, and how far that is from the time
+
+At small sizes the time is that of starting a program on all devices; lax pays it too.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks import options, report
+from benchmarks.cases import CASES, LAX, Case
+from benchmarks.measure import Point, Row, check, measure, sharing
+from benchmarks.model import fit_rows
+
+#: Elements of a block in the first comparison: odd, so that no lane and no rank gets the
+#: same share as another.
+CHECK_COUNT = 1003
+
+_NAMES = [case.name for case in CASES]
+_OPS = sorted({case.redop for case in CASES if case.redop})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, how long, and where to write it."""
+    options.add_sizes(parser)
+    options.add_datatypes(parser)
+    options.add_machine(parser, budget=140)
+    add = parser.add_argument
+    add("-w", "--warmup_iters", type=int, default=1, metavar="N", help="at least 1, to compile")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (default 1)")
+    names = options.listed
+    add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
+    add("--collective", type=names(*_NAMES), metavar="LIST", help=f"of {', '.join(_NAMES)}")
+    algorithms = {"auto": 0, **{name: 0 for case in CASES for name in case.algorithms(8)}}
+    add("--algorithm", type=names(*algorithms), metavar="LIST", help="names, auto, or all")
+    add("-J", "--json", metavar="PATH", help="write everything measured")
+    add("--csv", metavar="PATH", help="write the rows")
+    add("--plot", metavar="DIR", help="draw bus bandwidth against size, a PNG a collective")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, time, report; 1 if anything was wrong."""
+    end = time.perf_counter() + args.budget
+    mesh = options.mesh(args)
+    header = options.described(mesh)
+    report.print_header(header)
+    dtypes = [np.dtype(name) for name in args.datatype]
+    checks = _check_all(args, mesh, dtypes) if args.check else []
+    report.print_checks(checks)
+    rows, skipped = _time_all(args, mesh, dtypes, end - time.perf_counter())
+    fitted, rows = fit_rows(rows)
+    report.print_rows(rows)
+    report.print_summary(rows, fitted, skipped)
+    if args.json:
+        report.write_json(args.json, header, checks, rows, fitted)
+    if args.csv:
+        report.write_csv(args.csv, rows)
+    if args.plot:
+        from benchmarks.plot import draw  # matplotlib only where asked for
+
+        draw(args.plot, header, rows, fitted)
+    return report.print_verdict([*checks, *rows])
+
+
+def _cases(args: argparse.Namespace, ops: Sequence[str]) -> list[Case]:
+    names = args.collective or _NAMES
+    return [case for case in CASES if case.name in names and case.redop in ("", *ops)]
+
+
+def _chosen(args: argparse.Namespace, case: Case, n: int, usual: Sequence[str]) -> list[str]:
+    """Those of the named algorithms, or of the usual, that the case has on n ranks."""
+    wanted = args.algorithm or usual
+    return [name for name in ("auto", *case.algorithms(n)) if name in wanted]
+
+
+def _check_all(args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype]) -> list[Row]:
+    """Every algorithm of every collective, on `CHECK_COUNT` elements."""
+    points = [
+        (case, dtype, case.size(CHECK_COUNT, dtype.itemsize, mesh.size))
+        for case in _cases(args, args.op or _OPS)
+        for dtype in dtypes
+    ]
+    rows = []
+    shares = sharing(points, args.budget, lambda point: 1)
+    for (case, dtype, size), _ in report.progress(shares, len(points), "checking", report.point):
+        names = _chosen(args, case, mesh.size, ("auto", *case.algorithms(mesh.size)))
+        rows += check(Point(case, dtype, size, mesh), [LAX, *names])
+    return rows
+
+
+def _time_all(
+    args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype], seconds: float
+) -> tuple[list[Row], list[str]]:
+    """The chosen algorithms at all sizes, small sizes first; and what there was no time for."""
+    ops = args.op or (_OPS if args.collective else ("sum",))
+    points = [
+        (case, dtype, size)
+        for size in options.sizes(args)
+        for case in _cases(args, ops)
+        for dtype in dtypes
+    ]
+    rows: list[Row] = []
+    skipped = []
+    # A small size takes as long as it takes to compile.
+    shares = sharing(points, seconds, lambda point: 2 + point[2] / 2**23)
+    for shared in report.progress(shares, len(points), "timing", report.point):
+        (case, dtype, size), share = shared
+        if not share:
+            skipped.append(report.point(shared))
+            continue
+        point = Point(case, dtype, size, mesh)
+        names = _chosen(args, case, mesh.size, case.timed(size))
+        rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))
+    places = [(case.name, dtype.name) for case in CASES for dtype in dtypes]
+    return sorted(
+        rows, key=lambda row: (places.index((row.collective, row.type)), row.asked)
+    ), skipped

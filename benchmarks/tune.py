@@ -1,0 +1,154 @@
+"""Measure this machine's table for algorithm="auto", and write it as JSON.
+
+Every algorithm of every collective is tried at every size; the fastest few are checked
+and timed in turn with lax. A row of the table is written where one of them is clearly
+faster than lax: by more than 5 % in three rounds of four. No row is lax. Between two
+sizes the row changes at their geometric mean. Sizes count as in the other tables.
+
+Use the table with RINGCOLL_TABLE=PATH, or algorithm=ringcoll.Table.load(PATH).
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from heapq import nsmallest
+from itertools import groupby, pairwise
+from math import isqrt
+
+import numpy as np
+
+from benchmarks import options, report
+from benchmarks.cases import CASES, LAX
+from benchmarks.measure import Point, Row, measure, platform_of, sharing
+from ringcoll import table
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.cost import price
+
+#: How many algorithms are timed with care, after one call of each.
+FEW = 3
+#: Bytes from which an algorithm is not tried that sends over twice what another sends.
+LARGE = 2**20
+#: An algorithm that is this much slower than the fastest is kept if the size before has it.
+ALIKE = 1.05
+
+#: pmax and pmin run by the rows of psum.
+_TUNED = [case for case in CASES if case.name in COLLECTIVES and case.redop in ("", "sum")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, how long, and where to write it."""
+    options.add_sizes(parser)
+    options.add_datatypes(parser)
+    options.add_machine(parser, budget=900)
+    names = [case.name for case in _TUNED]
+    add = parser.add_argument
+    add("--collective", type=options.listed(*names), default="all", metavar="LIST")
+    add("--table", default="table.json", metavar="PATH", help="default: table.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, choose, write; 1 if any result was wrong."""
+    mesh = options.mesh(args)
+    header = options.described(mesh)
+    report.print_header(header)
+    points = [
+        (case, np.dtype(dtype), size)
+        for case in _TUNED
+        if case.name in args.collective
+        for dtype in args.datatype
+        for size in options.sizes(args)
+    ]
+    chosen: list[Row] = []
+    measured: list[Row] = []
+    shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
+    for (case, dtype, size), seconds in report.progress(
+        shares, len(points), "tuning", report.point
+    ):
+        rows = _measured(Point(case, dtype, size, mesh), seconds, args.iters)
+        chosen.append(choose(rows, chosen[-1].algorithm if chosen else LAX))
+        measured += rows
+    made = table.Table(
+        tuple(table_rows(chosen, platform_of(mesh))),
+        f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
+        f"{header['load']}, jax {header['jax']}, {header['date']}",
+    )
+    made.save(args.table)
+    if table.Table.load(args.table) != made:
+        raise AssertionError(f"{args.table} does not say what was measured")
+    report.print_matrix("The choice, its time over lax's", chosen)
+    report.console().print(f"{len(made.rows)} rows in {args.table}")
+    return report.print_verdict(measured)
+
+
+def _measured(point: Point, seconds: float, rounds: int) -> list[Row]:
+    """lax and the fastest few, timed in turn; lax alone, untimed, if there is no time."""
+    if not seconds:
+        return [point.row(LAX)]
+    end = time.perf_counter() + seconds
+    tried = {name: _one_call(point, name) for name in _worth_trying(point)}
+    few = nsmallest(FEW, tried, key=lambda name: tried[name])
+    return measure(point, few, end - time.perf_counter(), rounds, warmup=1, checks=True)
+
+
+def _worth_trying(point: Point) -> list[str]:
+    """All algorithms, or for large sizes those that do not send far too much."""
+    names = point.case.algorithms(point.ranks)
+    sends = {name: price(point.case.name, name, (point.ranks,)).link for name in names}
+    least = min(sends.values())
+    return [name for name in names if point.size < LARGE or sends[name] <= 2 * least]
+
+
+def _one_call(point: Point, name: str) -> float:
+    program = point.program(name)
+    program()
+    start = time.perf_counter()
+    program()
+    return time.perf_counter() - start
+
+
+def choose(rows: Sequence[Row], before: str = LAX) -> Row:
+    """The fastest of those clearly faster than lax, or lax.
+
+    Args:
+        rows: lax's and its rivals'.
+        before: the choice at the size before, kept where it is as good.
+    """
+    faster = {
+        row.algorithm: row.vs_lax.median
+        for row in rows
+        if row.algorithm != LAX and row.vs_lax and row.vs_lax.high < report.FASTER and not row.wrong
+    }
+    best = min(faster, key=lambda name: faster[name], default=LAX)
+    if before in faster and faster[before] <= ALIKE * faster[best]:
+        best = before
+    return next(row for row in rows if row.algorithm == best)
+
+
+def table_rows(chosen: Sequence[Row], platform: str) -> list[table.Row]:
+    """The rows of a table, one for neighbouring sizes of the same choice.
+
+    Args:
+        chosen: what `choose` chose, from small sizes to large for each collective and type.
+        platform: one of `ringcoll.table.PLATFORMS`.
+    """
+    made = []
+    for (collective, name), group in groupby(chosen, lambda row: (row.collective, row.type)):
+        of_type = list(group)
+        between = [isqrt(a.operand_bytes * b.operand_bytes) for a, b in pairwise(of_type)]
+        bands = zip(of_type, pairwise([None, *between, None]), strict=True)
+        for algorithm, same in groupby(bands, lambda band: band[0].algorithm):
+            rows, bounds = zip(*same, strict=True)
+            if algorithm == LAX:
+                continue
+            ratios = sorted({f"{row.vs_lax.median:.2f}" for row in rows})
+            made.append(
+                table.Row(
+                    collective,
+                    platform,
+                    algorithm,
+                    bytes=(bounds[0][0], bounds[-1][1]),
+                    dtypes=(name,),
+                    why=f"{' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} of the time of lax",
+                )
+            )
+    return made

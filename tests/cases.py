@@ -1,0 +1,221 @@
+"""The case table: each row one way to call one drop-in.
+
+A new collective is one row or a few here; a new algorithm is none, for every test asks
+`support.runnable` which ones there are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh
+from support import assert_same, data, per_rank, runnable
+
+import ringcoll.lax
+
+Axes = str | tuple[str, ...] | list[str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call one drop-in.
+
+    Attributes:
+        name: of the function.
+        shape: of one rank's operand, on n ranks.
+        how: the arguments after `axis_name`, on n ranks.
+        canonical: those with which to ask lax for the same, where lax does not take `how`
+            or takes it wrongly.
+    """
+
+    name: str
+    shape: Callable[[int], tuple[int, ...]]
+    how: Callable[[int], dict[str, Any]] = lambda n: {}
+    canonical: Callable[[int], dict[str, Any]] | None = None
+
+    def ours(self, module: ModuleType, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
+        """What `module` (ringcoll, or jax.lax) makes of the call."""
+        return getattr(module, self.name)(x, axes, **self.how(n), **extra)
+
+    def by_lax(self, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
+        """What jax.lax makes of the call, asked in a way it understands."""
+        return getattr(lax, self.name)(x, axes, **(self.canonical or self.how)(n), **extra)
+
+    def theirs(self, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
+        """The result by jax.lax, or what it would be if lax could compute it.
+
+        lax's own pbroadcast cannot be compiled for CPU, and its ppermute over several
+        axes follows the order of the devices (0.10) or raises (0.12).
+        """
+        if self.name in ("ppermute", "pshuffle", "pbroadcast"):
+            return _by_gathering(self.name, x, axes, n, **self.how(n))
+        return self.by_lax(x, axes, n, **extra)
+
+    def algorithms(self, *shape: int) -> list[dict[str, str]]:
+        """The arguments that choose each algorithm there is on axes of these sizes."""
+        if self.name in ("ppermute", "pshuffle"):
+            return [{}]
+        return [{"algorithm": name} for name in runnable(self.collective, *(shape or (1,)))]
+
+    @property
+    def collective(self) -> str:
+        """As algorithms and table know it."""
+        return "all_to_all" if self.name == "pswapaxes" else self.name
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{key}={value}" for key, value in self.how(3).items())
+        return f"{self.name}({said}) of {self.shape(3)}"
+
+
+def _by_gathering(
+    name: str, x: Array, axes: Axes, n: int, perm: Any = (), source: int = 0
+) -> Array:
+    """A permutation, or a broadcast, picked by each rank from what lax gathered."""
+    every = lax.all_gather(x, axes)  # [n, ...]
+    if name == "pbroadcast":
+        return every[source]
+    pairs = enumerate(perm) if name == "pshuffle" else ((d, s) for s, d in perm)
+    origin = {d % n: s % n for d, s in pairs}
+    with_zeros = jnp.concatenate([every, jnp.zeros_like(every[:1])])
+    table = jnp.array([origin.get(rank, n) for rank in range(n)])
+    return with_zeros[table[lax.axis_index(axes)]]
+
+
+def _ring(n: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % n) for rank in range(n)]
+
+
+def _gathers() -> list[Case]:
+    hows: list[dict[str, Any]] = [{"axis": axis} for axis in (0, 1, 2, -1, -3)]
+    hows += [{"axis": axis, "tiled": True} for axis in (0, 1, -1)]
+    hows += [{"to": "invarying"}, {"axis": -1, "tiled": True, "to": "invarying"}]
+    cases = [Case("all_gather", lambda n: (3, 2), lambda n, how=how: how) for how in hows]
+    return [*cases, Case("all_gather", lambda n: ())]
+
+
+def _scatters() -> list[Case]:
+    """lax 0.10.2 takes a negative scatter_dimension, and then cannot lower it."""
+
+    def case(dim: int, tiled: bool) -> Case:
+        def shape(n: int) -> tuple[int, ...]:
+            sizes = [2, 3, 2]
+            sizes[dim] = 3 * n if tiled else n
+            return tuple(sizes)
+
+        how = {"scatter_dimension": dim, "tiled": tiled}
+        counted = {"scatter_dimension": dim % 3, "tiled": tiled}
+        return Case("psum_scatter", shape, lambda n: how, lambda n: counted)
+
+    return [case(dim, tiled) for dim in (0, 1, -1, -2) for tiled in (False, True)]
+
+
+def _all_reduces() -> list[Case]:
+    """A size that has to be padded, one that divides, a scalar."""
+    shapes = [lambda n: (3, 2), lambda n: (3, 2 * n), lambda n: ()]
+    cases = [Case(name, s) for name in ("psum", "pmean", "pmax", "pmin") for s in shapes]
+    return [
+        *cases,
+        Case("pbroadcast", lambda n: (3, 2), lambda n: {"source": 0}),
+        Case("pbroadcast", lambda n: (3, 2 * n), lambda n: {"source": n - 1}),
+    ]
+
+
+def _all_to_alls() -> list[Case]:
+    """lax 0.10.2 is wrong for negative axes that are not tiled."""
+
+    def case(split: int, concat: int, tiled: bool) -> Case:
+        def shape(n: int) -> tuple[int, ...]:
+            sizes = [2, 3, 4]
+            sizes[split] = 3 * n if tiled else n
+            return tuple(sizes)
+
+        how = {"split_axis": split, "concat_axis": concat, "tiled": tiled}
+        counted = how | {"split_axis": split % 3, "concat_axis": concat % 3}
+        return Case("all_to_all", shape, lambda n: how, lambda n: counted)
+
+    pairs = [(0, 1), (1, 0), (1, 1), (0, 2), (-1, 0), (0, -1), (-2, -1)]
+    swaps = [
+        Case("pswapaxes", lambda n: (n, 2), lambda n: {"axis": 0}),
+        Case("pswapaxes", lambda n: (2, n), lambda n: {"axis": -1}, lambda n: {"axis": 1}),
+    ]
+    return [*(case(s, c, tiled) for s, c in pairs for tiled in (False, True)), *swaps]
+
+
+def _permutes() -> list[Case]:
+    perms: list[Callable[[int], Any]] = [
+        _ring,
+        lambda n: _ring(n)[: n // 2],  # some send nothing and some get zeros
+        lambda n: tuple((r, n - 1 - r) for r in range(n)),  # one to itself if n is odd
+        lambda n: [],
+        lambda n: [(-1, 0)],  # lax counts ranks modulo n
+    ]
+    cases = [Case("ppermute", lambda n: (3, 2), lambda n, p=p: {"perm": p(n)}) for p in perms]
+    turned = Case("pshuffle", lambda n: (3, 2), lambda n: {"perm": [(r + 1) % n for r in range(n)]})
+    return [*cases, turned]
+
+
+CASES = [*_gathers(), *_scatters(), *_all_reduces(), *_all_to_alls(), *_permutes()]
+#: One of each function: for tests about something else than its arguments.
+MAIN = list({case.name: case for case in reversed(CASES)}.values())[::-1]
+
+
+def sizes_of(mesh: Mesh, axes: Axes) -> tuple[int, ...]:
+    """The sizes of some axes of a mesh."""
+    named = (axes,) if isinstance(axes, str) else tuple(axes)
+    return tuple(mesh.shape[axis] for axis in named)
+
+
+def operand(case: Case, mesh: Mesh, n: int, dtype: Any = jnp.float32) -> np.ndarray:
+    """Every rank's operand, stacked; in no order, so that each rank has some greatest."""
+    values = data((mesh.size, *case.shape(n)), dtype, ranks=mesh.size)
+    return np.random.default_rng(0).permutation(values.reshape(-1)).reshape(values.shape)
+
+
+def first_algorithm(case: Case, *shape: int) -> list[dict[str, str]]:
+    """For `check`: the first there is, for tests that are not about algorithms."""
+    return case.algorithms(*shape)[:1]
+
+
+def check(
+    mesh: Mesh,
+    axes: Axes,
+    cases: Sequence[Case],
+    extras: Callable[..., Sequence[dict[str, Any]]] = lambda case, *shape: [{}],
+    groups: Sequence[Sequence[int]] | None = None,
+    **mode: bool,
+) -> None:
+    """Compare ours with lax's, on every rank.
+
+    Args:
+        mesh, axes: where.
+        cases: what.
+        extras: `(case, *shape) -> further arguments`, with each of which ours is called.
+        groups: the `axis_index_groups` for both.
+        mode: `jit` and `check_vma`, for `per_rank`.
+    """
+    shape = (len(groups[0]),) if groups else sizes_of(mesh, axes)
+    n = prod(shape)
+    both = {"axis_index_groups": groups} if groups else {}
+    operands = {str(case): operand(case, mesh, n) for case in cases}
+
+    def ours(operands: dict[str, Array]) -> dict[str, Any]:
+        return {
+            f"{case} {extra}": case.ours(
+                ringcoll.lax, operands[str(case)], axes, n, **both, **extra
+            )
+            for case in cases
+            for extra in extras(case, *shape)
+        }
+
+    def theirs(operands: dict[str, Array]) -> dict[str, Any]:
+        return {str(case): case.theirs(operands[str(case)], axes, n, **both) for case in cases}
+
+    expected = per_rank(mesh, theirs, operands, check_vma=not groups)
+    for name, result in per_rank(mesh, ours, operands, **mode).items():
+        (case,) = (case for case in expected if name.startswith(case))
+        assert_same({name: result}, {name: expected[case]})

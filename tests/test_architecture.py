@@ -1,0 +1,154 @@
+"""Who may import what, read off the sources; and proof that the reading notices.
+
+A module imports only from modules above it in `ORDER`. The first four know nothing of
+JAX, one alone sends, and nothing private of JAX is touched.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringcoll
+
+PACKAGE = Path(ringcoll.__file__).parent
+ORDER = (
+    "schedule",
+    "algorithms",
+    "cost",
+    "table",
+    "manual",
+    "primitive",
+    "wire",
+    "engine",
+    "visitors",
+    "bodies",
+    "calls",
+    "collectives",
+    "all_reduces",
+    "lax",
+    "__init__",
+)
+WITHOUT_JAX = ORDER[:4]
+SENDERS = ("wire", "collectives")  # the second where the first is not for it: see `Call`
+SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py")}
+
+
+def imported(tree):
+    """The full names of what a module imports, `from a import b` being a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def of_jax(tree):
+    """The names under which a module knows JAX and what it imports from it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                whole = getattr(node, "module", None) or alias.name
+                if whole.split(".")[0] == "jax":
+                    yield alias.asname or alias.name.split(".")[0]
+
+
+def complaints(module, source):
+    """What is wrong with a module's imports, one line each."""
+    tree = ast.parse(source)
+    for name in imported(tree):
+        root, *inner = name.split(".")
+        if root not in {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}:
+            yield f"imports {name}: only jax, numpy and the standard library are there at run time"
+        if root == "jax" and module in WITHOUT_JAX:
+            yield f"imports {name}: it must not know JAX"
+        if root == "jax" and any(map(is_private, inner)):
+            yield f"imports {name}: it is private"
+        if root == "ringcoll":
+            above = ORDER[: ORDER.index(module)]
+            if not inner or inner[0] not in above:
+                yield f"imports {name}: only {', '.join(above)} are above it"
+            if any(map(is_private, inner)):
+                yield f"imports {name}: it is private to {inner[0]}"
+    jax_names = set(of_jax(tree))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        path = ast.unparse(node).split(".")
+        if path[0] in jax_names and any(map(is_private, path[1:])):
+            yield f"uses {ast.unparse(node)}: it is private"
+        if node.attr == "ppermute" and path[0] in jax_names and module not in SENDERS:
+            yield f"uses {ast.unparse(node)}: only wire sends"
+
+
+def test_every_module_has_its_place():
+    assert set(SOURCES) == set(ORDER)
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_imports(module):
+    assert list(complaints(module, SOURCES[module])) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("cost", "import jax.numpy as jnp", "must not know JAX"),
+        ("table", "from jax import Array", "must not know JAX"),
+        ("cost", "def f():\n    import jax", "must not know JAX"),
+        ("wire", "from jax._src import core", "private"),
+        ("wire", "import jax._src.core", "private"),
+        ("wire", "import jax\njax._src.core.f()", "private"),
+        ("wire", "import jax as j\nj.numpy._f", "private"),
+        ("wire", "from jax import lax as l\nl._f", "private"),
+        ("wire", "from ringcoll.engine import gather", "above it"),
+        ("wire", "from ringcoll import bodies", "above it"),
+        ("wire", "import ringcoll", "above it"),
+        ("wire", "from .primitive import Collective", "standard library"),
+        ("bodies", "from ringcoll.visitors import _start", "private to visitors"),
+        ("engine", "from jax import lax\nlax.ppermute(x, 'x', [])", "only wire sends"),
+        ("engine", "import jax\njax.lax.ppermute", "only wire sends"),
+        ("calls", "import chex", "standard library"),
+    ],
+)
+def test_the_rules_bite(module, source, complaint):
+    assert any(complaint in said for said in complaints(module, source))
+    assert not list(complaints(module, "import math\nimport numpy as np\nnp._private"))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_files_are_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_import_initialises_no_backend_and_needs_nothing_else():
+    # A platform that does not exist fails as soon as a device is asked for, not before.
+    program = """
+import sys
+import ringcoll
+roots = {name.partition(".")[0] for name in sys.modules}
+print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
+import jax
+try:
+    jax.devices()
+except RuntimeError:
+    print("no device was asked for before")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "JAX_PLATFORMS": "none_such"},
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["[]", "no device was asked for before"]

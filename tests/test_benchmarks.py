@@ -1,0 +1,241 @@
+"""The benchmarks: what they count, that they see what is wrong, what they write."""
+
+import argparse
+import csv
+import json
+from dataclasses import replace
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from benchmarks import loop, measure, model, options, tune
+from benchmarks.__main__ import main
+from benchmarks.cases import AXIS, CASES, LAX
+from benchmarks.data import count_wrong, exact
+from benchmarks.measure import Point, Quartiles
+from ringcoll import Schedule, algorithms, cost
+from ringcoll.table import Table
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def mesh_of(n):
+    return Mesh(np.array(jax.devices()[:n]), (AXIS,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("512", 512), ("1K", 1024), ("64m", 64 << 20), ("2G", 2 << 30)]
+)
+def test_sizes_are_read(text, expected):
+    assert options.size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "K", "0", "-4", "1.5K", "ten"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write 512, 1K"):
+        options.size(text)
+
+
+def test_sizes_grow_by_a_factor_or_by_a_step():
+    args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
+    assert options.sizes(args) == [1024, 4096, 16384]
+    args.stepbytes = 8192
+    assert options.sizes(args) == [1024, 9216, 17408]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["-g", "99"], "JAX_NUM_CPU_DEVICES=99"),
+        (["-b", "2K", "-e", "1K"], "no sizes"),
+        (["-f", "1"], "give 2 or more"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags, words):
+    with pytest.raises(SystemExit, match=words):
+        main(["-c", "0", "--collective", "psum", *flags])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
+def test_data_sums_exactly_in_any_order_and_differs_by_rank(dtype):
+    x = exact((8, 256), jnp.dtype(dtype), 8)
+    wide = x.astype(np.float64).sum(0)
+    for order in list(permutations(range(8)))[::5000]:
+        total = x[order[0]]
+        for rank in order[1:]:
+            total = total + x[rank]
+        np.testing.assert_array_equal(total.astype(np.float64), wide)
+    assert len({row.tobytes() for row in x}) == 8
+
+
+def test_a_sum_that_cannot_be_exact_is_refused():
+    with pytest.raises(ValueError, match="no sum over 9 ranks is exact in float8_e5m2"):
+        exact((9, 2), jnp.float8_e5m2, 9)
+
+
+def test_wrong_is_counted_in_bits_and_against_every_truth():
+    x = np.array([0.0, 1.0, 2.0], np.float32)
+    assert count_wrong(x, x, x) == 0
+    assert count_wrong(x, x, np.array([0.0, 1.0, 3.0], np.float32)) == 1
+    assert count_wrong(x, np.array([-0.0, 1.0, 2.0], np.float32)) == 1
+    assert count_wrong(x, x.astype(np.float64)) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_references_agree_with_lax(name, n, dtype):
+    point = Point(BY_NAME[name], jnp.dtype(dtype), 120, mesh_of(n))
+    by_numpy, by_lax = point.truths
+    assert len(by_lax) == n
+    assert sum(map(count_wrong, by_lax, by_numpy)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "size", "operand", "factor"),
+    [
+        ("all_gather", 32, 1024, 128, 7 / 8),
+        ("psum_scatter", 32, 1024, 1024, 7 / 8),
+        ("psum", 256, 1024, 1024, 14 / 8),
+        ("all_to_all", 32, 1024, 1024, 7 / 8),
+        ("pbroadcast", 256, 1024, 1024, 1),
+        ("ppermute", 256, 1024, 1024, 1),
+    ],
+)
+def test_sizes_and_rates_are_those_of_nccl_tests(name, count, size, operand, factor):
+    row = Point(BY_NAME[name], np.float32, 1024, mesh_of(8)).row(LAX)
+    assert (row.count, row.size, row.operand_bytes) == (count, size, operand)
+    assert row.busbw(2.0) == factor * 512
+
+
+def test_programs_take_turns_in_alternating_order():
+    ran = []
+    programs = {name: lambda name=name: ran.append(name) for name in "ab"}
+    times = measure.interleave(programs, 50, end=0)
+    assert ran == list("abbaab")
+    assert [len(some) for some in times.values()] == [measure.FEWEST] * 2
+
+
+def test_time_is_shared_by_weight_until_there_is_none():
+    shares = measure.sharing([1, 3], 100, lambda weight: weight)
+    assert next(shares) == (1, pytest.approx(25, abs=1))
+    assert next(shares) == (3, pytest.approx(100, abs=1))
+    assert list(measure.sharing([1, 3], -1, lambda weight: weight)) == [(1, 0), (3, 0)]
+
+
+def test_predictions_come_from_the_model_of_the_run():
+    true = cost.Model(alpha=1e-5, beta=1e-9, gamma=2e-9)
+    rows = []
+    for name, algorithm in [("psum", "ring"), ("psum", "exchange"), ("ppermute", "hop")]:
+        for size in (2**10, 2**16, 2**22):
+            row = Point(BY_NAME[name], np.float32, size, mesh_of(8)).row(algorithm)
+            rows.append(replace(row, seconds=Quartiles(0, model.predict(row, true), 0)))
+    fitted, predicted = model.fit_rows([*rows, replace(rows[0], algorithm=LAX, resolved=LAX)])
+    assert fitted["float32"].error < 1e-6
+    assert predicted[0].predicted == pytest.approx(rows[0].seconds.median)
+    assert predicted[-1].predicted is None
+
+
+def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
+    files = {kind: str(tmp_path / kind) for kind in ("json", "csv", "plot")}
+    flags = [part for kind, path in files.items() for part in (f"--{kind}", path)]
+    chosen = ["--collective", "all_gather,psum", "--algorithm", "auto,ring", "-d", "bfloat16"]
+    assert main([*["-b", "1K", "-e", "4K", "-n", "4", "-g", "3"], *chosen, *flags]) == 0
+    out = capsys.readouterr().out
+    for word in ("algbw", "busbw", "#wrong", "vs_lax", "predicted", "auto: lax", "median error"):
+        assert word in out
+    assert "…" not in out
+    said = json.loads((tmp_path / "json").read_text())
+    assert said["measured_on"]["devices"] == 3
+    assert len(said["checks"]) == 2 * 3
+    assert len(said["rows"]) == 2 * 2 * 3
+    ring = said["rows"][-1]
+    assert (ring["algorithm"], ring["size"], ring["wrong"]) == ("ring", 4096, 0)
+    assert ring["busbw"] == pytest.approx(4096 / ring["seconds"]["median"] * 4 / 3)
+    assert ring["predicted"] > 0
+    with open(files["csv"], newline="") as file:
+        assert next(csv.DictReader(file))["vs_lax_median"] == "1.0"
+    assert sorted(path.name for path in (tmp_path / "plot").iterdir()) == [
+        "all_gather.png",
+        "psum.png",
+    ]
+
+
+def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
+    def broken(n):
+        *rounds, last = algorithms.ring(n).rounds
+        return Schedule((n,), (*rounds, (replace(last[0], shift=-1),)))
+
+    monkeypatch.setitem(algorithms._GATHERS, "broken", broken)
+    monkeypatch.setattr(Schedule, "check", lambda self: self)  # which would have refused it
+    chosen = ["--collective", "all_gather", "--algorithm", "ring,broken", "-d", "float32"]
+    path = str(tmp_path / "json")
+    assert main([*["-b", "1K", "-e", "1K", "-n", "1"], *chosen, "-J", path]) == 1
+    assert "wrong: all_gather broken float32" in capsys.readouterr().out
+    said = json.loads((tmp_path / "json").read_text())
+    for rows in (said["checks"], said["rows"]):
+        wrong = {row["algorithm"]: row["wrong"] for row in rows}
+        assert wrong["ring"] == wrong["lax"] == 0
+        assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
+
+
+def test_tune_writes_a_table(tmp_path, capsys):
+    path = tmp_path / "table.json"
+    flags = ["-b", "1K", "-e", "4K", "-n", "3", "-g", "2", "-d", "float32"]
+    flags += ["--collective", "psum_scatter"]
+    assert main(["tune", *flags, "--table", str(path)]) == 0
+    assert "2 x cpu" in Table.load(path).measured_on
+    assert "The choice" in capsys.readouterr().out
+
+
+def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
+    vs_lax = Quartiles(ratio - spread, ratio, ratio + spread)
+    row = Point(BY_NAME["psum"], np.float32, nbytes, mesh_of(8)).row(algorithm)
+    return replace(row, vs_lax=vs_lax, wrong=0)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "before", "expected"),
+    [
+        ([("ring", 0.5), ("bruck", 0.7)], LAX, "ring"),
+        ([("ring", 0.97), ("bruck", 0.99)], LAX, LAX),
+        ([("ring", 0.90, 0.1), ("bruck", 0.93)], LAX, "bruck"),
+        ([("ring", 0.50), ("bruck", 0.52)], "bruck", "bruck"),
+        ([("ring", 0.50), ("bruck", 0.60)], "bruck", "ring"),
+    ],
+)
+def test_tune_chooses_what_is_clearly_faster(rivals, before, expected):
+    rows = [made_row(LAX, 1.0)]
+    rows += [made_row(name, ratio, spread=sum(spread)) for name, ratio, *spread in rivals]
+    assert tune.choose(rows, before).algorithm == expected
+    wrong = [rows[0], *(replace(row, wrong=1) for row in rows[1:])]
+    assert tune.choose(wrong, before).algorithm == LAX
+
+
+def test_neighbouring_sizes_share_a_row():
+    chosen = [
+        made_row(LAX, 1.0, 1024),
+        made_row("ring", 0.8, 4096),
+        made_row("ring", 0.6, 16384),
+        made_row("bruck", 0.5, 65536),
+    ]
+    ring, bruck = tune.table_rows(chosen, "cpu")
+    assert (ring.algorithm, ring.bytes, ring.dtypes) == ("ring", (2048, 32768), ("float32",))
+    assert (bruck.algorithm, bruck.bytes) == ("bruck", (32768, None))
+    assert ring.why.startswith("0.60 to 0.80 ")
+    assert bruck.why.startswith("0.50 of ")
+
+
+def test_a_ring_is_compiled_both_ways():
+    found = loop.measured(256)
+    assert found["unrolled"]["instructions"] > found["looped"]["instructions"]
+    assert found["unrolled"]["call"] > 0
+
+
+def test_leaves_are_joined_and_not(capsys):
+    assert main(["join", "-k", "2", "-b", "256", "-e", "256", "-n", "3", "-g", "3"]) == 0
+    assert "JOIN_BELOW" in capsys.readouterr().out

@@ -1,0 +1,67 @@
+"""`axis_index_groups`: the same, within each group, in the group's own order."""
+
+from math import prod
+
+import pytest
+from cases import CASES, MAIN, check, first_algorithm
+from hypothesis import given
+from hypothesis import strategies as st
+from support import make_mesh
+
+#: lax has no groups for three of them, and not for an all_gather to an invariant.
+GROUPED = [
+    case
+    for case in CASES
+    if case.name not in ("ppermute", "pshuffle", "pbroadcast") and "to" not in case.how(1)
+]
+MAIN_GROUPED = [case for case in MAIN if case in GROUPED]
+
+
+@pytest.mark.parametrize("groups", [[[3, 0], [2, 1]], ((0, 3, 2, 1),), [[3], [1], [0], [2]]])
+def test_every_way_of_calling(groups):
+    check(make_mesh(4), "x", GROUPED, first_algorithm, groups, check_vma=False)
+
+
+@pytest.mark.parametrize("groups", [[[3, 0, 5], [2, 4, 1]], [[1, 0], [5, 2], [3, 4]]])
+def test_every_algorithm(groups):
+    def each(case, *shape):
+        return [{}, *case.algorithms(*shape)]
+
+    check(make_mesh(6), "x", MAIN_GROUPED, each, groups, check_vma=False)
+
+
+def test_typed():
+    cases = [case for case in GROUPED if case.name not in ("psum", "pmean")]  # as in lax
+    check(make_mesh(4), "x", cases, first_algorithm, [[3, 0], [2, 1]], check_vma=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "groups"),
+    [
+        ((2, 4), ("y", "x"), [[3, 0], [2, 5], [1, 7], [6, 4]]),
+        ((2, 4), ("x", "y"), [[3, 0, 1, 2], [6, 5, 4, 7]]),
+        ((1, 3, 2), ("z", "x", "y"), [[3, 0, 1], [5, 4, 2]]),
+        ((2, 3), ("y",), [[2, 0, 1]]),
+    ],
+)
+def test_several_axes(shape, axes, groups):
+    check(make_mesh(*shape), axes, MAIN_GROUPED, first_algorithm, groups, check_vma=False)
+
+
+def test_of_several_sizes():
+    cases = [case for case in MAIN if case.name in ("psum", "pmean", "pmax", "pmin")]
+    check(make_mesh(5), "x", cases, groups=[[3, 1], [4, 0, 2]], check_vma=False)
+
+
+@given(st.data())
+def test_any_partition(data):
+    n = data.draw(st.sampled_from([2, 4, 6]), "ranks")
+    size = data.draw(st.sampled_from([d for d in range(1, n + 1) if n % d == 0]), "group")
+    order = data.draw(st.permutations(range(n)), "order")
+    groups = [order[i : i + size] for i in range(0, n, size)]
+    case = data.draw(st.sampled_from(GROUPED), "case")
+
+    def any_algorithm(case, *shape):
+        return [data.draw(st.sampled_from(case.algorithms(*shape)), "algorithm")]
+
+    check(make_mesh(n), "x", [case], any_algorithm, groups, check_vma=False)

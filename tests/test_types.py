@@ -1,0 +1,134 @@
+"""The type of every result is lax's: shape, dtype, weak type, varying axes, sharding."""
+
+from functools import partial
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, MAIN, first_algorithm, sizes_of
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll.lax
+
+#: How an operand is made of its shape, on the axes of the mesh.
+UNTYPED = {
+    "of float32": lambda shape, axes: jnp.zeros(shape),
+    "weak": lambda shape, axes: lax.full(shape, 1.0),
+    "of bool": lambda shape, axes: jnp.zeros(shape, bool),
+    "of NumPy": lambda shape, axes: np.zeros(shape, np.float32),
+}
+TYPED = {
+    **{f"invariant, {kind}": make for kind, make in UNTYPED.items()},
+    **{
+        f"varying, {kind}": lambda shape, axes, make=make: varying(make(shape, axes), axes)
+        for kind, make in UNTYPED.items()
+    },
+    "varying over an axis": lambda shape, axes: varying(jnp.zeros(shape), axes[-1]),
+    "unreduced": lambda shape, axes: lax.pcast(
+        varying(jnp.zeros(shape), axes), axes, to="unreduced"
+    ),
+    "reduced": lambda shape, axes: lax.pcast(jnp.zeros(shape), axes, to="reduced"),
+}
+#: Axes in other orders, one of several, none, as a list (which a few take), and twice.
+PLACES = [
+    ((4,), "x", CASES),
+    ((2, 3), ("y", "x"), CASES),
+    ((2, 3), "y", MAIN),
+    ((2, 3), ("x",), MAIN),
+    ((2, 3), (), MAIN),
+    ((2, 2), ["y", "x"], MAIN),
+    ((2, 1), ("x", "x"), MAIN),
+]
+
+
+def varying(x, axes):
+    return lax.pcast(x, axes, to="varying")
+
+
+def described(call):
+    """The type of what a call returns (and whether it is traced), or of what it raises.
+
+    Without the mesh: a scalar that was made of a constant knows of none.
+    """
+    try:
+        result = call()
+    except Exception as error:
+        return type(error)
+    kind = "traced" if isinstance(result, jax.core.Tracer) else type(result)
+    aval = jax.typeof(result)
+    return kind, aval.shape, aval.dtype, aval.weak_type, aval.mat, aval.sharding.spec
+
+
+def check_types(shape, axes, cases, operand, check_vma):
+    mesh = make_mesh(*shape)
+    sizes = sizes_of(mesh, axes)
+    n = prod(sizes)
+
+    def program():
+        for case in cases:
+            x = operand(case.shape(n), mesh.axis_names)
+            theirs = described(partial(case.by_lax, x, axes, n))
+            for extra in [{}, *first_algorithm(case, *sizes)]:
+                ours = described(partial(case.ours, ringcoll.lax, x, axes, n, **extra))
+                assert ours == theirs, f"{case} {extra}"
+
+    trace(program, mesh, check_vma)
+
+
+@pytest.mark.parametrize("kind", TYPED)
+@pytest.mark.parametrize(("shape", "axes", "cases"), PLACES)
+def test_typed(shape, axes, cases, kind):
+    check_types(shape, axes, cases, TYPED[kind], check_vma=True)
+
+
+@pytest.mark.parametrize("kind", UNTYPED)
+@pytest.mark.parametrize(("shape", "axes", "cases"), PLACES)
+def test_untyped(shape, axes, cases, kind):
+    check_types(shape, axes, cases, UNTYPED[kind], check_vma=False)
+
+
+def trace(program, mesh, check_vma=True):
+    def nothing_out():
+        program()
+        return ()
+
+    mapped = jax.shard_map(nothing_out, mesh=mesh, in_specs=(), out_specs=(), check_vma=check_vma)
+    jax.make_jaxpr(mapped)()
+
+
+def test_replicated_results_leave_by_out_specs_that_say_so():
+    """Which only values typed as the same on all ranks may, and are so in fact."""
+    mesh = make_mesh(2, 2)
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    def program(module):
+        def one_rank(x):
+            return (
+                module.psum(x, ("x", "y")),
+                module.pmean(x, ("y", "x")),
+                module.pmax(x, ("x", "y")),
+                module.pmin(x, ("x", "y")),
+                module.all_gather(x, ("x", "y"), to="invarying"),
+            )
+
+        mapped = jax.shard_map(one_rank, mesh=mesh, in_specs=P(("x", "y")), out_specs=P())
+        return jax.jit(mapped)(x)
+
+    for ours, theirs in zip(program(ringcoll.lax), program(lax), strict=True):
+        assert ours.sharding == theirs.sharding
+        for mine, shard in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
+            np.testing.assert_array_equal(mine.data, shard.data)
+
+
+def test_all_gather_to_reduced_is_of_lax():
+    def program():
+        x = lax.pcast(jnp.zeros(3), "x", to="varying")
+        ours = ringcoll.lax.all_gather(x, "x", to="reduced")
+        assert jax.typeof(ours) == jax.typeof(lax.all_gather(x, "x", to="reduced"))
+        assert jax.typeof(ours).mat.reduced == {"x"}
+
+    trace(program, make_mesh(2))
