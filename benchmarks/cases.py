@@ -99,8 +99,8 @@ def _fold(op: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Reference:
     """All ranks' rows combined, in a dtype in which NumPy itself rounds nothing."""
 
     def combine(x: np.ndarray) -> np.ndarray:
-        is_float = jnp.issubdtype(x.dtype, jnp.floating)
-        wide = jnp.promote_types(x.dtype, np.float32) if is_float else x.dtype
+        narrow_float = jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize < 4
+        wide = np.dtype(np.float32) if narrow_float else x.dtype
         return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
 
     return combine

@@ -56,8 +56,8 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
     add = parser.add_argument
     add("-b", "--minbytes", type=size, default=least, metavar="SIZE", help=f"from ({least})")
     add("-e", "--maxbytes", type=size, default=most, metavar="SIZE", help=f"to ({most})")
-    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="times (default 4)")
-    add("-i", "--stepbytes", type=size, metavar="SIZE", help="plus, in place of -f")
+    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="multiply by (4)")
+    add("-i", "--stepbytes", type=size, metavar="SIZE", help="or add")
 
 
 def sizes(args: argparse.Namespace) -> list[int]:
@@ -76,14 +76,14 @@ def sizes(args: argparse.Namespace) -> list[int]:
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
     """-g, -n and --budget."""
     add = parser.add_argument
-    add("-g", "--devices", type=int, metavar="N", help="how many to use (default: all)")
-    add("-n", "--iters", type=int, default=rounds, metavar="N", help="rounds of timing at most")
+    add("-g", "--devices", type=int, metavar="N", help="how many to use (all)")
+    add("-n", "--iters", type=int, default=rounds, metavar="N", help=f"rounds at most ({rounds})")
     add(
         "--budget",
         type=float,
         default=budget,
         metavar="SECONDS",
-        help=f"fewer rounds, and in the end fewer sizes, to keep within (default {budget})",
+        help=f"kept by fewer rounds, and in the end by fewer sizes ({budget})",
     )
 
 
@@ -95,8 +95,7 @@ def add_datatypes(parser: argparse.ArgumentParser) -> None:
         type=listed(*DATATYPES, *(WIDE_DATATYPES if jax.config.read("jax_enable_x64") else ())),
         default="float32,bfloat16",
         metavar="LIST",
-        help="names with commas between, or all (default float32,bfloat16); "
-        "64 bits with JAX_ENABLE_X64=1",
+        help="names with commas between, or all (float32,bfloat16); 64 bits: JAX_ENABLE_X64=1",
     )
 
 

@@ -41,8 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_datatypes(parser)
     options.add_machine(parser, budget=140)
     add = parser.add_argument
-    add("-w", "--warmup_iters", type=int, default=1, metavar="N", help="at least 1, to compile")
-    add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (default 1)")
+    add(
+        "-w",
+        "--warmup_iters",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rounds before that (1)",
+    )
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
     names = options.listed
     add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
     add("--collective", type=names(*_NAMES), metavar="LIST", help=f"of {', '.join(_NAMES)}")
@@ -70,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
         report.write_json(args.json, header, checks, rows, fitted)
     if args.csv:
         report.write_csv(args.csv, rows)
-    if args.plot:
+    if args.plot and mesh.size == 1:
+        report.console().print("one device has no bus whose bandwidth could be drawn")
+    elif args.plot:
         from benchmarks.plot import draw  # matplotlib only where asked for
 
         draw(args.plot, header, rows, fitted)

@@ -55,7 +55,7 @@ def _along_each_axis(one_axis):
 
 @_listed(_GATHERS)
 @_along_each_axis
-def ring(n: int, direction: int = 1) -> Schedule:
+def ring(n: int, *, direction: int = 1) -> Schedule:
     """Pass on to the neighbour what came last: n-1 rounds of one shard.
 
     The bandwidth optimum with nearest-neighbour messages only; all traffic one way
@@ -153,8 +153,8 @@ def torus(*shape: int) -> Schedule:
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
-    ceil(log2 n) rounds for any n, at log2 n vectors of bytes (n - 1 for an odd n): for
-    payloads so small that only the rounds count. Every stage adds in the order of the
+    ceil(log2 n) rounds for any n, at k + m - 1 vectors of bytes for n = 2^k m with m odd:
+    for payloads so small that only the rounds count. Every stage adds in the order of the
     ranks, so that all hold the same bits.
     """
     twos = [(n & -n).bit_length() - 1 for n in shape]

@@ -7,7 +7,6 @@ ranks and s the bytes of x.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -43,14 +42,12 @@ def psum(
     collective communication operations in MPICH", IJHPCA 19 (2005).
     """
     call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
-
-    def theirs(x: Any) -> Any:
-        return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
-
-    def ours(x: Array) -> Array:
-        return Psum(**call.params)(x.astype(jnp.int32) if x.dtype == bool else x)
-
-    return call.each(x, theirs, ours, joins=True)
+    return call.each(
+        x,
+        lambda x: lax.psum(x, axis_name, axis_index_groups=axis_index_groups),
+        lambda x: _sum(call, x),
+        joins=True,
+    )
 
 
 def pmean(
@@ -67,15 +64,18 @@ def pmean(
 
     Steps and bytes, gradient, raises, source: as `psum`.
     """
-    total = psum(
+    call = Call("pmean", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    return call.each(
         x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        algorithm=algorithm,
-        accumulate_dtype=accumulate_dtype,
+        lambda x: lax.pmean(x, axis_name, axis_index_groups=axis_index_groups),
+        lambda x: _sum(call, x) / lax.psum(1, axis_name, axis_index_groups=axis_index_groups),
+        joins=True,
     )
-    n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
-    return jax.tree.map(lambda leaf: leaf / n, total)
+
+
+def _sum(call: Call, x: Array) -> Array:
+    """By hand; booleans as int32, like lax."""
+    return Psum(**call.params)(x.astype(jnp.int32) if x.dtype == bool else x)
 
 
 def pmax(

@@ -145,8 +145,7 @@ class AllReduce(Scheduled):
             return flat.reshape(x.shape)
         if dims:
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
-        stages = algorithms.exchange(*ranks.shape)
-        return by_stages(x, stages, ranks, op, self.widen)
+        return by_stages(x, (schedule,), ranks, op, self.widen)  # no dimension to cut: all of it
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
@@ -257,7 +256,8 @@ class AllToAll(Scheduled, name="all_to_all"):
         )
 
     def run(self, x: Array, schedule: algorithms.AllToAll, ranks: Ranks) -> Array:
-        return exchange_along(x, *self.dims, schedule, ranks)
+        split, concat = self.dims
+        return exchange_along(x, split, concat, schedule, ranks)
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, dims=self.dims[::-1])(ct)

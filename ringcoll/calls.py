@@ -22,6 +22,7 @@ from ringcoll import algorithms
 from ringcoll.bodies import Algorithm
 from ringcoll.manual import is_partial, sharded_dims, varying
 from ringcoll.table import Table
+from ringcoll.wire import Ranks
 
 Pytree = Any
 AxisName = Any
@@ -44,7 +45,6 @@ _CURES = (
     (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
     (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
     (r"not supported in vmap", "use a mesh axis"),
-    (r"^$", "axis_index_groups need shard_map(..., check_vma=False)"),
 )
 
 
@@ -145,9 +145,12 @@ class Call:
     def _check(self, leaf: Any, theirs: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
         try:
+            for axis in self.axes:  # lax may trip over one that is not bound, without a word
+                _ = isinstance(axis, int) or lax.axis_size(axis)
             jax.make_jaxpr(theirs)(jax.typeof(leaf))
-        except Exception as error:
-            raise self.refusal(type(error), str(error)) from error
+        except (NameError, TypeError, ValueError, NotImplementedError) as error:
+            cure = "pass check_vma=False to jax.shard_map" if self._is_unsupported(error) else ""
+            raise self.refusal(type(error), str(error), cure) from error
         if self.groups is not None:
             named = sorted(rank for group in self.groups for rank in group)
             if named != list(range(self._whole())):
@@ -173,7 +176,7 @@ class Call:
                 f"algorithm={self.algorithm!r} needs axis_index_groups of one size",
                 "pass algorithm='lax', or groups of one size",
             )
-        shape = (self._size(),) if self.groups else tuple(map(lax.axis_size, self.axes))
+        shape = Ranks.over(self.axes, self.params["groups"]).shape
         try:
             algorithms.build(self.collective, self.algorithm, shape)
         except ValueError as error:
@@ -199,6 +202,10 @@ class Call:
         if self.accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             return theirs(leaf)
         return theirs(jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
+
+    def _is_unsupported(self, error: Exception) -> bool:
+        """Whether lax does not do groups where types are checked."""
+        return isinstance(error, NotImplementedError) and self.groups is not None
 
     def _is_uneven(self) -> bool:
         return self.groups is not None and len({len(group) for group in self.groups}) > 1

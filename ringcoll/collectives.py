@@ -210,8 +210,14 @@ def pswapaxes(
 
     Steps and bytes, gradient, raises, source: as `all_to_all`.
     """
-    groups = axis_index_groups
-    return all_to_all(x, axis_name, axis, axis, axis_index_groups=groups, algorithm=algorithm)
+    call = Call(
+        "pswapaxes", "all_to_all", axis_name, axis_index_groups, algorithm, dims={"axis": axis}
+    )
+    return call.each(
+        x,
+        lambda x, axis: lax.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups),
+        lambda x, axis: AllToAll(**call.params, dims=(axis, axis))(x),
+    )
 
 
 def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Pytree:

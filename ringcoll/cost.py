@@ -60,9 +60,8 @@ def price(
 def _price_of_stages(stages: Stages, network: Sequence[int] | None) -> Price:
     n = prod(stage.size for stage in stages)  # a whole vector is n shards
     prices = []
-    for i, stage in enumerate(stages):
-        along_its_digit = replace(product(stages, [i]), lanes=stage.lanes)
-        one = along_its_digit.price(network)
+    for i in range(len(stages)):
+        one = product(stages, [i]).price(network)  # along its digit of the ranks
         prices.append(
             replace(
                 one,

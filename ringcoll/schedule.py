@@ -74,6 +74,8 @@ class Schedule:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if min(self.shape, default=0) < 1:
+            raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
         object.__setattr__(self, "size", prod(self.shape))
 
     def step(self, rank: int, axis: int, shift: int) -> int:
@@ -242,7 +244,13 @@ class AllToAll(Schedule):
 
 
 def in_lanes(*schedules: Schedule) -> Schedule:
-    """Schedules of the same shape side by side, each with its share of the payload."""
+    """Schedules of one lane and the same shape, side by side, each with its share.
+
+    Raises:
+        ScheduleError: they are of several shapes or lanes.
+    """
+    if {(s.shape, s.lanes) for s in schedules} != {(schedules[0].shape, 1)}:
+        raise ScheduleError("in_lanes takes schedules of one shape, of one lane each")
     depth = max(len(s.rounds) for s in schedules)
     rounds = []
     for number in range(depth):
@@ -251,7 +259,7 @@ def in_lanes(*schedules: Schedule) -> Schedule:
             if number < len(schedule.rounds):
                 moves += (replace(move, lane=lane) for move in schedule.rounds[number])
         rounds.append(tuple(moves))
-    return Schedule(schedules[0].shape, tuple(rounds), len(schedules))
+    return type(schedules[0])(schedules[0].shape, tuple(rounds), len(schedules))
 
 
 def product(schedules: Sequence[Schedule], order: Iterable[int] | None = None) -> Schedule:
@@ -259,14 +267,20 @@ def product(schedules: Sequence[Schedule], order: Iterable[int] | None = None) -
 
     Args:
         schedules: one for each axis (or run of axes), major first, of equal lanes.
-        order: in which order they run; as given, unless said otherwise.
+        order: which of them run, in which order; all as given, unless said otherwise.
+
+    Raises:
+        ScheduleError: they are of several numbers of lanes.
     """
+    factors = range(len(schedules)) if order is None else tuple(order)
+    if len({schedules[factor].lanes for factor in factors}) > 1:
+        raise ScheduleError("product takes schedules of one number of lanes")
     shape = tuple(p for s in schedules for p in s.shape)
-    kind, lanes = type(schedules[0]), schedules[0].lanes
+    kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
     moving = kind is AllToAll  # then every slot is there from the start
     held = list(range(prod(shape))) if moving else [0]
     rounds: list[Round] = []
-    for factor in range(len(schedules)) if order is None else order:
+    for factor in factors:
         schedule = schedules[factor]
         first_axis = sum(len(s.shape) for s in schedules[:factor])
         stride = prod(p for s in schedules[factor + 1 :] for p in s.shape)

@@ -33,7 +33,7 @@ class Row:
     """The algorithm of one collective on one platform, within half-open bounds.
 
     Attributes:
-        collective: one of `algorithms.COLLECTIVES`.
+        collective: one of `algorithms.COLLECTIVES`; "psum" stands for pmean, pmax and pmin.
         platform: one of `PLATFORMS`; "*" is any.
         algorithm: one of `algorithms.names(collective)`, or "lax".
         ranks: of the axis, or of all axes together.
@@ -57,6 +57,8 @@ class Row:
     def __post_init__(self) -> None:
         for name in ("collective", "platform", "algorithm", "why"):
             _check_string(name, getattr(self, name))
+        if self.collective in ("pmean", "pmax", "pmin"):
+            raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
         _check_choice("algorithm", self.algorithm, (*names(self.collective), "lax"))
         _check_choice("platform", self.platform, PLATFORMS)
         for name in ("ranks", "bytes"):
