@@ -65,11 +65,13 @@ class Case:
             return self.best[:1]
         return tuple(name for name in names(self.name) if _exists(self.name, name, n))
 
+    def choices(self, n: int) -> tuple[str, ...]:
+        """All that may be asked for on n ranks, and is no built-in."""
+        return (*(("auto",) if self.name in COLLECTIVES else ()), *self.algorithms(n))
+
     def timed(self, size: int) -> tuple[str, ...]:
-        """The algorithms that are timed if nobody chooses."""
-        chosen = self.best if size <= SMALL else self.best[:1]
-        auto = ("auto",) if self.name in COLLECTIVES else ()
-        return auto + tuple(dict.fromkeys(chosen))
+        """What is timed if nobody chooses."""
+        return ("auto", *(self.best if size <= SMALL else self.best[:1]))
 
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
         """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll."""

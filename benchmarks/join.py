@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import options, report
 from benchmarks.cases import AXIS, LAX
 from benchmarks.data import exact
-from benchmarks.measure import Quartiles, interleave, sharing
+from benchmarks.measure import interleave, sharing
+from benchmarks.row import Quartiles
 from ringcoll import calls, lax
 
 #: How `JOIN_BELOW` is set for either way.
@@ -43,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     points = [(int(k), size) for k in args.leaves.split(",") for size in options.sizes(args)]
     shares = sharing(points, args.budget, lambda point: 1 + point[0] / 8)
     made = report.table(
-        "psum by a ring",
         *("leaves\n", "size\nB", "joined\nus", "leaf by leaf\nus", "lax\nus"),
         *("joined over\nleaf by leaf", "±\n"),
     )
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         found.append({"leaves": k, "size": size, **medians, "ratio": ratio._asdict()})
         cells = (f"{median * 1e6:.1f}" for median in medians.values())
         made.add_row(str(k), str(size), *cells, f"{ratio.median:.2f}", f"{ratio.spread:.0%}")
-    report.console().print(made)
+    report.show("psum by a ring", made)
     report.console().print(f"JOIN_BELOW = {calls.JOIN_BELOW}: leaves of up to so many bytes join")
     if args.json:
         everything = {"measured_on": header, "rows": found}

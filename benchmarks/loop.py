@@ -20,7 +20,8 @@ import numpy as np
 
 from benchmarks import options, report
 from benchmarks.cases import CASES
-from benchmarks.measure import Point, Quartiles, interleave
+from benchmarks.measure import Point, interleave
+from benchmarks.row import Quartiles
 from ringcoll import engine
 
 #: How `LOOP_FROM` is set for either way.
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     columns = ["compile s", "instructions", "call us"]
     heads = [f"{column}\n{way}" for column in columns for way in WAYS]
-    made = report.table(f"psum by a ring, {args.bytes} bytes a chunk, cpu", "ranks\n", *heads)
+    made = report.table("ranks\n", *heads)
     for one in found:
         cells = [one[way] for way in WAYS]
         calls = ["" if c["call"] is None else f"{c['call'] * 1e6:.1f}" for c in cells]
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             *(str(c["instructions"]) for c in cells),
             *calls,
         )
-    report.console().print(made)
+    report.show(f"psum by a ring, {args.bytes} bytes a chunk, cpu, jax {jax.__version__}", made)
     report.console().print(
         f"LOOP_FROM = {engine.LOOP_FROM}: rings of up to {engine.LOOP_FROM + 1} ranks are "
         "written out, longer ones are loops"

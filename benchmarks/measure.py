@@ -1,15 +1,14 @@
 """Measuring: one collective at one size, by several algorithms and by lax, in turn.
 
 Every rank's result is compared with NumPy's and with lax's. Then all programs are run
-round by round, each once a round, in alternating order: what drifts on the machine
+round by round, each once a round, in an order that changes: what drifts on the machine
 drifts for all of them, and a ratio to lax is taken within a round.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.cases import AXIS, LAX, Case
 from benchmarks.data import count_wrong, exact
+from benchmarks.row import Quartiles, Row
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.table import default_table
 
@@ -26,65 +26,6 @@ T = TypeVar("T")
 
 #: Rounds of timing at least, however little time there is.
 FEWEST = 3
-
-
-class Quartiles(NamedTuple):
-    """The median, and between which values the middle half lies."""
-
-    low: float
-    median: float
-    high: float
-
-    @staticmethod
-    def of(values: np.ndarray) -> "Quartiles":
-        return Quartiles(*np.percentile(values, [25, 50, 75]).tolist())
-
-    @property
-    def spread(self) -> float:
-        """Half of what the middle half spans, over the median."""
-        return (self.high - self.low) / 2 / self.median
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was measured of one algorithm at one size; no times where it was only checked.
-
-    Attributes:
-        resolved: what "auto" stood for; else the algorithm.
-        asked: the size that was asked for, of which `size` is the nearest there is.
-        size, count: as nccl-tests count them; see `benchmarks.cases`.
-        operand_bytes: of one rank's operand.
-        wrong: elements on all ranks; None if it was not checked.
-        factor: busbw over algbw.
-        seconds: of one call.
-        vs_lax: seconds over lax's, within a round.
-        predicted: seconds, by the model fitted to this run.
-    """
-
-    collective: str
-    redop: str
-    type: str
-    ranks: int
-    algorithm: str
-    resolved: str
-    asked: int
-    size: int
-    count: int
-    operand_bytes: int
-    factor: float
-    wrong: int | None = None
-    rounds: int = 0
-    seconds: Quartiles | None = None
-    vs_lax: Quartiles | None = None
-    predicted: float | None = None
-
-    def algbw(self, seconds: float) -> float:
-        """Bytes per second, of a call of so many seconds."""
-        return self.size / seconds
-
-    def busbw(self, seconds: float) -> float:
-        """The same, made comparable over n and over collectives."""
-        return self.factor * self.algbw(seconds)
 
 
 class Point:
@@ -226,17 +167,19 @@ def interleave(
 ) -> dict[str, np.ndarray]:
     """The seconds of every program in every round, until `rounds` or the time `end`.
 
-    Each runs once a round, forward in one round and backward in the next.
+    Each runs once a round: forward, then backward, then both again from the next one on.
     """
     order = list(programs)
     times: dict[str, list[float]] = {name: [] for name in order}
     for number in range(max(rounds, 1)):
         if number >= FEWEST and time.perf_counter() > end:
             break
-        for name in order[:: 1 if number % 2 == 0 else -1]:
+        for name in order if number % 2 == 0 else reversed(order):
             start = time.perf_counter()
             programs[name]()
             times[name].append(time.perf_counter() - start)
+        if number % 2:
+            order = [*order[1:], order[0]]
     return {name: np.array(seconds) for name, seconds in times.items()}
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from benchmarks.cases import LAX
-from benchmarks.measure import Row
+from benchmarks.row import Row
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.cost import Model, Sample, fit, price, seconds
 from ringcoll.schedule import Price

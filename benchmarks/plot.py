@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.cases import LAX
-from benchmarks.measure import Row
 from benchmarks.model import Fitted, predict
 from benchmarks.report import bytes_in_words
+from benchmarks.row import Row
 
 matplotlib.use("Agg")
 

@@ -1,11 +1,7 @@
-"""What a run shows and writes: a progress bar, tables, JSON, CSV."""
+"""What a run shows: a progress bar and tables."""
 
-import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.cases import LAX, Case
-from benchmarks.measure import Quartiles, Row
 from benchmarks.model import Fitted
+from benchmarks.row import Quartiles, Row
 
 T = TypeVar("T")
 
@@ -62,12 +58,18 @@ def bytes_in_words(size: float) -> str:
     return f"{size:.4g}G"
 
 
-def table(title: str, *columns: str, left: int = 1) -> Table:
+def table(*columns: str, left: int = 1) -> Table:
     """A table without vertical lines, the first columns to the left, the others right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    made = Table(box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     return made
+
+
+def show(title: str, made: Table) -> None:
+    """A table under its title."""
+    console().print(f"[bold]{title}[/bold]")
+    console().print(made)
 
 
 def print_header(header: Mapping[str, Any]) -> None:
@@ -90,10 +92,10 @@ def print_checks(rows: Sequence[Row]) -> None:
     for row in rows:
         place = row.algorithm, row.collective
         wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
-    made = table(f"#wrong, count {rows[0].count}, {types}", "algorithm", *collectives)
+    made = table("algorithm", *collectives)
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
         made.add_row(algorithm, *(_wrong(wrong.get((algorithm, c)), "") for c in collectives))
-    console().print(made)
+    show(f"#wrong, count {rows[0].count}, {types}", made)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -102,12 +104,12 @@ def print_rows(rows: Sequence[Row]) -> None:
     units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
     heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
     for collective, some in groupby(rows, lambda row: row.collective):
-        made = table(collective, *heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
+        made = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
         for _, point in groupby(some, lambda row: (row.type, row.size)):
             for row in point:
                 made.add_row(*_cells(row))
             made.add_section()
-        console().print(made)
+        show(collective, made)
 
 
 def _cells(row: Row) -> list[str]:
@@ -148,12 +150,12 @@ def print_summary(
 def print_matrix(title: str, rows: Sequence[Row]) -> None:
     """vs_lax and algorithm of one row for every collective and type, by size."""
     sizes = sorted({row.asked for row in rows})
-    made = table(title, "collective", "type", *map(bytes_in_words, sizes), left=2)
+    made = table("collective", "type", *map(bytes_in_words, sizes), left=2)
     for place, some in groupby(rows, lambda row: (row.collective, row.type)):
         cells = {row.asked: f"{_ratio(row.vs_lax)} {row.algorithm}" for row in some}
         made.add_row(*place, *(cells.get(size, "") for size in sizes))
     if rows:
-        console().print(made)
+        show(title, made)
 
 
 def print_verdict(rows: Iterable[Row]) -> int:
@@ -192,56 +194,3 @@ def _microseconds(seconds: float) -> str:
 
 def _rate(seconds_per_byte: float) -> str:
     return f"{1e-9 / seconds_per_byte:.2f} GB/s" if seconds_per_byte else "(no cost)"
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples as objects."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    return value
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    made = {field.name: _plain(getattr(row, field.name)) for field in fields(row)}
-    if row.seconds:
-        median = row.seconds.median
-        made |= {"algbw": row.algbw(median), "busbw": row.busbw(median)}
-    return made
-
-
-def write_json(
-    path: str,
-    header: Mapping[str, Any],
-    checks: Sequence[Row],
-    rows: Sequence[Row],
-    fitted: Mapping[str, Fitted],
-) -> None:
-    """Everything measured: seconds, bytes, bytes per second."""
-    models = {
-        name: {**asdict(model), "median_error": error, "rows": count}
-        for name, (model, error, count) in fitted.items()
-    }
-    all_of_it = {
-        "measured_on": dict(header),
-        "checks": [_fields(row) for row in checks],
-        "rows": [_fields(row) for row in rows],
-        "models": models,
-    }
-    Path(path).write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
-
-
-def write_csv(path: str, rows: Sequence[Row]) -> None:
-    """The rows, quartiles in columns of their own."""
-    flat = []
-    for row in rows:
-        line: dict[str, Any] = {}
-        for name, value in _fields(row).items():
-            if isinstance(value, dict):
-                line |= {f"{name}_{part}": item for part, item in value.items()}
-            else:
-                line[name] = value
-        flat.append(line)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(flat[0]) if flat else [])
-        writer.writeheader()
-        writer.writerows(flat)

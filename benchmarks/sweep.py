@@ -22,10 +22,11 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import options, report
+from benchmarks import files, options, report
 from benchmarks.cases import CASES, LAX, Case
-from benchmarks.measure import Point, Row, check, measure, sharing
+from benchmarks.measure import Point, check, measure, sharing
 from benchmarks.model import fit_rows
+from benchmarks.row import Row
 
 #: Elements of a block in the first comparison: odd, so that no lane and no rank gets the
 #: same share as another.
@@ -41,19 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_datatypes(parser)
     options.add_machine(parser, budget=140)
     add = parser.add_argument
-    add(
-        "-w",
-        "--warmup_iters",
-        type=int,
-        default=1,
-        metavar="N",
-        help="rounds before that (1)",
-    )
+    add("-w", "--warmup_iters", type=int, default=1, metavar="N", help="rounds before (1)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
     names = options.listed
     add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
     add("--collective", type=names(*_NAMES), metavar="LIST", help=f"of {', '.join(_NAMES)}")
-    algorithms = {"auto": 0, **{name: 0 for case in CASES for name in case.algorithms(8)}}
+    algorithms = dict.fromkeys(name for case in CASES for name in case.choices(8))
     add("--algorithm", type=names(*algorithms), metavar="LIST", help="names, auto, or all")
     add("-J", "--json", metavar="PATH", help="write everything measured")
     add("--csv", metavar="PATH", help="write the rows")
@@ -74,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     report.print_rows(rows)
     report.print_summary(rows, fitted, skipped)
     if args.json:
-        report.write_json(args.json, header, checks, rows, fitted)
+        files.write_json(args.json, header, checks, rows, fitted)
     if args.csv:
-        report.write_csv(args.csv, rows)
+        files.write_csv(args.csv, rows)
     if args.plot and mesh.size == 1:
         report.console().print("one device has no bus whose bandwidth could be drawn")
     elif args.plot:
@@ -91,12 +85,6 @@ def _cases(args: argparse.Namespace, ops: Sequence[str]) -> list[Case]:
     return [case for case in CASES if case.name in names and case.redop in ("", *ops)]
 
 
-def _chosen(args: argparse.Namespace, case: Case, n: int, usual: Sequence[str]) -> list[str]:
-    """Those of the named algorithms, or of the usual, that the case has on n ranks."""
-    wanted = args.algorithm or usual
-    return [name for name in ("auto", *case.algorithms(n)) if name in wanted]
-
-
 def _check_all(args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype]) -> list[Row]:
     """Every algorithm of every collective, on `CHECK_COUNT` elements."""
     points = [
@@ -107,7 +95,8 @@ def _check_all(args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype])
     rows = []
     shares = sharing(points, args.budget, lambda point: 1)
     for (case, dtype, size), _ in report.progress(shares, len(points), "checking", report.point):
-        names = _chosen(args, case, mesh.size, ("auto", *case.algorithms(mesh.size)))
+        wanted = args.algorithm or case.choices(mesh.size)
+        names = [name for name in case.choices(mesh.size) if name in wanted]
         rows += check(Point(case, dtype, size, mesh), [LAX, *names])
     return rows
 
@@ -133,9 +122,9 @@ def _time_all(
             skipped.append(report.point(shared))
             continue
         point = Point(case, dtype, size, mesh)
-        names = _chosen(args, case, mesh.size, case.timed(size))
+        wanted = args.algorithm or case.timed(size)
+        names = [name for name in case.choices(mesh.size) if name in wanted]
         rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))
     places = [(case.name, dtype.name) for case in CASES for dtype in dtypes]
-    return sorted(
-        rows, key=lambda row: (places.index((row.collective, row.type)), row.asked)
-    ), skipped
+    rows.sort(key=lambda row: (places.index((row.collective, row.type)), row.asked))
+    return rows, skipped

@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks import options, report
 from benchmarks.cases import CASES, LAX
-from benchmarks.measure import Point, Row, measure, platform_of, sharing
+from benchmarks.measure import Point, measure, platform_of, sharing
+from benchmarks.row import Row
 from ringcoll import table
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.cost import price

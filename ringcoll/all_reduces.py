@@ -10,8 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.bodies import Algorithm, AllReduce, Pbroadcast, Pmax, Pmin, Psum
+from ringcoll.bodies import AllReduce, Pbroadcast, Pmax, Pmin, Psum
 from ringcoll.calls import AxisName, Call, Groups, Pytree
+from ringcoll.table import Algorithm
 
 
 def psum(
@@ -156,12 +157,12 @@ def pbroadcast(
         lax_only=not isinstance(source, int),
     )
 
-    def theirs(x: Any) -> Array:
+    def by_lax(x: Any) -> Array:
         if isinstance(source, int) and not 0 <= source < lax.axis_size(call.axes):
             raise ValueError(f"source={source} is not a rank of the axis")
         return lax.pbroadcast(x, axis_name, source)
 
-    def ours(x: Array) -> Array:
+    def by_hand(x: Array) -> Array:
         return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source)(x)
 
-    return call.each(x, theirs, ours, joins=True)
+    return call.each(x, by_lax, by_hand, joins=True)

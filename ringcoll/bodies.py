@@ -5,9 +5,9 @@ Every one is here in the form that neither adds nor removes a dimension (`tiled=
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,9 @@ from ringcoll import algorithms
 from ringcoll.manual import empty, is_checked, sharded_dims, varying
 from ringcoll.primitive import Collective
 from ringcoll.schedule import Schedule
-from ringcoll.table import Table, default_table
-from ringcoll.visitors import Op, by_stages, exchange_along, gather_along, reduce_along
+from ringcoll.table import Algorithm, Table, default_table
+from ringcoll.visitors import by_stages, exchange_along, gather_along, reduce_along
 from ringcoll.wire import Ranks, as_bits
-
-Algorithm = Hashable  # a name, a function of the axis sizes, a Schedule, or a Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +31,9 @@ class Scheduled(Collective):
     accumulate_dtype: np.dtype | None = None
     collective: ClassVar[str]  # under which name algorithms and table know it
 
-    def execute(self, x: Array, platform: str) -> Array:
+    def by_hand(self, x: Array, platform: str) -> Array:
         if not x.size:  # nothing to send, and lax's psum_scatter cannot be compiled for it
-            return empty(jax.eval_shape(self.lax, x).shape, x, self.axes)
+            return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
         ranks = Ranks.over(self.axes, self.groups)
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
         if isinstance(algorithm, Table):
@@ -55,12 +53,16 @@ class Scheduled(Collective):
 
     def builtin(self, x: Array, platform: str) -> Array:
         """By what JAX has for it on the platform."""
-        return self.lax(x)
+        return self.by_lax(x)
 
     def widen(self, x: Array) -> Array:
         """x in the dtype in which sums are accumulated. (Those of integers are exact.)"""
         wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
         return x.astype(wide or x.dtype)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        """What a partial result that came makes with this rank's contribution."""
+        return lax.add(self.widen(received), self.widen(mine))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class AllGather(Scheduled, name="all_gather"):
     collective = "all_gather"
     to: str = "varying"
 
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
         return lax.all_gather(
             x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=True, to=self.to
@@ -91,11 +93,10 @@ class AllGather(Scheduled, name="all_gather"):
             )
         return PsumScatter(**_shared(self), dims=self.dims)(ct)
 
-    def locally(self, x, dim, axis):
-        i = self.axes.index(axis.name)  # the minor axes first
-        x = self.batched(dim).over(self.axes[i + 1 :], x)
-        gathered = jax.vmap(replace(self, axes=(axis.name,)).lax, dim, None, axis_name=axis.name)(x)
-        return self.over(self.axes[:i], gathered), None
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.around(axis)  # the minor axes first
+        x = self.batched(dim).over(after, x)
+        return self.over(before, self.within(axis, x, dim, None)), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,23 +105,22 @@ class PsumScatter(Scheduled, name="psum_scatter"):
 
     collective = "psum_scatter"
 
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
         return lax.psum_scatter(
             x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=True
         )
 
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
-        return reduce_along(x, self.dims[0], schedule, ranks, lax.add, self.widen)
+        return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
 
     def transpose(self, ct: Array) -> Array:
         return AllGather(**_shared(self), dims=self.dims)(ct)
 
-    def locally(self, x, dim, axis):
-        i = self.axes.index(axis.name)  # the major axes first
-        x = self.batched(dim).over(self.axes[:i], x)
-        scattered = jax.vmap(replace(self, axes=(axis.name,)).lax, dim, 0, axis_name=axis.name)(x)
-        return self.batched(0).over(self.axes[i + 1 :], scattered), 0
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
+        before, after = self.around(axis)  # the major axes first
+        x = self.batched(dim).over(before, x)
+        return self.batched(0).over(after, self.within(axis, x, dim, 0)), 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +128,12 @@ class AllReduce(Scheduled):
     """By a gather's schedule, run backward and then forward; or stage by stage."""
 
     collective = "psum"
-    op: ClassVar[Op]
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
-        op = type(self).op
         if ranks.size == 1:
             return x
         if not isinstance(schedule, Schedule):
-            return by_stages(x, schedule, ranks, op, self.widen)
+            return by_stages(x, schedule, ranks, self.combine)
         dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
         dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
         if dim is not None:
@@ -145,7 +143,7 @@ class AllReduce(Scheduled):
             return flat.reshape(x.shape)
         if dims:
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
-        return by_stages(x, (schedule,), ranks, op, self.widen)  # no dimension to cut: all of it
+        return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
@@ -155,23 +153,19 @@ class AllReduce(Scheduled):
 
     def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
-        mine = reduce_along(x, dim, schedule, ranks, type(self).op, self.widen)
+        mine = reduce_along(x, dim, schedule, ranks, self.combine)
         return gather_along(mine.astype(x.dtype), dim, schedule, ranks)
 
-    def locally(self, x, dim, axis):
-        i = self.axes.index(axis.name)
-        local = replace(self, axes=(axis.name,))
-        reduced = jax.vmap(local.lax, dim, None, axis_name=axis.name)(x)
-        return self.over(self.axes[:i] + self.axes[i + 1 :], reduced), None
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.around(axis)
+        return self.over(before + after, self.within(axis, x, dim, None)), None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Psum(AllReduce, name="psum"):
     """The sum; its transpose is free where types say that all ranks hold the same."""
 
-    op = lax.add
-
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         return lax.psum(x, self.axes, axis_index_groups=self.groups)
 
     def transpose(self, ct: Array) -> Array:
@@ -182,20 +176,22 @@ class Psum(AllReduce, name="psum"):
 class Pmax(AllReduce, name="pmax", differentiable=False):
     """The maximum; like lax's, without a derivative."""
 
-    op = lax.max
-
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         return lax.pmax(x, self.axes, axis_index_groups=self.groups)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.max(received, mine)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pmin(AllReduce, name="pmin", differentiable=False):
     """The minimum; like lax's, without a derivative."""
 
-    op = lax.min
-
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         return lax.pmin(x, self.axes, axis_index_groups=self.groups)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.min(received, mine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,18 +204,20 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     """
 
     collective = "pbroadcast"
-    op = lax.bitwise_or
     source: int
 
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         return lax.pbroadcast(x, self.axes, self.source)
 
     def builtin(self, x: Array, platform: str) -> Array:
         if platform == "gpu":
-            return self.lax(x)
+            return self.by_lax(x)
         return self._by_bits(x, lambda bits: lax.psum(bits, self.axes))
 
-    def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.bitwise_or(received, mine)
+
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         return self._by_bits(x, lambda bits: AllReduce.run(self, bits, schedule, ranks))
 
     def _by_bits(self, x: Array, reduce: Callable[[Array], Array]) -> Array:
@@ -234,13 +232,13 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         is_source = lax.axis_index(self.axes) == self.source
         return jnp.where(is_source, total, jnp.zeros_like(total))
 
-    def locally(self, x, dim, axis):  # by hand: lax's own rule fails
-        i = self.axes.index(axis.name)
-        stride = math.prod(map(lax.axis_size, self.axes[i + 1 :]))
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.around(axis)  # not by lax, whose own rule fails
+        stride = math.prod(map(lax.axis_size, after))
         major, place = divmod(self.source // stride, axis.size)
         source = major * stride + self.source % stride
         sent = lax.index_in_dim(x, place, dim, keepdims=False)
-        return replace(self, source=source).over(self.axes[:i] + self.axes[i + 1 :], sent), None
+        return replace(self, source=source).over(before + after, sent), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +247,7 @@ class AllToAll(Scheduled, name="all_to_all"):
 
     collective = "all_to_all"
 
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         split, concat = self.dims
         return lax.all_to_all(
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=True
@@ -263,7 +261,7 @@ class AllToAll(Scheduled, name="all_to_all"):
         return replace(self, dims=self.dims[::-1])(ct)
 
 
-def _shared(call: Scheduled) -> dict:
+def _shared(collective: Scheduled) -> dict[str, Any]:
     """What a collective and its transpose have in common."""
     names = ("axes", "groups", "algorithm", "accumulate_dtype")
-    return {name: getattr(call, name) for name in names}
+    return {name: getattr(collective, name) for name in names}

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll import algorithms
-from ringcoll.bodies import Algorithm
 from ringcoll.manual import is_partial, sharded_dims, varying
-from ringcoll.table import Table
+from ringcoll.table import Algorithm, Table
 from ringcoll.wire import Ranks
 
 Pytree = Any
@@ -103,13 +102,13 @@ class Call:
             cure = cure.format(mesh=", ".join(map(repr, mesh)) or "none")
         return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
 
-    def each(self, x: Pytree, theirs: Collect, ours: Collect, *, joins: bool = False) -> Pytree:
+    def each(self, x: Pytree, by_lax: Collect, by_hand: Collect, *, joins: bool = False) -> Pytree:
         """The collective of every leaf: by hand, or by lax where only lax can.
 
         Args:
             x: a pytree.
-            theirs: the collective by lax, of an operand and its dims, counted from 0.
-            ours: the same by hand, of an array that varies over the axes.
+            by_lax: the collective by lax, of an operand and its dims, counted from 0.
+            by_hand: the same by hand, of an array that varies over the axes.
             joins: whether it works element by element, so that small leaves of a dtype
                 can share their messages.
         """
@@ -118,17 +117,17 @@ class Call:
         joint: dict[Hashable, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):
             dims = self._dims(jnp.ndim(leaf))
-            self._check(leaf, partial(theirs, **dims))
+            self._check(leaf, partial(by_lax, **dims))
             if self._is_for_lax(leaf):
-                done.append(self._by_lax(leaf, partial(theirs, **dims)))
+                done.append(self._by_lax(leaf, partial(by_lax, **dims)))
                 continue
             done.append(varying(jnp.asarray(leaf), self.axes))
             if joins and _is_small(done[i]):
                 joint[done[i].dtype, jax.typeof(done[i]).mat.varying].append(i)
             else:
-                done[i] = _of_numbers(partial(ours, **dims), done[i])
+                done[i] = _of_numbers(partial(by_hand, **dims), done[i])
         for members in joint.values():
-            results = _joined(ours, [done[i] for i in members])
+            results = _joined(by_hand, [done[i] for i in members])
             for i, result in zip(members, results, strict=True):
                 done[i] = result
         return jax.tree.unflatten(tree, done)
@@ -142,12 +141,12 @@ class Call:
                 raise self.refusal(ValueError, f"{name}: {words}")
         return {name: dim % ndim for name, dim in self.dims.items()}
 
-    def _check(self, leaf: Any, theirs: Callable[[Any], Any]) -> None:
+    def _check(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
         try:
             for axis in self.axes:  # lax may trip over one that is not bound, without a word
                 _ = isinstance(axis, int) or lax.axis_size(axis)
-            jax.make_jaxpr(theirs)(jax.typeof(leaf))
+            jax.make_jaxpr(by_lax)(jax.typeof(leaf))
         except (NameError, TypeError, ValueError, NotImplementedError) as error:
             cure = "pass check_vma=False to jax.shard_map" if self._is_unsupported(error) else ""
             raise self.refusal(type(error), str(error), cure) from error
@@ -197,11 +196,11 @@ class Call:
             or self._is_uneven()
         )
 
-    def _by_lax(self, leaf: Any, theirs: Collect) -> Any:
+    def _by_lax(self, leaf: Any, by_lax: Collect) -> Any:
         dtype = jax.typeof(leaf).dtype
         if self.accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
-            return theirs(leaf)
-        return theirs(jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
+            return by_lax(leaf)
+        return by_lax(jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
 
     def _is_unsupported(self, error: Exception) -> bool:
         """Whether lax does not do groups where types are checked."""
@@ -228,11 +227,11 @@ def _holds(wide: Any, dtype: Any) -> bool:
     return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
 
 
-def _of_numbers(ours: Callable[[Array], Array], x: Array) -> Array:
+def _of_numbers(by_hand: Callable[[Array], Array], x: Array) -> Array:
     """A random key travels as the numbers it is made of."""
     if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return ours(x)
-    return jax.random.wrap_key_data(ours(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return by_hand(x)
+    return jax.random.wrap_key_data(by_hand(jax.random.key_data(x)), impl=jax.random.key_impl(x))
 
 
 def _is_small(x: Array) -> bool:
@@ -241,10 +240,10 @@ def _is_small(x: Array) -> bool:
     return small and not jax.typeof(x).weak_type and not sharded_dims(x)
 
 
-def _joined(ours: Callable[[Array], Array], arrays: Sequence[Array]) -> Sequence[Array]:
+def _joined(by_hand: Callable[[Array], Array], arrays: Sequence[Array]) -> Sequence[Array]:
     """The collective of several arrays as one of their elements end to end."""
     if len(arrays) == 1:
-        return [ours(arrays[0])]
-    whole = ours(jnp.concatenate([x.reshape(-1) for x in arrays]))
+        return [by_hand(arrays[0])]
+    whole = by_hand(jnp.concatenate([x.reshape(-1) for x in arrays]))
     parts = jnp.split(whole, list(itertools.accumulate(x.size for x in arrays[:-1])))
     return [part.reshape(x.shape) for x, part in zip(arrays, parts, strict=True)]

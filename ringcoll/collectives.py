@@ -26,12 +26,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.bodies import (
-    Algorithm,
     AllGather,
     AllToAll,
     PsumScatter,
 )
 from ringcoll.calls import AxisName, Call, Groups, Pytree
+from ringcoll.table import Algorithm
 from ringcoll.wire import Hop
 
 
@@ -77,14 +77,14 @@ def all_gather(
     )
     groups = axis_index_groups
 
-    def theirs(x: Any, axis: int) -> Array:
+    def by_lax(x: Any, axis: int) -> Array:
         return lax.all_gather(x, axis_name, axis_index_groups=groups, axis=axis, tiled=tiled, to=to)
 
-    def ours(x: Array, axis: int) -> Array:
+    def by_hand(x: Array, axis: int) -> Array:
         gather = AllGather(**call.params, dims=(axis,), to=to)
         return gather(x if tiled else jnp.expand_dims(x, axis))
 
-    return call.each(x, theirs, ours)
+    return call.each(x, by_lax, by_hand)
 
 
 def psum_scatter(
@@ -125,7 +125,7 @@ def psum_scatter(
     )
     groups = axis_index_groups
 
-    def theirs(x: Any, scatter_dimension: int) -> Array:
+    def by_lax(x: Any, scatter_dimension: int) -> Array:
         return lax.psum_scatter(
             x,
             axis_name,
@@ -134,11 +134,11 @@ def psum_scatter(
             tiled=tiled,
         )
 
-    def ours(x: Array, scatter_dimension: int) -> Array:
+    def by_hand(x: Array, scatter_dimension: int) -> Array:
         mine = PsumScatter(**call.params, dims=(scatter_dimension,))(x)
         return mine if tiled else mine.squeeze(scatter_dimension)
 
-    return call.each(x, theirs, ours)
+    return call.each(x, by_lax, by_hand)
 
 
 def all_to_all(
@@ -177,12 +177,12 @@ def all_to_all(
     )
     groups = axis_index_groups
 
-    def theirs(x: Any, split_axis: int, concat_axis: int) -> Array:
+    def by_lax(x: Any, split_axis: int, concat_axis: int) -> Array:
         return lax.all_to_all(
             x, axis_name, split_axis, concat_axis, axis_index_groups=groups, tiled=tiled
         )
 
-    def ours(x: Array, split_axis: int, concat_axis: int) -> Array:
+    def by_hand(x: Array, split_axis: int, concat_axis: int) -> Array:
         split, concat = split_axis, concat_axis
         if tiled:
             return AllToAll(**call.params, dims=(split, concat))(x)
@@ -193,7 +193,7 @@ def all_to_all(
         blocks = AllToAll(**call.params, dims=(split, concat))(jnp.expand_dims(x, concat))
         return blocks.squeeze(split)
 
-    return call.each(x, theirs, ours)
+    return call.each(x, by_lax, by_hand)
 
 
 def pswapaxes(
@@ -245,14 +245,14 @@ def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) ->
             raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
         return made
 
-    def theirs(x: Any) -> Array:
+    def by_lax(x: Any) -> Array:
         pairs()
         return lax.ppermute(x, axis_name, perm)
 
-    def ours(x: Array) -> Array:
+    def by_hand(x: Array) -> Array:
         return Hop(axes=call.axes, pairs=pairs())(x)
 
-    return call.each(x, theirs, ours)
+    return call.each(x, by_lax, by_hand)
 
 
 def pshuffle(x: Pytree, axis_name: AxisName, perm: Sequence[int]) -> Pytree:

@@ -2,15 +2,15 @@
 
 A plain ring of `ppermute` cannot have the type of a `psum`: no public cast turns a
 varying value into a replicated one. A primitive can. Each subclass of `Collective` is
-one; an instance holds everything about a call but its operand, and says
+one; an instance is a collective with all its arguments but the operand, and says
 
-- `lax`: what JAX's own collective makes of the operand. It is asked for the *type* of
+- `by_lax`: what JAX's own collective makes of the operand. It is asked for the *type* of
   the result (never run, unless `algorithm="lax"`): so ours is lax's in shape, dtype,
   weak type, sharding and varying axes, by definition and in every JAX version;
-- `execute`: what the ranks do, traced when the program is lowered, where the platform
-  is known and the types no longer bind;
+- `by_hand`: what the ranks do, traced when the program is lowered, where the platform is
+  known and the type of the result is settled;
 - `transpose`: the collective of the cotangent, by the same algorithm;
-- `locally`: what remains of it when one of its axes is a `vmap` and not a mesh.
+- `under_vmap`: what remains of it when one of its axes is a `vmap` and not a mesh.
 """
 
 from collections.abc import Hashable
@@ -29,7 +29,7 @@ _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One call of a collective, without its operand. Subclasses with a name are primitives.
+    """A collective with all its arguments but the operand; with a name, a primitive.
 
     `dims` are the positional dimensions it speaks of. No collective here adds or
     removes one (they are the `tiled=True` forms), so `vmap` only has to count past its
@@ -47,13 +47,13 @@ class Collective:
             cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable)
 
     def __call__(self, x: Array) -> Array:
-        return self.primitive.bind(x, call=self)
+        return self.primitive.bind(x, collective=self)
 
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         """The same by jax.lax."""
         raise NotImplementedError
 
-    def execute(self, x: Array, platform: str) -> Array:
+    def by_hand(self, x: Array, platform: str) -> Array:
         """The same by hand."""
         raise NotImplementedError
 
@@ -61,17 +61,27 @@ class Collective:
         """The linear transpose, applied to a cotangent."""
         raise NotImplementedError
 
-    def locally(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
         """The same where `axis` (its name and size) is a vmap, mapped at `dim` of x.
 
         All data along that axis is on one device: there is nothing to send, and lax's
         own batching rule says what to compute.
         """
-        return jax.vmap(self.lax, dim, 0, axis_name=axis.name)(x), 0
+        return jax.vmap(self.by_lax, dim, 0, axis_name=axis.name)(x), 0
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         """The same over fewer axes."""
         return replace(self, axes=axes)(x) if axes else x
+
+    def around(self, axis: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
+        """The axes before and after one of them."""
+        i = self.axes.index(axis.name)
+        return self.axes[:i], self.axes[i + 1 :]
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        """The part of it along a vmapped axis, mapped at `dim` of x, at `out` of the result."""
+        along = replace(self, axes=(axis.name,))
+        return jax.vmap(along.by_lax, dim, out, axis_name=axis.name)(x)
 
     def batched(self, dim: int) -> Self:
         """The same on operands with a batch dimension at `dim`."""
@@ -81,45 +91,45 @@ class Collective:
 def _register(primitive: Primitive, differentiable: bool) -> Primitive:
     """Give a primitive the rules that are the same for every collective."""
     primitive.def_effectful_abstract_eval(_abstract)
-    primitive.def_impl(lambda x, *, call: _jitted(call)(x))
-    batching.fancy_primitive_batchers[primitive] = _batch
+    primitive.def_impl(lambda x, *, collective: _jitted(collective)(x))
+    batching.fancy_primitive_batchers[primitive] = _batch  # the plain one is not told the axis
     for platform, kind in _PLATFORMS.items():
         mlir.register_lowering(primitive, _lowering(kind), platform=platform)
     if differentiable:
-        ad.deflinear2(primitive, lambda ct, x, *, call: (call.transpose(ct),))
+        ad.deflinear2(primitive, lambda ct, x, *, collective: (collective.transpose(ct),))
     return primitive
 
 
-def _abstract(aval, *, call: Collective):
+def _abstract(aval, *, collective: Collective):
     """The type and effects that lax's own collective would have."""
-    program = jax.make_jaxpr(call.lax)(aval)
+    program = jax.make_jaxpr(collective.by_lax)(aval)
     return program.out_avals[0], program.effects
 
 
 @lru_cache(maxsize=512)
-def _jitted(call: Collective):
+def _jitted(collective: Collective):
     """Eager `shard_map` compiles a call as `jit` would: one way to run, not two."""
-    return jax.jit(call)
+    return jax.jit(collective)
 
 
 def _lowering(platform: str):
-    def rule(ctx, x, *, call: Collective):
-        execute = partial(call.execute, platform=platform)
-        return mlir.lower_fun(execute, multiple_results=False)(ctx, x)
+    def rule(ctx, x, *, collective: Collective):
+        by_hand = partial(collective.by_hand, platform=platform)
+        return mlir.lower_fun(by_hand, multiple_results=False)(ctx, x)
 
     return rule
 
 
-def _batch(axis, operands, dims, *, call: Collective):
+def _batch(axis, operands, dims, *, collective: Collective):
     (x,), (dim,) = operands, dims
-    if axis.name in call.axes:
-        if call.groups is not None:
+    if axis.name in collective.axes:
+        if collective.groups is not None:
             raise NotImplementedError(
                 f"axis_index_groups not supported in vmap collectives: "
-                f"{call.primitive.name} over the vmapped axis {axis.name!r} with "
-                f"axis_index_groups={call.groups}; use a mesh axis, or reshape the batch"
+                f"{collective.primitive.name} over the vmapped axis {axis.name!r} with "
+                f"axis_index_groups={collective.groups}; use a mesh axis, or reshape the batch"
             )
         if dim is None:
             x, dim = jnp.broadcast_to(x, (axis.size, *x.shape)), 0
-        return call.locally(x, dim, axis)
-    return (call(x), None) if dim is None else (call.batched(dim)(x), dim)
+        return collective.under_vmap(x, dim, axis)
+    return (collective(x), None) if dim is None else (collective.batched(dim)(x), dim)

@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ringcoll import algorithms
 from ringcoll.algorithms import build, names
 from ringcoll.schedule import ScheduleError
 
@@ -154,6 +155,10 @@ class Table:
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from error
         return cls(tuple(rows), table.get("measured_on", ""))
+
+
+#: What may be given as `algorithm=`: "auto" and "lax" besides what `algorithms` knows.
+Algorithm = algorithms.Algorithm | Table
 
 
 @lru_cache(maxsize=1)

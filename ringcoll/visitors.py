@@ -14,9 +14,6 @@ from ringcoll.manual import empty, sharded_dims
 from ringcoll.schedule import AllToAll, Schedule
 from ringcoll.wire import Ranks, as_bits
 
-Op = Callable[[Array, Array], Array]
-Widen = Callable[[Array], Array]
-
 
 def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
     """How a shard of `shape` is shared out among the lanes: dimension, and (start, size)."""
@@ -78,7 +75,7 @@ def exchange_along(x: Array, split: int, concat: int, schedule: AllToAll, ranks:
 
 
 def reduce_along(
-    x: Array, dim: int, schedule: Schedule, ranks: Ranks, op: Op, widen: Widen
+    x: Array, dim: int, schedule: Schedule, ranks: Ranks, combine: engine.Combine
 ) -> Array:
     """Reduce-scatter: every contribution is a slice of the operand."""
     shape = [s // ranks.size if d == dim else s for d, s in enumerate(x.shape)]
@@ -91,21 +88,12 @@ def reduce_along(
         return lax.dynamic_slice(x, _start(x.ndim, *place), sizes)
 
     mine = engine.reduce(
-        schedule,
-        ranks,
-        lambda slots: [contribution(slot) for slot in slots],
-        lambda received, own: op(widen(received), widen(own)),
+        schedule, ranks, lambda slots: [contribution(slot) for slot in slots], combine
     )
     return lax.concatenate(mine, lane_dim) if len(mine) > 1 else mine[0]
 
 
-def by_stages(
-    x: Array,
-    stages: Stages,
-    ranks: Ranks,
-    op: Op,
-    widen: Widen,
-) -> Array:
+def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -> Array:
     """All-reduce of a whole vector: gather along a part of the ranks, combine, go on.
 
     Every rank combines in the order of the ranks, and so to the same bits.
@@ -115,6 +103,6 @@ def by_stages(
     for stage in stages:
         part = ranks.cut(digits, (start, start + len(stage.shape)))
         gathered = gather_along(x[None], 0, stage, part)
-        x = functools.reduce(op, [widen(gathered[i]) for i in range(stage.size)])
+        x = functools.reduce(combine, [gathered[i] for i in range(stage.size)])
         start += len(stage.shape)
     return x

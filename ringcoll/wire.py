@@ -67,20 +67,20 @@ class Hop(Collective, name="ppermute"):
 
     pairs: Pairs
 
-    def lax(self, x: Array) -> Array:
+    def by_lax(self, x: Array) -> Array:
         if len(self.axes) == 1:
             return lax.ppermute(x, self.axes[0], self.pairs)
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return lax.ppermute(x, axes, pairs)
 
-    def execute(self, x: Array, platform: str) -> Array:
+    def by_hand(self, x: Array, platform: str) -> Array:
         bits, back = as_bits(x)
-        return back(self.lax(bits))
+        return back(self.by_lax(bits))
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
 
-    def locally(self, x, dim, axis):  # by hand: lax's own rule wants every rank to send
+    def under_vmap(self, x, dim, axis):  # by hand: lax's own rule wants every rank to send
         if len(self.axes) > 1:
             raise NotImplementedError(
                 f"ppermute over {self.axes}, of which {axis.name!r} is the axis of a vmap; "
@@ -155,7 +155,7 @@ class Ranks:
             inner = np.int32(prod(self.digits[self.part[0] + i + 1 :]))
             digit = lax.rem(lax.div(number, inner), n32)
             stride = prod(self.shape[i + 1 :])
-            by = sign * (offset // stride) % n
+            by: Array | int = sign * (offset // stride) % n
             if i == axis:
                 by += sign * further % n
             moved += lax.rem(digit + by, n32) * stride
