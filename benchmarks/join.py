@@ -1,4 +1,4 @@
-"""A psum of many leaves, joined or leaf by leaf: what `ringcoll.calls.JOIN_BELOW` decides.
+"""A psum of many leaves, joined or leaf by leaf: what `ringcoll.calls.JOIN_UP_TO` decides.
 
 Joined, the leaves travel as one vector: fewer messages, two copies more. Sizes are the
 bytes of one leaf on one rank; all leaves are float32, the algorithm is the ring.
@@ -24,7 +24,7 @@ from benchmarks.measure import interleave, sharing
 from benchmarks.row import Quartiles
 from ringcoll import calls, lax
 
-#: How `JOIN_BELOW` is set for either way.
+#: How `JOIN_UP_TO` is set for either way.
 WAYS = {"joined": 10**12, "leaf by leaf": -1}
 
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         cells = (f"{median * 1e6:.1f}" for median in medians.values())
         made.add_row(str(k), str(size), *cells, f"{ratio.median:.2f}", f"{ratio.spread:.0%}")
     report.show("psum by a ring", made)
-    report.console().print(f"JOIN_BELOW = {calls.JOIN_BELOW}: leaves of up to so many bytes join")
+    report.console().print(f"JOIN_UP_TO = {calls.JOIN_UP_TO}: leaves of up to so many bytes join")
     if args.json:
         everything = {"measured_on": header, "rows": found}
         Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
@@ -85,7 +85,7 @@ def _times(mesh: Mesh, k: int, size: int, rounds: int, seconds: float) -> dict[s
 
 
 def _compiled(mesh: Mesh, leaves: list[jax.Array], below: int | None) -> Callable[[Any], Any]:
-    """By a ring with `JOIN_BELOW` so set, or by lax."""
+    """By a ring with `JOIN_UP_TO` so set, or by lax."""
 
     def one_rank(leaves: list[jax.Array]) -> list[jax.Array]:
         if below is None:
@@ -94,5 +94,5 @@ def _compiled(mesh: Mesh, leaves: list[jax.Array], below: int | None) -> Callabl
 
     spec = P(AXIS)
     mapped = jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    with patch.object(calls, "JOIN_BELOW", below or 0):
+    with patch.object(calls, "JOIN_UP_TO", below or 0):
         return jax.jit(mapped).lower(leaves).compile()

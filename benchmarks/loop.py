@@ -1,4 +1,4 @@
-"""A ring written out against a ring as a loop: what `ringcoll.engine.LOOP_FROM` decides.
+"""A ring written out against a ring as a loop: what `ringcoll.engine.UNROLL_UP_TO` decides.
 
 An all-reduce by a ring on n virtual CPU devices, in a process of its own for every n:
 seconds to compile it, the size of the program, and the time of a call. Written out, the
@@ -24,7 +24,7 @@ from benchmarks.measure import Point, interleave
 from benchmarks.row import Quartiles
 from ringcoll import engine
 
-#: How `LOOP_FROM` is set for either way.
+#: How `UNROLL_UP_TO` is set for either way.
 WAYS = {"unrolled": 10**9, "looped": 0}
 #: Calls are timed up to this many devices: beyond, the threads only wait for each other.
 TIMED_UP_TO = 64
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         )
     report.show(f"psum by a ring, {args.bytes} bytes a chunk, cpu, jax {jax.__version__}", made)
     report.console().print(
-        f"LOOP_FROM = {engine.LOOP_FROM}: rings of up to {engine.LOOP_FROM + 1} ranks are "
+        f"UNROLL_UP_TO = {engine.UNROLL_UP_TO}: rings of up to {engine.UNROLL_UP_TO + 1} ranks are "
         "written out, longer ones are loops"
     )
     if args.json:
@@ -90,7 +90,7 @@ def measured(chunk: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     programs = {}
     for way, loop_from in WAYS.items():
-        with patch.object(engine, "LOOP_FROM", loop_from):
+        with patch.object(engine, "UNROLL_UP_TO", loop_from):
             seconds, (compiled, *_) = zip(*(_compiled(point) for _ in range(3)), strict=True)
         found[way] = {
             "compile": float(np.median(seconds)),

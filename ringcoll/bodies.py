@@ -19,7 +19,7 @@ from ringcoll.manual import empty, is_checked, sharded_dims, varying
 from ringcoll.primitive import Collective
 from ringcoll.schedule import Schedule
 from ringcoll.table import Algorithm, Table, default_table
-from ringcoll.visitors import by_stages, exchange_along, gather_along, reduce_along
+from ringcoll.visitors import all_to_all_along, by_stages, gather_along, reduce_along
 from ringcoll.wire import Ranks, as_bits
 
 
@@ -255,7 +255,7 @@ class AllToAll(Scheduled, name="all_to_all"):
 
     def run(self, x: Array, schedule: algorithms.AllToAll, ranks: Ranks) -> Array:
         split, concat = self.dims
-        return exchange_along(x, split, concat, schedule, ranks)
+        return all_to_all_along(x, split, concat, schedule, ranks)
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, dims=self.dims[::-1])(ct)

@@ -30,7 +30,7 @@ Collect = Callable[..., Any]
 
 #: Leaves of up to this many bytes share a message: below it, the rounds cost more than
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
-JOIN_BELOW = 1 << 16
+JOIN_UP_TO = 1 << 16
 
 #: What to do about lax's refusals, by their words.
 _CURES = (
@@ -116,7 +116,7 @@ class Call:
         done: list[Any] = []
         joint: dict[Hashable, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):
-            dims = self._dims(jnp.ndim(leaf))
+            dims = self._dims(leaf)
             self._check(leaf, partial(by_lax, **dims))
             if self._is_for_lax(leaf):
                 done.append(self._by_lax(leaf, partial(by_lax, **dims)))
@@ -132,9 +132,12 @@ class Call:
                 done[i] = result
         return jax.tree.unflatten(tree, done)
 
-    def _dims(self, ndim: int) -> dict[str, int]:
+    def _dims(self, leaf: Any) -> dict[str, int]:
         """The dims counted from 0, or refused."""
-        ndim += self.adds_dim
+        try:
+            ndim = jax.typeof(leaf).ndim + self.adds_dim
+        except Exception as error:  # it is no array
+            raise self.refusal(type(error), str(error)) from error
         for name, dim in self.dims.items():
             if not -ndim <= dim < ndim:
                 words = f"axis {dim} is out of bounds for array of dimension {ndim}"
@@ -236,7 +239,7 @@ def _of_numbers(by_hand: Callable[[Array], Array], x: Array) -> Array:
 
 def _is_small(x: Array) -> bool:
     """Whether x may share a message. (Weak types would be lost; so would shardings.)"""
-    small = x.size * x.dtype.itemsize <= JOIN_BELOW
+    small = x.size * x.dtype.itemsize <= JOIN_UP_TO
     return small and not jax.typeof(x).weak_type and not sharded_dims(x)
 
 

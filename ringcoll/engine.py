@@ -7,13 +7,13 @@ multiplied, accumulated) is theirs; when it is sent and to whom is read off the 
 The rounds are written out one after the other, sends first, so that what is done with
 the last arrivals can run while the next are on the wire. A long stretch in which every
 move only forwards what it brought the round before (a ring) becomes a `lax.scan`
-instead: see `LOOP_FROM`.
+instead: see `UNROLL_UP_TO`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -22,10 +22,10 @@ from ringcoll.manual import varying
 from ringcoll.schedule import AllToAll, Move, Round, Schedule
 from ringcoll.wire import Ranks
 
-#: A stretch of this many forwarding rounds is run as a loop. Measured on CPU (see
+#: A stretch of more rounds than this is run as a loop. Measured on CPU (see
 #: `python -m benchmarks loop`): up to here unrolling compiles as fast and runs faster;
 #: beyond, a loop keeps compile time and program size independent of n.
-LOOP_FROM = 24
+UNROLL_UP_TO = 24
 
 Carry = TypeVar("Carry")
 Combine = Callable[[Array, Array], Array]
@@ -48,7 +48,13 @@ class Shard(NamedTuple):
 
 Visit = Callable[[Carry, list[Shard]], Carry]
 Produce = Callable[[list[Slot]], Sequence[Array]]
-Key = tuple[int, int]  # lane and offset
+
+
+class Key(NamedTuple):
+    """Under what a rank keeps a shard, or the partial result of one."""
+
+    lane: int
+    offset: int
 
 
 def gather(
@@ -67,32 +73,45 @@ def gather(
     Returns:
         What the last visit returned.
     """
-    held = {(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
+    held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
-    for start, stop in stretches(schedule, LOOP_FROM):
+    for start, stop in stretches(schedule, UNROLL_UP_TO):
         moves = schedule.rounds[start]
         arriving = [ranks.hop(_stack(held, _sent(m)), m.axis, m.shift) for m in moves]
-        carry = visit(carry, [Shard(held[k], ranks.origin(k[1]), k[0]) for k in came])
+        carry = visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
         if stop - start > 1:
             carry, arriving = _gather_loop(
                 schedule, ranks, (start, stop), arriving, visit, carry, held
             )
         came = []
         for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
-            came += (arrived := _arrived(schedule, move))
+            arrived = _arrived(schedule, move)
+            came += arrived
             held.update(zip(arrived, stack, strict=True))
-    return visit(carry, [Shard(held[k], ranks.origin(k[1]), k[0]) for k in came])
+    return visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
 
 
-def _gather_loop(schedule, ranks, stretch, last, visit, carry, held):
-    """The rounds of a stretch after its first: forward what came last, visit it too."""
+def _gather_loop(
+    schedule: Schedule,
+    ranks: Ranks,
+    stretch: tuple[int, int],
+    last: list[Array],
+    visit: Visit[Carry],
+    carry: Carry,
+    held: dict[Key, Array],
+) -> tuple[Carry, list[Array]]:
+    """The rounds of a stretch after its first: visit what came last, and forward it.
+
+    Returns the carry and what the last round brought; what an earlier one brought is put
+    into `held` if it is sent once more.
+    """
     start, stop = stretch
     moves = schedule.rounds[start]
     again = {k for later in schedule.rounds[stop:] for m in later for k in _sent(m)}
     came = [k for r in schedule.rounds[start : stop - 1] for m in r for k in _arrived(schedule, m)]
     keep = not again.isdisjoint(came)
 
-    def body(state, i):
+    def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
         carry, last = state
         arriving = [ranks.hop(x, m.axis, m.shift) for m, x in zip(moves, last, strict=True)]
         shards = [
@@ -148,17 +167,30 @@ def reduce(schedule: Schedule, ranks: Ranks, produce: Produce, combine: Combine)
             for key, value in zip(_sent(move), stack, strict=True):
                 partial[key] = combine(value, partial[key])
 
-    for start, stop in reversed(stretches(schedule, LOOP_FROM)):
+    for start, stop in reversed(stretches(schedule, UNROLL_UP_TO)):
         send_back(schedule.rounds[stop - 1])
         if stop - start > 1:
             _reduce_loop(schedule, ranks, (start, stop), produce, combine, partial, want)
             send_back(schedule.rounds[start])
-    want([(lane, 0) for lane in range(schedule.lanes)])
-    return [partial[lane, 0] for lane in range(schedule.lanes)]
+    mine = [Key(lane, 0) for lane in range(schedule.lanes)]
+    want(mine)
+    return [partial[key] for key in mine]
 
 
-def _reduce_loop(schedule, ranks, stretch, produce, combine, partial, want):
-    """The rounds of a stretch between its last and its first, backward."""
+def _reduce_loop(
+    schedule: Schedule,
+    ranks: Ranks,
+    stretch: tuple[int, int],
+    produce: Produce,
+    combine: Combine,
+    partial: dict[Key, Array],
+    want: Callable[[Sequence[Key]], None],
+) -> None:
+    """The rounds of a stretch between its last and its first, backward, on `partial`.
+
+    (The last is left out because what it sends is not a partial result yet, and may be of
+    a narrower dtype than what a loop carries.)
+    """
     start, stop = stretch
     rounds = schedule.rounds[start + 1 : stop - 1][::-1]
     moves = rounds[0]
@@ -172,7 +204,7 @@ def _reduce_loop(schedule, ranks, stretch, produce, combine, partial, want):
             for m in range(len(moves))
         ]
 
-    def body(moving, step):
+    def body(moving: list[Array], step: tuple[Array, Any]) -> tuple[list[Array], None]:
         i, mine = step
         received = [ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, moving, strict=True)]
         if mine is None:
@@ -192,7 +224,7 @@ def _reduce_loop(schedule, ranks, stretch, produce, combine, partial, want):
         partial.update(zip(_sent(move), stack, strict=True))
 
 
-def exchange(schedule: AllToAll, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
+def all_to_all(schedule: AllToAll, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
     """Carry every block to its rank.
 
     Args:
@@ -203,19 +235,19 @@ def exchange(schedule: AllToAll, ranks: Ranks, blocks: Sequence[Array]) -> list[
     Returns:
         The blocks for this rank; number d is from rank r - d.
     """
-    held = {(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
+    held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
     for moves in schedule.rounds:
         arriving = [ranks.hop(_stack(held, _sent(m)), m.axis, m.shift) for m in moves]
         for move, stack in zip(moves, arriving, strict=True):
             held.update(zip(_sent(move), stack, strict=True))
-    return [held[0, d] for d in range(schedule.size)]
+    return [held[Key(0, d)] for d in range(schedule.size)]
 
 
 @lru_cache(maxsize=512)
-def stretches(schedule: Schedule, loop_from: int) -> list[tuple[int, int]]:
+def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
     """The rounds in runs (start, stop): single ones, and long ones that only forward.
 
-    In a run of more than `loop_from` rounds every move sends exactly what it brought the
+    In a run of more than `unroll_up_to` rounds every move sends exactly what it brought the
     round before.
     """
     runs, start = [], 0
@@ -223,7 +255,7 @@ def stretches(schedule: Schedule, loop_from: int) -> list[tuple[int, int]]:
         stop = start + 1
         while stop < len(schedule.rounds) and _forwards(schedule, stop):
             stop += 1
-        long = stop - start > max(loop_from, 2)
+        long = stop - start > max(unroll_up_to, 2)  # two of them are never in the loop
         runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
         start = stop
     return runs
@@ -235,11 +267,11 @@ def _forwards(schedule: Schedule, number: int) -> bool:
 
 
 def _sent(move: Move) -> list[Key]:
-    return [(move.lane, offset) for offset in move.offsets]
+    return [Key(move.lane, offset) for offset in move.offsets]
 
 
 def _arrived(schedule: Schedule, move: Move) -> list[Key]:
-    return [(move.lane, offset) for offset in schedule.arrivals(move)]
+    return [Key(move.lane, offset) for offset in schedule.arrivals(move)]
 
 
 def _stack(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
@@ -248,6 +280,6 @@ def _stack(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
 
 
 def _together(arrays: Sequence[Array]) -> Array:
-    """Stacked, in the widest of their dtypes."""
+    """Stacked, in the widest of their dtypes: some may be partial results, some not."""
     widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
     return jnp.stack([x.astype(widest) for x in arrays])

@@ -57,7 +57,7 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
     return back(engine.gather(schedule, ranks, own, visit, empty(shape, bits, ranks.axes)))
 
 
-def exchange_along(x: Array, split: int, concat: int, schedule: AllToAll, ranks: Ranks) -> Array:
+def all_to_all_along(x: Array, split: int, concat: int, schedule: AllToAll, ranks: Ranks) -> Array:
     """All-to-all: every block that comes is put in its place."""
     bits, back = _bits_to_place(x)
     size = x.shape[split] // ranks.size
@@ -69,7 +69,7 @@ def exchange_along(x: Array, split: int, concat: int, schedule: AllToAll, ranks:
     width = shape[concat]
     shape[concat] *= ranks.size
     out = empty(shape, bits, ranks.axes)
-    for d, block in enumerate(engine.exchange(schedule, ranks, blocks)):
+    for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks)):
         out = lax.dynamic_update_slice_in_dim(out, block, ranks.origin(d) * width, concat)
     return back(out)
 

@@ -170,7 +170,7 @@ def sizes_of(mesh: Mesh, axes: Axes) -> tuple[int, ...]:
     return tuple(mesh.shape[axis] for axis in named)
 
 
-def operand(case: Case, mesh: Mesh, n: int, dtype: Any = jnp.float32) -> np.ndarray:
+def operand(case: Case, mesh: Mesh, n: int, dtype: Any = "float32") -> np.ndarray:
     """Every rank's operand, stacked; in no order, so that each rank has some greatest."""
     values = data((mesh.size, *case.shape(n)), dtype, ranks=mesh.size)
     return np.random.default_rng(0).permutation(values.reshape(-1)).reshape(values.shape)
@@ -187,6 +187,7 @@ def check(
     cases: Sequence[Case],
     extras: Callable[..., Sequence[dict[str, Any]]] = lambda case, *shape: [{}],
     groups: Sequence[Sequence[int]] | None = None,
+    dtype: Any = "float32",
     **mode: bool,
 ) -> None:
     """Compare ours with lax's, on every rank.
@@ -196,12 +197,13 @@ def check(
         cases: what.
         extras: `(case, *shape) -> further arguments`, with each of which ours is called.
         groups: the `axis_index_groups` for both.
+        dtype: of the operands.
         mode: `jit` and `check_vma`, for `per_rank`.
     """
     shape = (len(groups[0]),) if groups else sizes_of(mesh, axes)
     n = prod(shape)
     both = {"axis_index_groups": groups} if groups else {}
-    operands = {str(case): operand(case, mesh, n) for case in cases}
+    operands = {str(case): operand(case, mesh, n, dtype) for case in cases}
 
     def ours(operands: dict[str, Array]) -> dict[str, Any]:
         return {

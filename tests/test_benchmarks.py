@@ -239,4 +239,4 @@ def test_a_ring_is_compiled_both_ways():
 
 def test_leaves_are_joined_and_not(capsys):
     assert main(["join", "-k", "2", "-b", "256", "-e", "256", "-n", "3", "-g", "3"]) == 0
-    assert "JOIN_BELOW" in capsys.readouterr().out
+    assert "JOIN_UP_TO" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from ringcoll import algorithms, engine
 from ringcoll.schedule import Move, Schedule
 from ringcoll.wire import Ranks
 
-FORMS = {"unrolled": 24, "loop": 2}  # LOOP_FROM; with 8 devices, no stretch is longer than 7
+FORMS = {"unrolled": 24, "loop": 2}  # UNROLL_UP_TO; with 8 devices, no stretch is longer than 7
 
 #: A ring, and then offset 1 once more: its sum is there before the loop, backward.
 RESENT = Schedule((6,), (*((Move(1, (t,)),) for t in range(4)), (Move(4, (1,)),))).check()
@@ -78,7 +78,7 @@ def diary(schedule, ranks, own):
 
 @everywhere
 def test_gather_visits_every_origin_once_in_its_round(shape, form, check_vma, monkeypatch):
-    monkeypatch.setattr(engine, "LOOP_FROM", FORMS[form])
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", FORMS[form])
     every, n = schedules(shape, form), int(np.prod(shape))
     assert every
     x = np.random.default_rng(0).integers(2**30, size=(n, 6, 3), dtype=np.int32)
@@ -97,7 +97,7 @@ def test_gather_visits_every_origin_once_in_its_round(shape, form, check_vma, mo
 
 @everywhere
 def test_reduce_asks_once_for_every_slot_and_sums_all(shape, form, check_vma, monkeypatch):
-    monkeypatch.setattr(engine, "LOOP_FROM", FORMS[form])
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", FORMS[form])
     every, n = schedules(shape, form), int(np.prod(shape))
     assert every
     x = np.random.default_rng(0).integers(2**24, size=(n, n, 6), dtype=np.int32)
@@ -130,7 +130,7 @@ def in_both_forms(monkeypatch, trace):
     """What is traced with the rounds unrolled, and what as a loop."""
 
     def traced(loop_from):
-        monkeypatch.setattr(engine, "LOOP_FROM", loop_from)
+        monkeypatch.setattr(engine, "UNROLL_UP_TO", loop_from)
         return trace()
 
     return [traced(loop_from) for loop_from in FORMS.values()]
@@ -189,12 +189,12 @@ def test_user_visitors_and_their_gradients(shape, check_vma, monkeypatch):
 @pytest.mark.parametrize("shape", [(30,), (4, 4)], ids=str)
 def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
     # vmap axes instead of a mesh: the engine does not know. Only so many ranks have a
-    # torus whose lanes loop at the same time, or a ring longer than LOOP_FROM as it is.
+    # torus whose lanes loop at the same time, or a ring longer than UNROLL_UP_TO as it is.
     n = int(np.prod(shape))
     if len(shape) > 1:
-        monkeypatch.setattr(engine, "LOOP_FROM", 2)
+        monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     schedule = algorithms.build("all_gather", "torus", shape)
-    assert len(engine.stretches(schedule, engine.LOOP_FROM)) == len(shape)
+    assert len(engine.stretches(schedule, engine.UNROLL_UP_TO)) == len(shape)
     x = np.random.default_rng(0).integers(2**24, size=(n, n, 6), dtype=np.int32)
 
     def program(x):
@@ -222,7 +222,7 @@ def test_exchange_carries_every_block_to_its_rank(check_vma):
 
         def program(blocks, shape=shape, every=every):
             return [
-                engine.exchange(s, everyone(shape).cut(s.shape), list(blocks))
+                engine.all_to_all(s, everyone(shape).cut(s.shape), list(blocks))
                 for s in every.values()
             ]
 
@@ -254,11 +254,11 @@ def test_ranks_in_groups_are_numbered_by_their_place():
 def test_stretches(n):
     def looped(algorithm, *shape):
         made = algorithms.build("all_gather", algorithm, shape)
-        runs = engine.stretches(made, engine.LOOP_FROM)
+        runs = engine.stretches(made, engine.UNROLL_UP_TO)
         assert [i for start, stop in runs for i in range(start, stop)] == [*range(len(made.rounds))]
         return [run for run in runs if run[1] - run[0] > 1]
 
-    whole = [(0, n - 1)] if n - 1 > engine.LOOP_FROM else []
+    whole = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
     assert looped("ring", n) == looped("bidirectional_ring", n) == whole
     assert looped("bruck", n) == looped("direct", n) == []
     if n >= 64:  # in the last round of an even n, one end has nothing to send

@@ -175,7 +175,7 @@ def test_the_program_does_not_grow_with_a_long_ring(collective, algorithm):
     expected = {"all_gather": gather, "psum_scatter": scatter, "psum": gather + scatter}
     assert {len(messages(text)) for text in texts.values()} == {expected[collective]}
     assert len({text.count("\n") for text in texts.values()}) == 1
-    long = program(collective, algorithm, (engine.LOOP_FROM + 1,))  # the last without a loop
+    long = program(collective, algorithm, (engine.UNROLL_UP_TO + 1,))  # the last without a loop
     assert long.count("\n") > texts[512].count("\n")
 
 
