@@ -14,6 +14,9 @@ from ringcoll.algorithms import COLLECTIVES
 from ringcoll.cost import Model, Sample, fit, price, seconds
 from ringcoll.schedule import Price
 
+#: Fewer rows would fit any three coefficients.
+ENOUGH = 4
+
 
 class Fitted(NamedTuple):
     """A model, its median relative error, and how many rows it was fitted to."""
@@ -44,7 +47,7 @@ def predict(row: Row, model: Model) -> float | None:
 def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:
     """The model of each dtype, and the rows with what it predicts.
 
-    Fitted to the hand-written algorithms, each by its own name.
+    Fitted to the hand-written algorithms, each by its own name, if there are `ENOUGH`.
     """
     samples: dict[str, list[Sample]] = {}
     for row in rows:
@@ -54,7 +57,7 @@ def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:
             link, added = float(counts.link) * shard, float(counts.additions) * shard
             sample = Sample(counts.rounds, link, added, row.seconds.median)
             samples.setdefault(row.type, []).append(sample)
-    fitted = {name: Fitted(*fit(some), len(some)) for name, some in samples.items()}
+    fitted = {name: Fitted(*fit(s), len(s)) for name, s in samples.items() if len(s) >= ENOUGH}
     return fitted, [
         replace(row, predicted=predict(row, fitted[row.type].model)) if row.type in fitted else row
         for row in rows

@@ -61,7 +61,10 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
 
 
 def sizes(args: argparse.Namespace) -> list[int]:
-    """The sizes that -b, -e, -f and -i name."""
+    """The sizes that -b, -e, -f and -i name: every second first, then those between.
+
+    So a run whose time is up has gone over all the range.
+    """
     if args.stepfactor < 2 and not args.stepbytes:
         raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
     made, value = [], args.minbytes
@@ -70,7 +73,7 @@ def sizes(args: argparse.Namespace) -> list[int]:
         value = value + args.stepbytes if args.stepbytes else value * args.stepfactor
     if not made:
         raise SystemExit(f"no sizes: -b {args.minbytes} is above -e {args.maxbytes}")
-    return made
+    return made[1::2] + made[::2]
 
 
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:

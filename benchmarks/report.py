@@ -15,6 +15,7 @@ from benchmarks.model import Fitted
 from benchmarks.row import Quartiles, Row
 
 T = TypeVar("T")
+Place = tuple[Case, np.dtype, int]  # and size
 
 #: Of vs_lax: what counts as faster, and as slower.
 FASTER, SLOWER = 0.95, 1.05
@@ -43,7 +44,7 @@ def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]
             bar.advance(task)
 
 
-def point(shared: tuple[tuple[Case, np.dtype, int], float]) -> str:
+def point(shared: tuple[Place, float]) -> str:
     """What is measured, of that and its share of the time."""
     (case, dtype, size), _ = shared
     return f"{case.name} {dtype.name} {bytes_in_words(size)}"
@@ -129,7 +130,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def print_summary(
-    rows: Sequence[Row], fitted: Mapping[str, Fitted], skipped: Sequence[str]
+    rows: Sequence[Row], fitted: Mapping[str, Fitted], skipped: Sequence[Place]
 ) -> None:
     """The fastest hand-written algorithm at every size, the models, what is missing."""
     best = []
@@ -143,8 +144,14 @@ def print_summary(
             f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
             f"median error {error:.0%} over {count} rows"
         )
-    if skipped:
-        console().print(f"no time within --budget for: {', '.join(skipped)}")
+    print_skipped(skipped)
+
+
+def print_skipped(skipped: Sequence[Place]) -> None:
+    """What the time was not enough for, a line for a size."""
+    for size, some in groupby(skipped, lambda place: place[2]):
+        names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)
+        console().print(f"no time within --budget at {bytes_in_words(size)} for {names}")
 
 
 def print_matrix(title: str, rows: Sequence[Row]) -> None:

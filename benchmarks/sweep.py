@@ -103,8 +103,8 @@ def _check_all(args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype])
 
 def _time_all(
     args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype], seconds: float
-) -> tuple[list[Row], list[str]]:
-    """The chosen algorithms at all sizes, small sizes first; and what there was no time for."""
+) -> tuple[list[Row], list[report.Place]]:
+    """The chosen algorithms at all sizes; and what there was no time for."""
     ops = args.op or (_OPS if args.collective else ("sum",))
     points = [
         (case, dtype, size)
@@ -116,10 +116,9 @@ def _time_all(
     skipped = []
     # A small size takes as long as it takes to compile.
     shares = sharing(points, seconds, lambda point: 2 + point[2] / 2**23)
-    for shared in report.progress(shares, len(points), "timing", report.point):
-        (case, dtype, size), share = shared
+    for (case, dtype, size), share in report.progress(shares, len(points), "timing", report.point):
         if not share:
-            skipped.append(report.point(shared))
+            skipped.append((case, dtype, size))
             continue
         point = Point(case, dtype, size, mesh)
         wanted = args.algorithm or case.timed(size)

@@ -54,20 +54,21 @@ def run(args: argparse.Namespace) -> int:
     report.print_header(header)
     points = [
         (case, np.dtype(dtype), size)
+        for size in options.sizes(args)
         for case in _TUNED
         if case.name in args.collective
         for dtype in args.datatype
-        for size in options.sizes(args)
     ]
-    chosen: list[Row] = []
-    measured: list[Row] = []
+    rows_of, skipped = {}, []
     shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
-    for (case, dtype, size), seconds in report.progress(
-        shares, len(points), "tuning", report.point
-    ):
-        rows = _measured(Point(case, dtype, size, mesh), seconds, args.iters)
-        chosen.append(choose(rows, chosen[-1].algorithm if chosen else LAX))
-        measured += rows
+    for place, seconds in report.progress(shares, len(points), "tuning", report.point):
+        if seconds:
+            rows_of[place] = _measured(Point(*place, mesh), seconds, args.iters)
+        else:
+            skipped.append(place)
+    chosen: list[Row] = []
+    for place in sorted(rows_of, key=lambda p: (_TUNED.index(p[0]), p[1].name, p[2])):
+        chosen.append(choose(rows_of[place], chosen[-1].algorithm if chosen else LAX))
     made = table.Table(
         tuple(table_rows(chosen, platform_of(mesh))),
         f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
@@ -78,13 +79,12 @@ def run(args: argparse.Namespace) -> int:
         raise AssertionError(f"{args.table} does not say what was measured")
     report.print_matrix("The choice, its time over lax's", chosen)
     report.console().print(f"{len(made.rows)} rows in {args.table}")
-    return report.print_verdict(measured)
+    report.print_skipped(skipped)
+    return report.print_verdict(row for rows in rows_of.values() for row in rows)
 
 
 def _measured(point: Point, seconds: float, rounds: int) -> list[Row]:
-    """lax and the fastest few, timed in turn; lax alone, untimed, if there is no time."""
-    if not seconds:
-        return [point.row(LAX)]
+    """lax and the fastest few, timed in turn."""
     end = time.perf_counter() + seconds
     tried = {name: _one_call(point, name) for name in _worth_trying(point)}
     few = nsmallest(FEW, tried, key=lambda name: tried[name])

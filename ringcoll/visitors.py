@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array, lax
 
@@ -31,13 +32,17 @@ def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Any]:
     return start
 
 
-def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """x as bits if it is an 8-bit float, and the way back from the result.
+#: Floats of these widths XLA:CPU cannot put into a buffer: it would convert all of it for
+#: every shard. (Those it can are put in as they are, which saves the copy of a bitcast.)
+_UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
-    XLA:CPU would convert the whole result for every shard that is put into it. The
-    barrier keeps the last of them from being fused with the bitcast, and so copied.
+
+def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """x as bits if they are easier to put in place, and the way back from the result.
+
+    The barrier keeps the last placement from being fused with the bitcast, and so copied.
     """
-    bits, back = as_bits(x, floats=(8,))
+    bits, back = as_bits(x, floats=_UNPLACEABLE)
     return bits, back if bits is x else lambda result: back(lax.optimization_barrier(result))
 
 

@@ -43,9 +43,9 @@ def test_what_is_no_size_is_refused(text):
 
 def test_sizes_grow_by_a_factor_or_by_a_step():
     args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
-    assert options.sizes(args) == [1024, 4096, 16384]
+    assert options.sizes(args) == [4096, 1024, 16384]  # every second first
     args.stepbytes = 8192
-    assert options.sizes(args) == [1024, 9216, 17408]
+    assert options.sizes(args) == [9216, 1024, 17408]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,14 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
         "all_gather.png",
         "psum.png",
     ]
+
+
+def test_what_there_was_no_time_for_is_said(capsys):
+    flags = ["-b", "1K", "-e", "4K", "-d", "float32", "--collective", "psum,ppermute", "-c", "0", "--budget", "0"]
+    assert main(flags) == 0
+    assert "no time within --budget at 4K for psum float32, ppermute float32" in (
+        capsys.readouterr().out
+    )
 
 
 def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
