@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     mesh = options.mesh(args)
     header = options.described(mesh)
     report.print_header(header)
-    points = [(int(k), size) for k in args.leaves.split(",") for size in options.sizes(args)]
+    points = [
+        (int(k), size) for k in args.leaves.split(",") for size in sorted(options.sizes(args))
+    ]
     shares = sharing(points, args.budget, lambda point: 1 + point[0] / 8)
     made = report.table(
         *("leaves\n", "size\nB", "joined\nus", "leaf by leaf\nus", "lax\nus"),

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, how long, and where to write it."""
     options.add_sizes(parser)
     options.add_datatypes(parser)
-    options.add_machine(parser, budget=140)
+    options.add_machine(parser, budget=130)
     add = parser.add_argument
     add("-w", "--warmup_iters", type=int, default=1, metavar="N", help="rounds before (1)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")

@@ -10,7 +10,7 @@ Use the table with RINGCOLL_TABLE=PATH, or algorithm=ringcoll.Table.load(PATH).
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from itertools import groupby, pairwise
 from math import isqrt
@@ -59,16 +59,18 @@ def run(args: argparse.Namespace) -> int:
         if case.name in args.collective
         for dtype in args.datatype
     ]
-    rows_of, skipped = {}, []
+    rows_of: dict[report.Place, list[Row]] = {}
+    skipped = []
     shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
-    for place, seconds in report.progress(shares, len(points), "tuning", report.point):
+    for (case, dtype, size), seconds in report.progress(
+        shares, len(points), "tuning", report.point
+    ):
         if seconds:
-            rows_of[place] = _measured(Point(*place, mesh), seconds, args.iters)
+            point = Point(case, dtype, size, mesh)
+            rows_of[case, dtype, size] = _measured(point, seconds, args.iters)
         else:
-            skipped.append(place)
-    chosen: list[Row] = []
-    for place in sorted(rows_of, key=lambda p: (_TUNED.index(p[0]), p[1].name, p[2])):
-        chosen.append(choose(rows_of[place], chosen[-1].algorithm if chosen else LAX))
+            skipped.append((case, dtype, size))
+    chosen = _choices(rows_of)
     made = table.Table(
         tuple(table_rows(chosen, platform_of(mesh))),
         f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
@@ -81,6 +83,18 @@ def run(args: argparse.Namespace) -> int:
     report.console().print(f"{len(made.rows)} rows in {args.table}")
     report.print_skipped(skipped)
     return report.print_verdict(row for rows in rows_of.values() for row in rows)
+
+
+def _choices(rows_of: Mapping[report.Place, Sequence[Row]]) -> list[Row]:
+    """What `choose` chooses, from small sizes to large for each collective and type."""
+    chosen = []
+    places = sorted(rows_of, key=lambda place: (_TUNED.index(place[0]), place[1].name, place[2]))
+    for _, sizes in groupby(places, lambda place: place[:2]):
+        before = LAX
+        for place in sizes:
+            chosen.append(choose(rows_of[place], before))
+            before = chosen[-1].algorithm
+    return chosen
 
 
 def _measured(point: Point, seconds: float, rounds: int) -> list[Row]:

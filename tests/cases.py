@@ -52,7 +52,8 @@ class Case:
         lax's own pbroadcast cannot be compiled for CPU, and its ppermute over several
         axes follows the order of the devices (0.10) or raises (0.12).
         """
-        if self.name in ("ppermute", "pshuffle", "pbroadcast"):
+        of_several = self.name in ("ppermute", "pshuffle") and not isinstance(axes, str)
+        if self.name == "pbroadcast" or of_several:
             return _by_gathering(self.name, x, axes, n, **self.how(n))
         return self.by_lax(x, axes, n, **extra)
 
@@ -172,7 +173,7 @@ def sizes_of(mesh: Mesh, axes: Axes) -> tuple[int, ...]:
 
 def operand(case: Case, mesh: Mesh, n: int, dtype: Any = "float32") -> np.ndarray:
     """Every rank's operand, stacked; in no order, so that each rank has some greatest."""
-    values = data((mesh.size, *case.shape(n)), dtype, ranks=mesh.size)
+    values = data((mesh.size, *case.shape(n)), jnp.dtype(dtype), ranks=mesh.size)
     return np.random.default_rng(0).permutation(values.reshape(-1)).reshape(values.shape)
 
 

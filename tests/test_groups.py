@@ -1,7 +1,5 @@
 """`axis_index_groups`: the same, within each group, in the group's own order."""
 
-from math import prod
-
 import pytest
 from cases import CASES, MAIN, check, first_algorithm
 from hypothesis import given

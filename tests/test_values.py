@@ -1,27 +1,25 @@
 """What may be sent: dtypes, constants, keys, pytrees, nothing; and bits that stay bits."""
 
-import re
 from functools import partial
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, MAIN, check, first_algorithm, operand
-from hypothesis import given
-from hypothesis import strategies as st
+from cases import MAIN, check, first_algorithm
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from support import assert_same, make_mesh, per_rank, runnable
+from support import assert_same, make_mesh, per_rank
 
 import ringcoll.lax
 from ringcoll import engine
 
-DTYPES = """bool int4 uint4 int8 uint8 int16 uint16 int32 uint32
-    float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e5m2fnuz bfloat16 float16
-    float32 complex64""".split()
-WIDE = "int64 uint64 float64 complex128".split()
+DTYPES = [
+    *("bool", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz"),
+    *("bfloat16", "float16", "float32", "complex64"),
+]
+WIDE = ["int64", "uint64", "float64", "complex128"]
 SUMS = ("psum", "pmean", "pmax", "pmin")
 
 
@@ -47,30 +45,37 @@ def test_wide_dtypes(dtype):
 
 def test_every_algorithm_with_wide_integers_around(monkeypatch):
     """Under `jax_enable_x64` a Python int is an int64, but a rank is an int32; in loops too."""
-    monkeypatch.setattr(engine, "LOOP_FROM", 2)
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     with jax.enable_x64(True):
         check(make_mesh(5), "x", MAIN, lambda case, *shape: case.algorithms(*shape))
 
 
-CONSTANTS = [1, 1.5, True, 2 + 1j, np.float32(2), np.int8(3), np.arange(3, dtype=np.int8), None]
+CONSTANTS = [1, 1.5, 2 + 1j, np.float32(2), np.int8(3), np.arange(3, dtype=np.int8)]
 
 
 @pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", ["psum", "pmean"])
 def test_sums_of_constants_are_constants(name, constant):
-    """Of the same Python or NumPy type: `psum(1, axis)` is how programs ask for n, an int."""
-    seen = []
+    """Of the type that lax gives them, so that `n = psum(1, axis)` stays an int."""
+    ours, theirs = (
+        traced(lambda: getattr(module, name)(constant, "x"))  # noqa: B023
+        for module in (ringcoll.lax, lax)
+    )
+    assert type(ours) is type(theirs)
+    assert not isinstance(ours, jax.core.Tracer)
+    np.testing.assert_array_equal(ours, theirs, strict=True)
 
-    def program(_):
-        for module in (ringcoll.lax, lax):
-            seen.append(getattr(module, name)(constant, "x"))
+
+def traced(function):
+    """What a function without arguments makes, inside a `shard_map` over five ranks."""
+    made = []
+
+    def program():
+        made.append(function())
         return ()
 
-    jax.make_jaxpr(jax.vmap(program, axis_name="x"))(jnp.zeros(5))
-    ours, theirs = seen
-    assert type(ours) is type(theirs)
-    if not isinstance(theirs, jax.core.Tracer):
-        assert_same(ours, theirs)
+    jax.make_jaxpr(jax.shard_map(program, mesh=make_mesh(5), in_specs=(), out_specs=()))()
+    return made[0]
 
 
 def test_the_sum_of_one_is_the_number_of_ranks():
@@ -82,60 +87,68 @@ def test_the_sum_of_one_is_the_number_of_ranks():
     assert_same(per_rank(make_mesh(3), program, np.zeros(3)), np.full(3, 3, np.float32))
 
 
-FLOATS = ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32"]
-MOVERS = [c for c in MAIN if c.name not in (*SUMS, "psum_scatter")]
+MOVERS = [case for case in MAIN if case.name not in (*SUMS, "psum_scatter")]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_movers_move_bits(dtype):
-    """-0.0 stays -0.0 and every NaN the NaN it was: as the same bits sent as integers."""
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float32"])
+def test_movers_change_no_value(dtype):
+    """-0.0 stays -0.0, a NaN some NaN, the smallest subnormal itself; a broadcast keeps bits.
+
+    (XLA:CPU makes all NaNs of bfloat16 one, in lax's own collectives too.)
+    """
     mesh, kind = make_mesh(3), jnp.dtype(dtype)
-    rng = np.random.default_rng(0)
     unsigned = np.dtype(f"uint{8 * kind.itemsize}")
-    special = np.array([-0.0, jnp.nan, -jnp.inf]).astype(kind).view(unsigned)
-
-    def bits(case):
-        any_bits = rng.integers(0, 256, (3, *case.shape(3), kind.itemsize), np.uint8)
-        made = any_bits.view(unsigned)[..., 0]
-        made.reshape(3, -1)[:, : special.size] = special
-        return made
-
-    operands = {str(case): bits(case) for case in MOVERS}
+    bits = {str(case): _any_bits((3, *case.shape(3)), unsigned) for case in MOVERS}
 
     def ours(operands):
-        return {
-            f"{case} {extra}": case.ours(ringcoll.lax, operands[str(case)], "x", 3, **extra)
-            for case in MOVERS
-            for extra in case.algorithms(3)
-        }
+        def each(case):
+            x = operands[str(case)]
+            return [case.ours(ringcoll.lax, x, "x", 3, **extra) for extra in case.algorithms(3)]
 
-    expected = per_rank(
-        mesh, lambda xs: {str(case): case.theirs(xs[str(case)], "x", 3) for case in MOVERS}, operands
-    )
-    floats = per_rank(mesh, ours, {name: x.view(kind) for name, x in operands.items()})
-    for name, result in floats.items():
-        (case,) = (case for case in expected if name.startswith(case))
-        np.testing.assert_array_equal(np.asarray(result).view(unsigned), expected[case], name)
+        return {str(case): each(case) for case in MOVERS}
+
+    def theirs(operands):
+        return {str(case): case.theirs(operands[str(case)], "x", 3) for case in MOVERS}
+
+    floats = {name: x.view(kind) for name, x in bits.items()}
+    results = per_rank(mesh, ours, floats)
+    for name, expected in per_rank(mesh, theirs, bits).items():
+        for result in map(np.asarray, results[name]):
+            assert result.dtype == kind
+            is_nan = (result != result) & (np.asarray(expected).view(kind) != result)
+            some_nan = is_nan & (dtype == "bfloat16") & ("pbroadcast" not in name)
+            same = result.view(unsigned) == np.asarray(expected)
+            assert (same | some_nan).all(), name
+
+
+def _any_bits(shape, unsigned):
+    """Any bits, and first those of the greatest NaN, -0.0, and the smallest subnormal."""
+    made = np.random.default_rng(0).integers(0, np.iinfo(unsigned).max, shape, unsigned)
+    largest = np.iinfo(unsigned).max
+    made.reshape(shape[0], -1)[:, :3] = [largest, largest // 2 + 1, 1]
+    return made
 
 
 def test_random_keys():
-    """A typed key goes wherever lax takes one, and comes back a key of the same kind."""
-    mesh = make_mesh(3)
-    key = partial(jax.random.key, impl="rbg")
+    """A typed key goes wherever lax takes one, and comes back a key of the same kind.
+
+    lax 0.12 cannot compile an all_gather of them: their numbers are compared.
+    """
     cases = [case for case in MOVERS if case.name != "pbroadcast"]
 
     def program(seed):
         ours, theirs = {}, {}
         for case in cases:
-            keys = jax.random.split(key(seed), case.shape(3))
-            theirs[str(case)] = jax.random.key_data(case.theirs(keys, "x", 3))
+            keys = jax.random.split(jax.random.key(seed, impl="rbg"), case.shape(3))
+            expected = case.theirs(jax.random.key_data(keys), "x", 3)
             for extra in case.algorithms(3):
                 result = case.ours(ringcoll.lax, keys, "x", 3, **extra)
                 assert result.dtype == keys.dtype
-                ours[str(case)] = jax.random.key_data(result)
+                ours[f"{case} {extra}"] = jax.random.key_data(result)
+                theirs[f"{case} {extra}"] = expected
         return ours, theirs
 
-    assert_same(*per_rank(mesh, program, np.arange(3)))
+    assert_same(*per_rank(make_mesh(3), program, np.arange(3)))
 
 
 LEAVES = {
@@ -154,15 +167,18 @@ LEAVES = {
 def test_pytrees(name):
     """Small leaves of a dtype travel together; nobody can tell."""
     (case,) = (case for case in MAIN if case.name == name)
-    mesh = make_mesh(3)
-    each = jax.tree.map(lambda x: np.stack([x * 0 + x, x, x * 0] if x.dtype != bool else [x] * 3), LEAVES)
+    on_ranks = jax.tree.map(
+        lambda x: np.stack([x, x * x, x & x if x.dtype == bool else -x]), LEAVES
+    )
 
     def program(tree):
         tree["weak"] = lax.pcast(lax.full((2,), 1.5), "x", to="varying")
-        ours = [case.ours(ringcoll.lax, tree, "x", 3, **e) for e in [{}, *case.algorithms(3)[:1]]]
+        tree["same on all ranks"] = jnp.zeros(3) if name != "pbroadcast" else None
+        extras = [{}, *case.algorithms(3)[:1]]
+        ours = [case.ours(ringcoll.lax, tree, "x", 3, **extra) for extra in extras]
         return ours, [jax.tree.map(lambda x: case.theirs(x, "x", 3), tree)] * len(ours)
 
-    assert_same(*per_rank(mesh, program, each))
+    assert_same(*per_rank(make_mesh(3), program, on_ranks))
 
 
 def permutes(function, *operands):
@@ -184,40 +200,25 @@ def test_small_leaves_share_one_ring():
 
 
 def test_nothing_is_sent_of_nothing():
-    assert permutes(partial(ringcoll.lax.psum, axis_name="x", algorithm="ring"), jnp.zeros((4, 0))) == 0
+    assert (
+        permutes(partial(ringcoll.lax.psum, axis_name="x", algorithm="ring"), jnp.zeros((4, 0)))
+        == 0
+    )
 
 
-@pytest.mark.parametrize("algorithm", [None, "first"])
-def test_of_size_nothing(algorithm):
-    """lax cannot compile a psum_scatter of nothing; ours can."""
-    mesh = make_mesh(3)
-    x = np.zeros((3, 3, 0, 2), np.float32)
+def test_of_no_elements():
+    """lax cannot compile a psum_scatter along a dimension of size 0; ours can."""
+    along = {"scatter_dimension": 1, "tiled": True}
 
     def program(x):
         ours, theirs = {}, {}
         for case in MAIN:
-            extra = first_algorithm(case, 3)[0] if algorithm else {}
-            ours[case.name] = case.ours(ringcoll.lax, x, "x", 3, **extra)
-            theirs[case.name] = case.theirs(x, "x", 3)
-        ours["psum_scatter"] = ringcoll.lax.psum_scatter(x, "x", scatter_dimension=1, tiled=True, **extra)
-        theirs["psum_scatter"] = x
+            for extra in [{}, *first_algorithm(case, 3)]:
+                theirs[f"{case} {extra}"] = case.theirs(x, "x", 3)
+                ours[f"{case} {extra}"] = case.ours(ringcoll.lax, x, "x", 3, **extra)
+        for algorithm in ("auto", "ring"):
+            theirs[algorithm] = x
+            ours[algorithm] = ringcoll.lax.psum_scatter(x, "x", **along, algorithm=algorithm)
         return ours, theirs
 
-    assert_same(*per_rank(mesh, program, x))
-
-
-@given(st.data())
-def test_anything(data):
-    """Any call of any size and dtype, by any algorithm, anywhere."""
-    shape, axes = data.draw(
-        st.sampled_from([((3,), "x"), ((4,), "x"), ((2, 2), ("y", "x")), ((3, 2), ("x", "y"))]), "mesh"
-    )
-    case = data.draw(st.sampled_from(CASES), "case")
-    dtype = data.draw(st.sampled_from(["int32", "bfloat16", "float8_e5m2", "float32"]), "dtype")
-    lead = data.draw(st.integers(0, 9), "size")
-    del lead
-
-    def any_algorithm(case, *shape):
-        return [data.draw(st.sampled_from(case.algorithms(*shape)), "algorithm")]
-
-    check(make_mesh(*shape), axes, [case], any_algorithm, dtype=dtype)
+    assert_same(*per_rank(make_mesh(3), program, np.zeros((3, 3, 0, 2), np.float32)))
