@@ -30,7 +30,7 @@ Collect = Callable[..., Any]
 
 #: Leaves of up to this many bytes share a message: below it, the rounds cost more than
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
-JOIN_UP_TO = 1 << 16
+JOIN_UP_TO = 1 << 18
 
 #: What to do about lax's refusals, by their words.
 _CURES = (
