@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.data import exact
 from ringcoll import algorithms
 
 #: Odd ones and those that are no power of two are where rivals are wrong.
@@ -23,22 +24,21 @@ def make_mesh(*shape: int, names: str = "xyz", axis_type: AxisType = AxisType.Au
 
 
 def data(shape: Sequence[int], dtype: Any = jnp.float32, ranks: int = 8) -> np.ndarray:
-    """Small integers, distinct as far as the dtype allows, whose sum over `ranks` is exact.
+    """Small integers whose sum over `ranks` is exact in any order, distinct in rank and place.
 
-    A sum is exact in any order as long as no partial sum needs more digits than the dtype
-    has: the values stay below the largest exact integer over the number of ranks.
+    (Distinct as far as the dtype allows; the sums of integers may wrap, which is exact too.)
     """
-    size = int(np.prod(shape))
-    if dtype == bool:
-        return (np.arange(size) * 7 % 3 == 0).reshape(shape)
     kind = jnp.dtype(dtype)
-    if jnp.issubdtype(kind, jnp.inexact):
-        largest = 2 ** (jnp.finfo(kind).nmant + 1)
-    else:
+    if kind.kind == "b":
+        return exact(shape, jnp.int8, 64).astype(bool)  # 0 or 1
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        return data(shape, jnp.finfo(kind).dtype, 3 * ranks).astype(kind) * kind.type(1 + 2j)
+    if jnp.issubdtype(kind, jnp.integer):
         largest = int(jnp.iinfo(kind).max)
-    values = np.arange(size) % max(largest // max(ranks, 1), 2)
-    made = values.reshape(shape).astype(kind)
-    return made * (1 + 2j) if jnp.issubdtype(kind, jnp.complexfloating) else made
+    else:
+        largest = 2 ** (int(jnp.finfo(kind).nmant) + 1)
+    # No greater than 64, so that squares and their sums are exact as well.
+    return exact(shape, kind, min(max(ranks, largest // 64), largest))
 
 
 def per_rank(
