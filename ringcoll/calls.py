@@ -115,9 +115,10 @@ class Call:
         leaves, tree = jax.tree.flatten(x)
         done: list[Any] = []
         joint: dict[Hashable, list[int]] = defaultdict(list)
+        for leaf in leaves:  # all of them, before anything is sent
+            self._check(leaf, partial(by_lax, **self._dims(leaf)))
         for i, leaf in enumerate(leaves):
             dims = self._dims(leaf)
-            self._check(leaf, partial(by_lax, **dims))
             if self._is_for_lax(leaf):
                 done.append(self._by_lax(leaf, partial(by_lax, **dims)))
                 continue
@@ -136,7 +137,7 @@ class Call:
         """The dims counted from 0, or refused."""
         try:
             ndim = jax.typeof(leaf).ndim + self.adds_dim
-        except Exception as error:  # it is no array
+        except TypeError as error:  # it is no array
             raise self.refusal(type(error), str(error)) from error
         for name, dim in self.dims.items():
             if not -ndim <= dim < ndim:
@@ -147,9 +148,7 @@ class Call:
     def _check(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
         try:
-            for axis in self.axes:  # lax may trip over one that is not bound, without a word
-                _ = isinstance(axis, int) or lax.axis_size(axis)
-            jax.make_jaxpr(by_lax)(jax.typeof(leaf))
+            self._ask(leaf, by_lax)
         except (NameError, TypeError, ValueError, NotImplementedError) as error:
             cure = "pass check_vma=False to jax.shard_map" if self._is_unsupported(error) else ""
             raise self.refusal(type(error), str(error), cure) from error
@@ -162,6 +161,15 @@ class Call:
             self._check_accumulation(leaf)
         if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", "lax")):
             self._check_algorithm()
+
+    def _ask(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
+        """Let lax type its own result."""
+        try:
+            jax.make_jaxpr(by_lax)(jax.typeof(leaf))
+        except AssertionError:  # it trips over an axis that is not bound, without a word
+            for axis in self.axes:
+                lax.axis_size(axis)  # this has the words
+            raise
 
     def _check_accumulation(self, leaf: Any) -> None:
         wide, dtype = jnp.dtype(self.accumulate_dtype), jax.typeof(leaf).dtype

@@ -242,7 +242,8 @@ def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) ->
         n = math.prod(lax.axis_size(axis) for axis in call.axes)
         made = tuple((source % n, target % n) for source, target in perm)
         if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
-            raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+            got = tuple(map(tuple, perm))
+            raise ValueError(f"ppermute sources and destinations must be unique, got {got}.")
         return made
 
     def by_lax(x: Any) -> Array:

@@ -115,7 +115,8 @@ def test_movers_change_no_value(dtype):
     for name, expected in per_rank(mesh, theirs, bits).items():
         for result in map(np.asarray, results[name]):
             assert result.dtype == kind
-            is_nan = (result != result) & (np.asarray(expected).view(kind) != result)
+            with np.errstate(invalid="ignore"):  # as NumPy says of some NaNs of bfloat16
+                is_nan = (result != result) & (np.asarray(expected).view(kind) != result)
             some_nan = is_nan & (dtype == "bfloat16") & ("pbroadcast" not in name)
             same = result.view(unsigned) == np.asarray(expected)
             assert (same | some_nan).all(), name

@@ -1,0 +1,181 @@
+"""Bad calls are refused before anything is sent: lax's type and words, and the cure."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support import data, make_mesh, per_rank
+
+from ringcoll import Table, algorithms, collectives, lax
+
+N = 3
+MESH = make_mesh(N)
+
+
+def attempt(function, shape=(N, 2), check_vma=False):
+    """Run on every rank of three, and return the exception."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        per_rank(MESH, function, data((N, *shape)), check_vma=check_vma)
+    return caught.value
+
+
+# What both refuse: name, call by either module, words besides lax's.
+REFUSED_BY_LAX = {
+    "all_gather axis": (
+        lambda L, x: L.all_gather(x, "x", axis=4),
+        ("all_gather", "axis=4", "count dimensions from 0"),
+    ),
+    "all_gather to": (
+        lambda L, x: L.all_gather(x, "x", to="replicated"),
+        ("all_gather", "to='replicated'", "to='varying'"),
+    ),
+    "psum_scatter stacked": (
+        lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1),
+        ("psum_scatter", "scatter_dimension=1", f"make that dimension {N}"),
+    ),
+    "psum_scatter tiled": (
+        lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1, tiled=True),
+        ("psum_scatter", "scatter_dimension=1", f"multiple of {N}"),
+    ),
+    "all_to_all stacked": (
+        lambda L, x: L.all_to_all(x, "x", 1, 0),
+        ("all_to_all", "split_axis=1", f"make that dimension {N}"),
+    ),
+    "all_to_all tiled": (
+        lambda L, x: L.all_to_all(x, "x", 1, 0, tiled=True),
+        ("all_to_all", "split_axis=1", f"multiple of {N}"),
+    ),
+    "pswapaxes": (
+        lambda L, x: L.pswapaxes(x, "x", 1),
+        ("pswapaxes", "axis=1", f"make that dimension {N}"),
+    ),
+    "psum groups": (
+        lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [1, 2]]),
+        ("psum", "axis_index_groups=[[0, 1], [1, 2]]", "exactly one group"),
+    ),
+    "pmean groups": (
+        lambda L, x: L.pmean(x, "x", axis_index_groups=[[0, 2]]),
+        ("pmean", "axis_index_groups=[[0, 2]]", "exactly one group"),
+    ),
+    "ppermute twice": (
+        lambda L, x: L.ppermute(x, "x", [(0, 1), (0, 2)]),
+        ("ppermute", "perm=[(0, 1), (0, 2)]", "send once"),
+    ),
+    "pshuffle": (
+        lambda L, x: L.pshuffle(x, "x", [0, 0, 1]),
+        ("pshuffle", "perm=[0, 0, 1]", "exactly once"),
+    ),
+    **{
+        f"{name} unbound": (
+            lambda L, x, name=name: getattr(L, name)(x, "typo"),
+            (name, "axis_name='typo'", "the axes here are 'x'"),
+        )
+        for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter")
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_LAX)
+def test_our_refusal_is_lax_s_with_the_call_and_the_cure(case):
+    call, words = REFUSED_BY_LAX[case]
+    theirs = attempt(lambda x: call(jax.lax, x))
+    ours = attempt(lambda x: call(lax, x))
+    assert type(ours) is type(theirs)
+    assert str(theirs) in str(ours)
+    for word in ("ringcoll.", *words):
+        assert word in str(ours)
+
+
+# What only we refuse, or refuse where lax fails later or without a word.
+REFUSED_BY_US = {
+    "an axis that is not bound, under check_vma": (
+        NameError,
+        lambda x: lax.psum(x, "typo"),
+        ("ringcoll.psum", "unbound axis name: typo", "the axes here are 'x'"),
+    ),
+    "no such algorithm": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="rign"),
+        ("ringcoll.psum", "no algorithm 'rign'", "choose from ring, bidirectional_ring"),
+    ),
+    "an algorithm of all-reduces": (
+        ValueError,
+        lambda x: lax.all_gather(x, "x", algorithm="exchange"),
+        ("ringcoll.all_gather", "no algorithm 'exchange'", "choose from"),
+    ),
+    "no power of two": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="recursive_doubling"),
+        ("ringcoll.psum", "got 3 ranks", "use algorithm='bruck'"),
+    ),
+    "a schedule of other ranks": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm=algorithms.ring(4)),
+        ("ringcoll.psum", "a schedule of 4 ranks", "(3,)"),
+    ),
+    "a dtype too narrow": (
+        ValueError,
+        lambda x: lax.psum(x, "x", accumulate_dtype=jnp.bfloat16),
+        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+    ),
+    "a dtype of another kind": (
+        ValueError,
+        lambda x: lax.psum(x, "x", accumulate_dtype=jnp.complex64),
+        ("accumulate_dtype=complex64 cannot hold every float32",),
+    ),
+    "a source that is no rank": (
+        ValueError,
+        lambda x: lax.pbroadcast(x, "x", N),
+        ("ringcoll.pbroadcast", f"source={N}", "not a rank"),
+    ),
+    "groups of several sizes, by hand": (
+        ValueError,
+        lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]], algorithm="ring"),
+        ("ringcoll.psum", "algorithm='ring'", "groups of one size"),
+    ),
+    "no list of pairs": (
+        TypeError,
+        lambda x: lax.ppermute(x, "x", {0: 1}),
+        ("ringcoll.ppermute", "perm={0: 1}", "must be a list or a tuple"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_US)
+def test_what_lax_lets_pass_is_refused_in_words(case):
+    kind, call, words = REFUSED_BY_US[case]
+    refusal = attempt(call, check_vma="check_vma" in case)
+    assert type(refusal) is kind
+    for word in words:
+        assert word in str(refusal)
+
+
+def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():
+    groups = [[0, 1, 2]]
+    theirs = attempt(lambda x: jax.lax.psum(x, "x", axis_index_groups=groups), check_vma=True)
+    ours = attempt(lambda x: lax.psum(x, "x", axis_index_groups=groups), check_vma=True)
+    assert type(ours) is type(theirs) is NotImplementedError
+    assert "check_vma=False" in str(ours)
+
+
+def test_nothing_is_sent_by_a_call_that_is_refused(monkeypatch):
+    """Not even for the leaves before the bad one."""
+    sent = []
+    monkeypatch.setattr(collectives, "PsumScatter", lambda **_: sent.append)
+    both = lambda x: lax.psum_scatter([x, x[:2]], "x", tiled=True, algorithm="ring")  # noqa: E731
+    assert "must be divisible by shard_count 3" in str(attempt(both))
+    assert not sent
+
+
+def test_a_table_of_one_s_own_is_taken():
+    ring = Table.from_json(
+        '{"rows": [{"collective": "psum", "platform": "cpu", "algorithm": "ring"}]}'
+    )
+    mapped = jax.shard_map(
+        lambda x: lax.psum(x, "x", algorithm=ring),
+        mesh=MESH,
+        in_specs=jax.P("x"),
+        out_specs=jax.P(),
+    )
+    text = jax.jit(mapped).lower(jnp.ones((N, 3))).as_text()
+    assert text.count("collective_permute") == 2 * (N - 1)
+    assert "all_reduce" not in text
