@@ -248,6 +248,8 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     for stage in stages:
         if type(stage) is not kind:
             raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
+        if stage.lanes > 1 and kind is AllToAll:
+            raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
         stage.check()
     if prod(stage.size for stage in stages) != prod(shape):
         sizes = " x ".join(str(stage.size) for stage in stages)

@@ -4,9 +4,11 @@ What all have in common is said in `ringcoll.collectives`. Below, n is the numbe
 ranks and s the bytes of x.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -46,7 +48,7 @@ def psum(
     return call.each(
         x,
         lambda x: lax.psum(x, axis_name, axis_index_groups=axis_index_groups),
-        lambda x: _sum(call, x),
+        lambda *xs: _sum(call, *xs),
         joins=True,
     )
 
@@ -61,22 +63,31 @@ def pmean(
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
 
-    `x: [a, b] -> [a, b]`. Integers are divided truly, as by lax.
+    `x: [a, b] -> [a, b]`. Integers are divided truly, as by lax. With a wider
+    `accumulate_dtype` all of it travels wide, and is rounded once, after the division.
 
     Steps and bytes, gradient, raises, source: as `psum`.
     """
     call = Call("pmean", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+
+    def by_hand(*xs: Array) -> list[Array]:
+        n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
+        if accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
+            return [total / n for total in _sum(call, *xs)]
+        totals = _sum(call, *(x.astype(accumulate_dtype) for x in xs))
+        return [(total / n).astype(xs[0].dtype) for total in totals]  # rounded once
+
     return call.each(
         x,
         lambda x: lax.pmean(x, axis_name, axis_index_groups=axis_index_groups),
-        lambda x: _sum(call, x) / lax.psum(1, axis_name, axis_index_groups=axis_index_groups),
+        by_hand,
         joins=True,
     )
 
 
-def _sum(call: Call, x: Array) -> Array:
+def _sum(call: Call, *xs: Array) -> list[Array]:
     """By hand; booleans as int32, like lax."""
-    return Psum(**call.params)(x.astype(jnp.int32) if x.dtype == bool else x)
+    return Psum(**call.params).joint(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
 
 
 def pmax(
@@ -124,7 +135,7 @@ def _extremum(
     return call.each(
         x,
         lambda x: of_lax(x, axis_name, axis_index_groups=groups),
-        lambda x: by_hand(**call.params)(x),
+        lambda *xs: by_hand(**call.params).joint(*xs),
         joins=True,
     )
 
@@ -148,6 +159,8 @@ def pbroadcast(
 
     Source: Chan et al. (2007).
     """
+    if not isinstance(source, jax.core.Tracer):
+        source = operator.index(source)
     call = Call(
         "pbroadcast",
         "pbroadcast",
@@ -162,7 +175,7 @@ def pbroadcast(
             raise ValueError(f"source={source} is not a rank of the axis")
         return lax.pbroadcast(x, axis_name, source)
 
-    def by_hand(x: Array) -> Array:
-        return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source)(x)
+    def by_hand(*xs: Array) -> list[Array]:
+        return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source).joint(*xs)
 
     return call.each(x, by_lax, by_hand, joins=True)

@@ -4,8 +4,9 @@ Every one is here in the form that neither adds nor removes a dimension (`tiled=
 `ringcoll.collectives` brings each call of the public functions into it.
 """
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,20 +33,38 @@ class Scheduled(Collective):
     collective: ClassVar[str]  # under which name algorithms and table know it
 
     def by_hand(self, x: Array, platform: str) -> Array:
-        if not x.size:  # nothing to send, and lax's psum_scatter cannot be compiled for it
-            return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
-        ranks = Ranks.over(self.axes, self.groups)
+        algorithm = self.chosen(math.prod(x.shape) * x.dtype.itemsize, x.dtype, platform)
+        return self.by(algorithm, x, platform)
+
+    def chosen(self, nbytes: Any, dtype: np.dtype, platform: str) -> Algorithm:
+        """The algorithm for an operand of so many bytes: the user's, or the table's."""
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
-        if isinstance(algorithm, Table):
-            nbytes = x.size * x.dtype.itemsize
-            name = self.collective
-            algorithm = algorithm.pick(name, platform, ranks.size, nbytes, x.dtype.name)
+        if not isinstance(algorithm, Table):
+            return algorithm
+        if not isinstance(nbytes, int):  # a symbolic shape
+            return "lax"
+        n = Ranks.over(self.axes, self.groups).size
+        return algorithm.pick(self.collective, platform, n, nbytes, dtype.name)
+
+    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
+        """By an algorithm that has been chosen."""
+        if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+            return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
         if algorithm == "lax":
             return self.builtin(self.widen(x), platform).astype(x.dtype)
+        ranks = Ranks.over(self.axes, self.groups, all_axes=not isinstance(algorithm, str))
         schedule = algorithms.build(self.collective, algorithm, ranks.shape)
         if isinstance(schedule, Schedule):
             ranks = ranks.cut(schedule.shape)
         return self.run(x, schedule, ranks).astype(x.dtype)
+
+    def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
+        fits = axes == self.axes or isinstance(self.algorithm, str | Table)
+        fitting = self if fits else replace(self, algorithm="auto")  # not made for fewer axes
+        return Collective.over(fitting, axes, x)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
         """By a schedule; the result may still be in the dtype of accumulation."""
@@ -145,6 +164,16 @@ class AllReduce(Scheduled):
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
         return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
 
+    def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
+        """Small operands of one dtype share their messages, end to end."""
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
+        algorithm = self.chosen(nbytes, xs[0].dtype, platform)
+        if len(xs) == 1 or algorithm == "lax":
+            return [self.by(algorithm, x, platform) for x in xs]
+        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
+        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
         padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
@@ -168,8 +197,10 @@ class Psum(AllReduce, name="psum"):
     def by_lax(self, x: Array) -> Array:
         return lax.psum(x, self.axes, axis_index_groups=self.groups)
 
-    def transpose(self, ct: Array) -> Array:
-        return varying(ct, self.axes) if is_checked() else self(ct)
+    def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
+        if is_checked():
+            return [varying(ct, self.axes) for ct in cts]
+        return self.joint(*cts) if cts else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ refused here, before anything is sent, with the same exception type and lax's ow
 What only lax can do (see `Call._is_for_lax`) it does.
 """
 
-import itertools
 import math
 import re
 from collections import defaultdict
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll import algorithms
-from ringcoll.manual import is_partial, sharded_dims, varying
+from ringcoll.manual import is_partial, varying
 from ringcoll.table import Algorithm, Table
 from ringcoll.wire import Ranks
 
@@ -108,29 +107,30 @@ class Call:
         Args:
             x: a pytree.
             by_lax: the collective by lax, of an operand and its dims, counted from 0.
-            by_hand: the same by hand, of an array that varies over the axes.
+            by_hand: the same by hand, of an array that varies over the axes; if it joins,
+                of several arrays, as a list.
             joins: whether it works element by element, so that small leaves of a dtype
                 can share their messages.
         """
         leaves, tree = jax.tree.flatten(x)
+        for leaf in leaves:  # all of them, before anything is sent
+            if not self._is_constant(leaf):
+                self._check(leaf, partial(by_lax, **self._dims(leaf)))
         done: list[Any] = []
         joint: dict[Hashable, list[int]] = defaultdict(list)
-        for leaf in leaves:  # all of them, before anything is sent
-            self._check(leaf, partial(by_lax, **self._dims(leaf)))
         for i, leaf in enumerate(leaves):
-            dims = self._dims(leaf)
             if self._is_for_lax(leaf):
-                done.append(self._by_lax(leaf, partial(by_lax, **dims)))
+                done.append(self._by_lax(leaf, partial(by_lax, **self._dims(leaf))))
                 continue
             done.append(varying(jnp.asarray(leaf), self.axes))
-            if joins and _is_small(done[i]):
-                joint[done[i].dtype, jax.typeof(done[i]).mat.varying].append(i)
+            if joins:
+                joint[done[i].dtype if _is_small(done[i]) else i].append(i)
             else:
-                done[i] = _of_numbers(partial(by_hand, **dims), done[i])
+                done[i] = _of_numbers(partial(by_hand, **self._dims(leaf)), done[i])
         for members in joint.values():
-            results = _joined(by_hand, [done[i] for i in members])
-            for i, result in zip(members, results, strict=True):
-                done[i] = result
+            arrays, back = zip(*(_as_numbers(done[i]) for i in members), strict=True)
+            for i, y, to_key in zip(members, by_hand(*arrays), back, strict=True):
+                done[i] = to_key(y)
         return jax.tree.unflatten(tree, done)
 
     def _dims(self, leaf: Any) -> dict[str, int]:
@@ -150,8 +150,10 @@ class Call:
         try:
             self._ask(leaf, by_lax)
         except (NameError, TypeError, ValueError, NotImplementedError) as error:
+            kinds = (NameError, TypeError, ValueError, NotImplementedError)
+            kind = next(kind for kind in kinds if isinstance(error, kind))
             cure = "pass check_vma=False to jax.shard_map" if self._is_unsupported(error) else ""
-            raise self.refusal(type(error), str(error), cure) from error
+            raise self.refusal(kind, str(error), cure) from error
         if self.groups is not None:
             named = sorted(rank for group in self.groups for rank in group)
             if named != list(range(self._whole())):
@@ -160,7 +162,7 @@ class Call:
         if self.accumulate_dtype is not None:
             self._check_accumulation(leaf)
         if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", "lax")):
-            self._check_algorithm()
+            self._check_algorithm(leaf)
 
     def _ask(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Let lax type its own result."""
@@ -177,24 +179,30 @@ class Call:
             words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
             raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
 
-    def _check_algorithm(self) -> None:
-        if self.collective is None or self.lax_only or not self.axes:
-            return
+    def _check_algorithm(self, leaf: Any) -> None:
         if self._is_uneven():
             raise self.refusal(
                 ValueError,
                 f"algorithm={self.algorithm!r} needs axis_index_groups of one size",
                 "pass algorithm='lax', or groups of one size",
             )
-        shape = Ranks.over(self.axes, self.params["groups"]).shape
+        if self.collective is None or self._is_for_lax(leaf):
+            return
+        named = isinstance(self.algorithm, str)
+        shape = Ranks.over(self.axes, self.params["groups"], all_axes=not named).shape
         try:
             algorithms.build(self.collective, self.algorithm, shape)
-        except ValueError as error:
-            raise self.refusal(ValueError, f"algorithm={self.algorithm!r}: {error}") from error
+        except (TypeError, ValueError) as error:  # TypeError: not hashable, or other arguments
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise self.refusal(kind, f"algorithm={self.algorithm!r}: {error}") from error
+
+    def _is_constant(self, leaf: Any) -> bool:
+        """Whether its sum needs no communication."""
+        return self.collective == "psum" and not isinstance(leaf, jax.core.Tracer)
 
     def _is_for_lax(self, leaf: Any) -> bool:
-        """What is left to lax: constants of a sum, which need no communication; axes
-        given twice or by position; unreduced and reduced types; groups of several sizes.
+        """What is left to lax: constants of a sum; axes given twice or by position;
+        unreduced and reduced types; groups of several sizes.
         """
         return (
             self.algorithm == "lax"
@@ -202,7 +210,7 @@ class Call:
             or not self.axes
             or len(set(self.axes)) < len(self.axes)
             or any(isinstance(axis, int) for axis in self.axes)
-            or (self.collective == "psum" and not isinstance(leaf, jax.core.Tracer))
+            or self._is_constant(leaf)
             or is_partial(leaf)
             or self._is_uneven()
         )
@@ -239,22 +247,22 @@ def _holds(wide: Any, dtype: Any) -> bool:
 
 
 def _of_numbers(by_hand: Callable[[Array], Array], x: Array) -> Array:
-    """A random key travels as the numbers it is made of."""
+    numbers, back = _as_numbers(x)
+    return back(by_hand(numbers))
+
+
+def _as_numbers(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """A random key as the numbers it is made of, in which it travels, and the way back."""
     if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return by_hand(x)
-    return jax.random.wrap_key_data(by_hand(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return x, lambda y: y
+    wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(x))
+    return jax.random.key_data(x), wrap
 
 
 def _is_small(x: Array) -> bool:
-    """Whether x may share a message. (Weak types would be lost; so would shardings.)"""
-    small = x.size * x.dtype.itemsize <= JOIN_UP_TO
-    return small and not jax.typeof(x).weak_type and not sharded_dims(x)
-
-
-def _joined(by_hand: Callable[[Array], Array], arrays: Sequence[Array]) -> Sequence[Array]:
-    """The collective of several arrays as one of their elements end to end."""
-    if len(arrays) == 1:
-        return [by_hand(arrays[0])]
-    whole = by_hand(jnp.concatenate([x.reshape(-1) for x in arrays]))
-    parts = jnp.split(whole, list(itertools.accumulate(x.size for x in arrays[:-1])))
-    return [part.reshape(x.shape) for x, part in zip(arrays, parts, strict=True)]
+    """Whether x may share messages: few bytes of plain numbers, sharded over no other axis."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not isinstance(x.size, int):
+        return False
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = set(mesh.axis_names) == set(mesh.manual_axes)
+    return alone and x.size * x.dtype.itemsize <= JOIN_UP_TO

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 
 import jax
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def is_checked() -> bool:
@@ -47,6 +47,7 @@ def empty(shape: Sequence[int], like: Array, axes: Sequence[Hashable]) -> Array:
     """
     sharding = jax.typeof(like).sharding
     spec = PartitionSpec(*[None] * (len(shape) - like.ndim), *sharding.spec)
-    out = NamedSharding(sharding.mesh, spec) if sharded_dims(like) else None
+    explicit = AxisType.Explicit in sharding.mesh.axis_types  # then a type names its mesh
+    out = NamedSharding(sharding.mesh, spec) if explicit else None
     buffer = lax.empty(tuple(shape), like.dtype, out_sharding=out)
     return varying(buffer, (*axes, *jax.typeof(like).mat.varying))

@@ -13,9 +13,9 @@ one; an instance is a collective with all its arguments but the operand, and say
 - `under_vmap`: what remains of it when one of its axes is a `vmap` and not a mesh.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import jax
@@ -47,7 +47,11 @@ class Collective:
             cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable)
 
     def __call__(self, x: Array) -> Array:
-        return self.primitive.bind(x, collective=self)
+        return self.joint(x)[0]
+
+    def joint(self, *xs: Array) -> list[Array]:
+        """Of several operands at once; those that work element by element join them."""
+        return self.primitive.bind(*xs, collective=self)
 
     def by_lax(self, x: Array) -> Array:
         """The same by jax.lax."""
@@ -57,9 +61,17 @@ class Collective:
         """The same by hand."""
         raise NotImplementedError
 
+    def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
+        """The same by hand, of several operands."""
+        return [self.by_hand(x, platform) for x in xs]
+
     def transpose(self, ct: Array) -> Array:
         """The linear transpose, applied to a cotangent."""
         raise NotImplementedError
+
+    def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
+        """The linear transpose, applied to several cotangents."""
+        return [self.transpose(ct) for ct in cts]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
         """The same where `axis` (its name and size) is a vmap, mapped at `dim` of x.
@@ -90,38 +102,61 @@ class Collective:
 
 def _register(primitive: Primitive, differentiable: bool) -> Primitive:
     """Give a primitive the rules that are the same for every collective."""
+    primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(_abstract)
-    primitive.def_impl(lambda x, *, collective: _jitted(collective)(x))
+    primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
     batching.fancy_primitive_batchers[primitive] = _batch  # the plain one is not told the axis
     for platform, kind in _PLATFORMS.items():
         mlir.register_lowering(primitive, _lowering(kind), platform=platform)
     if differentiable:
-        ad.deflinear2(primitive, lambda ct, x, *, collective: (collective.transpose(ct),))
+        ad.primitive_jvps[primitive] = _jvp
+        ad.primitive_transposes[primitive] = _transpose
     return primitive
 
 
-def _abstract(aval, *, collective: Collective):
-    """The type and effects that lax's own collective would have."""
-    program = jax.make_jaxpr(collective.by_lax)(aval)
-    return program.out_avals[0], program.effects
+def _abstract(*avals, collective: Collective):
+    """The types and effects that lax's own collective would have."""
+    programs = [jax.make_jaxpr(collective.by_lax)(aval) for aval in avals]
+    return [p.out_avals[0] for p in programs], set().union(*(p.effects for p in programs))
 
 
 @lru_cache(maxsize=512)
 def _jitted(collective: Collective):
     """Eager `shard_map` compiles a call as `jit` would: one way to run, not two."""
-    return jax.jit(collective)
+    return jax.jit(collective.joint)
 
 
 def _lowering(platform: str):
-    def rule(ctx, x, *, collective: Collective):
-        by_hand = partial(collective.by_hand, platform=platform)
-        return mlir.lower_fun(by_hand, multiple_results=False)(ctx, x)
+    def rule(ctx, *xs, collective: Collective):
+        def by_hand(*xs: Array) -> list[Array]:
+            return collective.by_hand_jointly(xs, platform)
+
+        return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
     return rule
 
 
+def _jvp(primals, tangents, *, collective: Collective):
+    """Linear; what does not move is not sent."""
+    results = collective.joint(*primals)
+    moving = [t for t in tangents if type(t) is not ad.Zero]
+    moved = iter(collective.joint(*moving) if moving else ())
+    return results, [
+        ad.Zero(jax.typeof(y).to_tangent_aval()) if type(t) is ad.Zero else next(moved)
+        for y, t in zip(results, tangents, strict=True)
+    ]
+
+
+def _transpose(cts, *xs, collective: Collective):
+    moving = [ct for ct in cts if type(ct) is not ad.Zero]
+    moved = iter(collective.transpose_jointly(moving))
+    return [
+        ad.Zero(x.aval) if type(ct) is ad.Zero else next(moved)
+        for ct, x in zip(cts, xs, strict=True)
+    ]
+
+
 def _batch(axis, operands, dims, *, collective: Collective):
-    (x,), (dim,) = operands, dims
     if axis.name in collective.axes:
         if collective.groups is not None:
             raise NotImplementedError(
@@ -129,7 +164,13 @@ def _batch(axis, operands, dims, *, collective: Collective):
                 f"{collective.primitive.name} over the vmapped axis {axis.name!r} with "
                 f"axis_index_groups={collective.groups}; use a mesh axis, or reshape the batch"
             )
-        if dim is None:
-            x, dim = jnp.broadcast_to(x, (axis.size, *x.shape)), 0
-        return collective.under_vmap(x, dim, axis)
-    return (collective(x), None) if dim is None else (collective.batched(dim)(x), dim)
+        pairs = [
+            (jnp.broadcast_to(x, (axis.size, *x.shape)), 0) if dim is None else (x, dim)
+            for x, dim in zip(operands, dims, strict=True)
+        ]
+        results = [collective.under_vmap(x, dim, axis) for x, dim in pairs]
+        return [y for y, _ in results], [dim for _, dim in results]
+    if len(operands) > 1:  # element by element: where the batch is does not matter
+        return collective.joint(*operands), dims
+    (x,), (dim,) = operands, dims
+    return [collective(x) if dim is None else collective.batched(dim)(x)], dims

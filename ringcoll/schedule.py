@@ -74,6 +74,12 @@ class Schedule:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
+        rounds = tuple(
+            tuple(replace(move, offsets=tuple(move.offsets)) for move in moves)
+            for moves in self.rounds
+        )
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "rounds", rounds)  # lists would have no hash
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
         object.__setattr__(self, "size", prod(self.shape))
@@ -103,7 +109,7 @@ class Schedule:
         Raises:
             ScheduleError: with the round, the offset and the lane.
         """
-        self._check_names()
+        self._check_moves()
         held = [{0} for _ in range(self.lanes)]
         for number, moves in enumerate(self.rounds, 1):
             before = [frozenset(offsets) for offsets in held]
@@ -121,29 +127,26 @@ class Schedule:
                         )
                     held[move.lane].add(arrived)
         for lane, offsets in enumerate(held):
-            for missing in sorted(set(range(self.size)) - offsets)[:1]:
-                raise ScheduleError(f"offset {missing} never arrives{self._in_lane(lane)}")
+            if missing := set(range(self.size)) - offsets:
+                raise ScheduleError(f"offset {min(missing)} never arrives{self._in_lane(lane)}")
         return self
 
-    def _check_names(self) -> None:
+    def _check_moves(self) -> None:
+        if self.lanes < 1:
+            raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
         for number, move in self.messages():
+            where = f"round {number}: "
             if not 0 <= move.axis < len(self.shape):
-                raise ScheduleError(
-                    f"round {number}: axis {move.axis}, but the shape is {self.shape}"
-                )
+                raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")
             if not 0 <= move.lane < self.lanes:
-                raise ScheduleError(
-                    f"round {number}: lane {move.lane}, but there are {self.lanes} lanes"
-                )
+                raise ScheduleError(where + f"lane {move.lane}, but there are {self.lanes} lanes")
             if move.shift % self.shape[move.axis] == 0:
-                raise ScheduleError(f"round {number}: shift {move.shift} sends to oneself")
+                raise ScheduleError(where + f"shift {move.shift} sends to oneself")
             if not move.offsets:
-                raise ScheduleError(f"round {number}: a move of shift {move.shift} sends nothing")
+                raise ScheduleError(where + f"a move of shift {move.shift} sends nothing")
             for offset in move.offsets:
                 if not 0 <= offset < self.size:
-                    raise ScheduleError(
-                        f"round {number}: offset {offset} is not in 0..{self.size - 1}"
-                    )
+                    raise ScheduleError(where + f"offset {offset} is not in 0..{self.size - 1}")
 
     def _in_lane(self, lane: int) -> str:
         return f" (lane {lane})" if self.lanes > 1 else ""
@@ -220,7 +223,7 @@ class AllToAll(Schedule):
         Raises:
             ScheduleError: with the slot and how far it went.
         """
-        self._check_names()
+        self._check_moves()
         went = [[0] * self.size for _ in range(self.lanes)]
         for number, moves in enumerate(self.rounds, 1):
             sent: set[tuple[int, int]] = set()

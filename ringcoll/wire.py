@@ -108,12 +108,16 @@ class Ranks:
     part: tuple[int, int]
 
     @staticmethod
-    def over(axes: Sequence[Hashable], groups: tuple[tuple[int, ...], ...] | None) -> "Ranks":
-        """The ranks over `axes`, less those of size 1, as they stand or in groups."""
-        sizes = {a: lax.axis_size(a) for a in axes}
-        kept = tuple(a for a in axes if sizes[a] > 1)
-        digits = (len(groups[0]),) if groups else tuple(sizes[a] for a in kept) or (1,)
-        return Ranks(kept, tuple(sizes[a] for a in kept), groups, digits, (0, len(digits)))
+    def over(
+        axes: Sequence[Hashable],
+        groups: tuple[tuple[int, ...], ...] | None,
+        *,
+        all_axes: bool = False,
+    ) -> "Ranks":
+        """The ranks over `axes` (less those of size 1, unless all), or in groups."""
+        sizes = {a: lax.axis_size(a) for a in axes if all_axes or lax.axis_size(a) > 1}
+        digits = (len(groups[0]),) if groups else tuple(sizes.values()) or (1,)
+        return Ranks(tuple(sizes), tuple(sizes.values()), groups, digits, (0, len(digits)))
 
     def cut(self, digits: tuple[int, ...], part: tuple[int, int] | None = None) -> "Ranks":
         """The same ranks in the digits of a schedule, or a part of these."""

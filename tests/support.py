@@ -55,9 +55,7 @@ def per_rank(
         result = function(*jax.tree.map(lambda x: x[0], shards))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
-    mapped = jax.shard_map(
-        one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
-    )
+    mapped = jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
     return (jax.jit(mapped) if jit else mapped)(*operands)
 
 
