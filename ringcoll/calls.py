@@ -147,6 +147,8 @@ class Call:
 
     def _check(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
+        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
+            raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
             self._ask(leaf, by_lax)
         except (NameError, TypeError, ValueError, NotImplementedError) as error:
@@ -201,14 +203,13 @@ class Call:
         return self.collective == "psum" and not isinstance(leaf, jax.core.Tracer)
 
     def _is_for_lax(self, leaf: Any) -> bool:
-        """What is left to lax: constants of a sum; axes given twice or by position;
-        unreduced and reduced types; groups of several sizes.
+        """What is left to lax: constants of a sum; axes given by position; unreduced and
+        reduced types; groups of several sizes.
         """
         return (
             self.algorithm == "lax"
             or self.lax_only
             or not self.axes
-            or len(set(self.axes)) < len(self.axes)
             or any(isinstance(axis, int) for axis in self.axes)
             or self._is_constant(leaf)
             or is_partial(leaf)

@@ -77,7 +77,7 @@ def _by_gathering(
     name: str, x: Array, axes: Axes, n: int, perm: Any = (), source: int = 0
 ) -> Array:
     """A permutation, or a broadcast, picked by each rank from what lax gathered."""
-    every = lax.all_gather(x, axes)  # [n, ...]
+    every = lax.all_gather(x[None], axes, tiled=True)  # [n, ...]
     if name == "pbroadcast":
         return every[source]
     pairs = enumerate(perm) if name == "pshuffle" else ((d, s) for s, d in perm)

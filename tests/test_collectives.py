@@ -51,6 +51,18 @@ def test_every_algorithm_over_two_axes(shape, axes):
     check(make_mesh(*shape), axes, MAIN, each_algorithm)
 
 
+@pytest.mark.parametrize(
+    ("axes", "names"),
+    [
+        ((), ("psum", "pmean", "all_gather", "psum_scatter")),
+        (["y", "x"], ("psum", "pmean")),
+    ],
+    ids=["none", "a list"],
+)
+def test_axes_that_few_take(axes, names):
+    check(make_mesh(2, 2), axes, [case for case in MAIN if case.name in names])
+
+
 @st.composite
 def calls(draw):
     """Any function with any arguments on any shape that they allow."""

@@ -92,6 +92,11 @@ REFUSED_BY_US = {
         lambda x: lax.psum(x, "typo"),
         ("ringcoll.psum", "unbound axis name: typo", "the axes here are 'x'"),
     ),
+    "an axis twice": (  # by which lax 0.12 ends the process
+        ValueError,
+        lambda x: lax.psum(x, ("x", "x")),
+        ("ringcoll.psum", "axis_name=('x', 'x')", "repeated axis", "name each axis once"),
+    ),
     "no such algorithm": (
         ValueError,
         lambda x: lax.psum(x, "x", algorithm="rign"),
