@@ -33,7 +33,7 @@ TYPED = {
     ),
     "reduced": lambda shape, axes: lax.pcast(jnp.zeros(shape), axes, to="reduced"),
 }
-#: Axes in other orders, one of several, none, as a list (which a few take), and twice.
+#: Axes in other orders, one of several, none, and as a list (which a few take).
 PLACES = [
     ((4,), "x", CASES),
     ((2, 3), ("y", "x"), CASES),
@@ -41,7 +41,6 @@ PLACES = [
     ((2, 3), ("x",), MAIN),
     ((2, 3), (), MAIN),
     ((2, 2), ["y", "x"], MAIN),
-    ((2, 1), ("x", "x"), MAIN),
 ]
 
 
