@@ -94,7 +94,7 @@ def _gigabytes_per_second(row: Row) -> list[float]:
 def _modelled(panel: Axes, rows: Sequence[Row], fitted: Fitted, colour: str) -> None:
     """A line over the sizes of an algorithm's rows; none where lax decides what is done."""
     sizes = np.geomspace(rows[0].size, rows[-1].size, 100)
-    like = [replace(rows[0], size=size) for size in sizes.tolist()]
+    like = [replace(rows[0], size=round(size)) for size in sizes.tolist()]
     seconds = [predict(row, fitted.model) for row in like]
     if all(seconds):
         rates = [row.busbw(s) / 1e9 for row, s in zip(like, seconds, strict=True) if s]
