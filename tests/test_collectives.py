@@ -1,10 +1,16 @@
 """Every drop-in, every way of calling it, every algorithm: all ranks, bit for bit as lax."""
 
+from functools import partial
+from math import prod
+
 import pytest
 from cases import CASES, MAIN, Case, check, first_algorithm
 from hypothesis import given
 from hypothesis import strategies as st
 from support import SIZES, make_mesh
+
+from ringcoll import algorithms
+from ringcoll.table import Row, Table
 
 #: Not in the order of the mesh, with axes of size 1, and some ranks in no common group.
 SEVERAL_AXES = [
@@ -61,6 +67,27 @@ def test_every_algorithm_over_two_axes(shape, axes):
 )
 def test_axes_that_few_take(axes, names):
     check(make_mesh(2, 2), axes, [case for case in MAIN if case.name in names])
+
+
+def own_algorithms(case, *shape):
+    """Schedules in digits other than the axes, functions, stages and a table."""
+    whole = prod(shape)
+    if case.collective == "all_to_all":
+        made = [algorithms.pairwise(whole), algorithms.bruck_all_to_all]
+    elif case.collective in algorithms.COLLECTIVES:
+        made = [algorithms.two_ended(whole), partial(algorithms.ring, direction=-1)]
+    else:
+        return [{}]
+    if case.collective in ("psum", "pmean", "pmax", "pmin", "pbroadcast"):
+        made.append(algorithms.exchange(whole))
+    row = "psum" if case.name in ("pmean", "pmax", "pmin") else case.collective
+    made.append(Table((Row(row, "*", algorithms.names(row)[-1]),)))
+    return [{"algorithm": algorithm} for algorithm in made]
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((6,), ("x",)), ((3, 2), ("y", "x"))])
+def test_algorithms_of_one_s_own(shape, axes):
+    check(make_mesh(*shape), axes, MAIN, own_algorithms)
 
 
 @st.composite
