@@ -234,26 +234,7 @@ def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) ->
         TypeError: `perm` is no list or tuple.
         ValueError: a rank sends twice or receives twice.
     """
-    call = Call("ppermute", None, axis_name, said={"perm": perm})
-
-    def pairs() -> tuple[tuple[int, int], ...]:
-        if not isinstance(perm, list | tuple):
-            raise TypeError(f"`perm` must be a list or a tuple. Got perm of type {type(perm)}")
-        n = math.prod(lax.axis_size(axis) for axis in call.axes)
-        made = tuple((source % n, target % n) for source, target in perm)
-        if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
-            got = tuple(map(tuple, perm))
-            raise ValueError(f"ppermute sources and destinations must be unique, got {got}.")
-        return made
-
-    def by_lax(x: Any) -> Array:
-        pairs()
-        return lax.ppermute(x, axis_name, perm)
-
-    def by_hand(x: Array) -> Array:
-        return Hop(axes=call.axes, pairs=pairs())(x)
-
-    return call.each(x, by_lax, by_hand)
+    return _permute(Call("ppermute", None, axis_name, said={"perm": perm}), x, perm)
 
 
 def pshuffle(x: Pytree, axis_name: AxisName, perm: Sequence[int]) -> Pytree:
@@ -266,7 +247,28 @@ def pshuffle(x: Pytree, axis_name: AxisName, perm: Sequence[int]) -> Pytree:
     Raises:
         ValueError: `perm` is no permutation.
     """
+    call = Call("pshuffle", None, axis_name, said={"perm": perm})
     if set(perm) != set(range(len(perm))):
-        words = f"`perm` does not represent a permutation: {perm}"
-        raise Call("pshuffle", None, axis_name, said={"perm": perm}).refusal(ValueError, words)
-    return ppermute(x, axis_name, list(zip(perm, range(len(perm)), strict=True)))
+        raise call.refusal(ValueError, f"`perm` does not represent a permutation: {perm}")
+    return _permute(call, x, list(zip(perm, range(len(perm)), strict=True)))
+
+
+def _permute(call: Call, x: Pytree, perm: Sequence[tuple[int, int]]) -> Pytree:
+    def pairs() -> tuple[tuple[int, int], ...]:
+        if not isinstance(perm, list | tuple):
+            raise TypeError(f"`perm` must be a list or a tuple. Got perm of type {type(perm)}")
+        n = math.prod(lax.axis_size(axis) for axis in call.axes)
+        made = tuple((source % n, target % n) for source, target in perm)
+        if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
+            got = tuple(map(tuple, perm))
+            raise ValueError(f"ppermute sources and destinations must be unique, got {got}.")
+        return made
+
+    def by_lax(x: Any) -> Array:
+        pairs()
+        return lax.ppermute(x, call.axis_name, perm)
+
+    def by_hand(x: Array) -> Array:
+        return Hop(axes=call.axes, pairs=pairs())(x)
+
+    return call.each(x, by_lax, by_hand)

@@ -137,6 +137,11 @@ REFUSED_BY_US = {
         lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]], algorithm="ring"),
         ("ringcoll.psum", "algorithm='ring'", "groups of one size"),
     ),
+    "a shuffle of more ranks": (
+        ValueError,
+        lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]),
+        ("ringcoll.pshuffle", "perm=[0, 1, 2, 3]", "must be unique", "send once"),
+    ),
     "no list of pairs": (
         TypeError,
         lambda x: lax.ppermute(x, "x", {0: 1}),
