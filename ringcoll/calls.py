@@ -31,6 +31,9 @@ Collect = Callable[..., Any]
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
 JOIN_UP_TO = 1 << 18
 
+#: The exceptions by which lax refuses a call. (Their subclasses may not take a text.)
+_REFUSALS = (NameError, TypeError, ValueError, NotImplementedError)
+
 #: What to do about lax's refusals, by their words.
 _CURES = (
     (r"unbound axis name", "the axes here are {mesh}"),
@@ -151,14 +154,13 @@ class Call:
             raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
             self._ask(leaf, by_lax)
-        except (NameError, TypeError, ValueError, NotImplementedError) as error:
-            kinds = (NameError, TypeError, ValueError, NotImplementedError)
-            kind = next(kind for kind in kinds if isinstance(error, kind))
+        except _REFUSALS as error:
+            kind = next(kind for kind in _REFUSALS if isinstance(error, kind))
             cure = "pass check_vma=False to jax.shard_map" if self._is_unsupported(error) else ""
             raise self.refusal(kind, str(error), cure) from error
         if self.groups is not None:
             named = sorted(rank for group in self.groups for rank in group)
-            if named != list(range(self._whole())):
+            if named != list(range(self.all_ranks())):
                 words = "axis_index_groups must cover all indices exactly once"
                 raise self.refusal(ValueError, words)
         if self.accumulate_dtype is not None:
@@ -231,9 +233,10 @@ class Call:
 
     def _size(self) -> int:
         """How many ranks take part: of a group, if there are groups."""
-        return len(self.groups[0]) if self.groups else self._whole()
+        return len(self.groups[0]) if self.groups else self.all_ranks()
 
-    def _whole(self) -> int:
+    def all_ranks(self) -> int:
+        """How many ranks there are over the axes."""
         return math.prod(lax.axis_size(axis) for axis in self.axes)
 
 

@@ -18,7 +18,6 @@ groups that do not cover the axis, for an algorithm that does not exist or canno
 so many ranks, and for an `accumulate_dtype` narrower than the operand.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -257,7 +256,7 @@ def _permute(call: Call, x: Pytree, perm: Sequence[tuple[int, int]]) -> Pytree:
     def pairs() -> tuple[tuple[int, int], ...]:
         if not isinstance(perm, list | tuple):
             raise TypeError(f"`perm` must be a list or a tuple. Got perm of type {type(perm)}")
-        n = math.prod(lax.axis_size(axis) for axis in call.axes)
+        n = call.all_ranks()
         made = tuple((source % n, target % n) for source, target in perm)
         if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
             got = tuple(map(tuple, perm))
