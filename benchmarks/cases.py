@@ -18,10 +18,9 @@ from jax import lax as jax_lax
 
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
+from ringcoll.table import LAX, LAX_AS_BITS, choices
 
 AXIS = "x"
-#: The name of jax.lax's own among the algorithms.
-LAX = "lax"
 #: Bytes up to which the algorithms of few rounds are timed if nobody chooses.
 SMALL = 2**18
 
@@ -66,8 +65,15 @@ class Case:
         return tuple(name for name in names(self.name) if _exists(self.name, name, n))
 
     def choices(self, n: int) -> tuple[str, ...]:
-        """All that may be asked for on n ranks, and is no built-in."""
-        return (*(("auto",) if self.name in COLLECTIVES else ()), *self.algorithms(n))
+        """All that may be compared with lax on n ranks."""
+        if self.name not in COLLECTIVES:
+            return self.algorithms(n)
+        return ("auto", *self.algorithms(n), *self.as_bits())
+
+    def as_bits(self) -> tuple[str, ...]:
+        """The built-in on integers, where there is one."""
+        known = choices(self.name) if self.name in COLLECTIVES else ()
+        return tuple(name for name in known if name == LAX_AS_BITS)
 
     def timed(self, size: int) -> tuple[str, ...]:
         """What is timed if nobody chooses."""

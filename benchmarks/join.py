@@ -18,11 +18,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import options, report
-from benchmarks.cases import AXIS, LAX
+from benchmarks.cases import AXIS
 from benchmarks.data import exact
 from benchmarks.measure import interleave, sharing
 from benchmarks.row import Quartiles
 from ringcoll import calls, lax
+from ringcoll.table import LAX
 
 #: How `JOIN_UP_TO` is set for either way.
 WAYS = {"joined": 10**12, "leaf by leaf": -1}

@@ -16,11 +16,11 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.cases import AXIS, LAX, Case
+from benchmarks.cases import AXIS, Case
 from benchmarks.data import count_wrong, exact
 from benchmarks.row import Quartiles, Row
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.table import default_table
+from ringcoll.table import LAX, default_table
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Point:
         # pmax and pmin run by the rows of psum: one all-reduce costs what another does.
         name = "psum" if self.case.name in ("pmax", "pmin") else self.case.name
         nbytes, dtype = self.operand_bytes, self.dtype.name
-        return default_table().pick(name, self.platform, self.ranks, nbytes, dtype)
+        return default_table().pick(name, self.platform, self.ranks, nbytes, dtype, jax.__version__)
 
 
 def platform_of(mesh: Mesh) -> str:

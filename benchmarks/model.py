@@ -8,11 +8,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from benchmarks.cases import LAX
 from benchmarks.row import Row
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.cost import Model, Sample, fit, price, seconds
 from ringcoll.schedule import Price
+from ringcoll.table import BUILT_INS
 
 #: Fewer rows would fit any three coefficients.
 ENOUGH = 4
@@ -27,8 +27,8 @@ class Fitted(NamedTuple):
 
 
 def paid(row: Row) -> Price | None:
-    """What the row's algorithm pays, in 1/n of its size; None for what lax does."""
-    if row.resolved == LAX or row.ranks == 1:
+    """What the row's algorithm pays, in 1/n of its size; None for a built-in."""
+    if row.resolved in BUILT_INS or row.ranks == 1:
         return None
     if row.collective in COLLECTIVES:
         return price(row.collective, row.resolved, (row.ranks,))

@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.cases import LAX
 from benchmarks.model import Fitted, predict
 from benchmarks.report import bytes_in_words
 from benchmarks.row import Row
+from ringcoll.table import LAX
 
 matplotlib.use("Agg")
 

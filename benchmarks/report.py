@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.cases import LAX, Case
+from benchmarks.cases import Case
 from benchmarks.model import Fitted
 from benchmarks.row import Quartiles, Row
+from ringcoll.table import BUILT_INS, LAX
 
 T = TypeVar("T")
 Place = tuple[Case, np.dtype, int]  # and size
@@ -135,7 +136,7 @@ def print_summary(
     """The fastest hand-written algorithm at every size, the models, what is missing."""
     best = []
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
-        by_hand = [row for row in some if row.algorithm == row.resolved != LAX]
+        by_hand = [row for row in some if row.algorithm == row.resolved not in BUILT_INS]
         best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
     print_matrix("The fastest hand-written algorithm, its time over lax's", best)
     for name, (model, error, count) in fitted.items():

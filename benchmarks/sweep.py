@@ -23,10 +23,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import files, options, report
-from benchmarks.cases import CASES, LAX, Case
+from benchmarks.cases import CASES, Case
 from benchmarks.measure import Point, check, measure, sharing
 from benchmarks.model import fit_rows
 from benchmarks.row import Row
+from ringcoll.table import LAX
 
 #: Elements of a block in the first comparison: odd, so that no lane and no rank gets the
 #: same share as another.

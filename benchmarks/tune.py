@@ -18,12 +18,13 @@ from math import isqrt
 import numpy as np
 
 from benchmarks import options, report
-from benchmarks.cases import CASES, LAX
+from benchmarks.cases import CASES
 from benchmarks.measure import Point, measure, platform_of, sharing
 from benchmarks.row import Row
 from ringcoll import table
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.cost import price
+from ringcoll.table import LAX
 
 #: How many algorithms are timed with care, after one call of each.
 FEW = 3
@@ -110,7 +111,8 @@ def _worth_trying(point: Point) -> list[str]:
     names = point.case.algorithms(point.ranks)
     sends = {name: price(point.case.name, name, (point.ranks,)).link for name in names}
     least = min(sends.values())
-    return [name for name in names if point.size < LARGE or sends[name] <= 2 * least]
+    few = [name for name in names if point.size < LARGE or sends[name] <= 2 * least]
+    return [*few, *point.case.as_bits()]
 
 
 def _one_call(point: Point, name: str) -> float:

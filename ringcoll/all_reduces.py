@@ -1,20 +1,105 @@
-"""Drop-ins that leave the same on every rank: psum, pmean, pmax, pmin, pbroadcast.
+"""All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
 
-What all have in common is said in `ringcoll.collectives`. Below, n is the number of
-ranks and s the bytes of x.
-"""
-
-import operator
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.bodies import AllReduce, Pbroadcast, Pmax, Pmin, Psum
+from ringcoll import algorithms
 from ringcoll.calls import AxisName, Call, Groups, Pytree
-from ringcoll.table import Algorithm
+from ringcoll.manual import is_checked, sharded_dims, varying
+from ringcoll.schedule import Schedule
+from ringcoll.scheduled import Scheduled
+from ringcoll.table import LAX, Algorithm
+from ringcoll.visitors import by_stages, gather_along, reduce_along
+from ringcoll.wire import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Scheduled):
+    """By a gather's schedule, run backward and then forward; or stage by stage."""
+
+    collective = "psum"
+
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
+        if ranks.size == 1:
+            return x
+        if not isinstance(schedule, Schedule):
+            return by_stages(x, schedule, ranks, self.combine)
+        dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
+        dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
+        if dim is not None:
+            return self._chunked(x, dim, schedule, ranks)
+        if len(dims) == x.ndim:
+            flat = self._padded(x.reshape(-1), 0, schedule, ranks)
+            return flat.reshape(x.shape)
+        if dims:
+            return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
+        return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
+
+    def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
+        """Small operands of one dtype share their messages, end to end."""
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
+        algorithm = self.chosen(nbytes, xs[0].dtype, platform)
+        if len(xs) == 1 or algorithm == LAX:
+            return [self.by(algorithm, x, platform) for x in xs]
+        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
+        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+
+    def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+        size = x.shape[dim]
+        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
+        whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
+        return lax.slice_in_dim(whole, 0, size, axis=dim)
+
+    def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+        """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
+        mine = reduce_along(x, dim, schedule, ranks, self.combine)
+        return gather_along(mine.astype(x.dtype), dim, schedule, ranks)
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.around(axis)
+        return self.over(before + after, self.within(axis, x, dim, None)), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Psum(AllReduce, name="psum"):
+    """The sum; its transpose is free where types say that all ranks hold the same."""
+
+    def by_lax(self, x: Array) -> Array:
+        return lax.psum(x, self.axes, axis_index_groups=self.groups)
+
+    def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
+        if is_checked():
+            return [varying(ct, self.axes) for ct in cts]
+        return self.joint(*cts) if cts else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmax(AllReduce, name="pmax", differentiable=False):
+    """The maximum; like lax's, without a derivative."""
+
+    def by_lax(self, x: Array) -> Array:
+        return lax.pmax(x, self.axes, axis_index_groups=self.groups)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.max(received, mine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmin(AllReduce, name="pmin", differentiable=False):
+    """The minimum; like lax's, without a derivative."""
+
+    def by_lax(self, x: Array) -> Array:
+        return lax.pmin(x, self.axes, axis_index_groups=self.groups)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.min(received, mine)
 
 
 def psum(
@@ -138,44 +223,3 @@ def _extremum(
         lambda *xs: by_hand(**call.params).joint(*xs),
         joins=True,
     )
-
-
-def pbroadcast(
-    x: Pytree, axis_name: AxisName, source: Any, *, algorithm: Algorithm = "auto"
-) -> Pytree:
-    """The source rank's x on every rank, bit by bit.
-
-    `x: [a, b] -> [a, b]`. On every platform, where lax's runs on GPU only. A `source`
-    that is traced is left to lax.
-
-    Steps and bytes: as `psum`, of which it is the case that all but one contribute zeros:
-    reduce-scatter and all-gather move what van de Geijn's scatter and all-gather would.
-
-    Gradient: the sum of the cotangents, at the source.
-
-    Raises:
-        ValueError: x does not vary over the axis (under `check_vma=True`), as in lax; or
-            there is no such source.
-
-    Source: Chan et al. (2007).
-    """
-    if not isinstance(source, jax.core.Tracer):
-        source = operator.index(source)
-    call = Call(
-        "pbroadcast",
-        "pbroadcast",
-        axis_name,
-        algorithm=algorithm,
-        said={"source": source},
-        lax_only=not isinstance(source, int),
-    )
-
-    def by_lax(x: Any) -> Array:
-        if isinstance(source, int) and not 0 <= source < lax.axis_size(call.axes):
-            raise ValueError(f"source={source} is not a rank of the axis")
-        return lax.pbroadcast(x, axis_name, source)
-
-    def by_hand(*xs: Array) -> list[Array]:
-        return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source).joint(*xs)
-
-    return call.each(x, by_lax, by_hand, joins=True)

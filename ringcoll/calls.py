@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from ringcoll import algorithms
 from ringcoll.manual import is_partial, varying
-from ringcoll.table import Algorithm, Table
+from ringcoll.table import LAX, LAX_AS_BITS, Algorithm, Table, choices
 from ringcoll.wire import Ranks
 
 Pytree = Any
@@ -165,7 +165,7 @@ class Call:
                 raise self.refusal(ValueError, words)
         if self.accumulate_dtype is not None:
             self._check_accumulation(leaf)
-        if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", "lax")):
+        if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", LAX)):
             self._check_algorithm(leaf)
 
     def _ask(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
@@ -193,6 +193,12 @@ class Call:
         if self.collective is None or self._is_for_lax(leaf):
             return
         named = isinstance(self.algorithm, str)
+        known = ("auto", *choices(self.collective))
+        if named and self.algorithm not in known:
+            words = f"no algorithm {self.algorithm!r}"
+            raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
+        if self.algorithm == LAX_AS_BITS:
+            return
         shape = Ranks.over(self.axes, self.params["groups"], all_axes=not named).shape
         try:
             algorithms.build(self.collective, self.algorithm, shape)
@@ -209,7 +215,7 @@ class Call:
         reduced types; groups of several sizes.
         """
         return (
-            self.algorithm == "lax"
+            self.algorithm == LAX
             or self.lax_only
             or not self.axes
             or any(isinstance(axis, int) for axis in self.axes)

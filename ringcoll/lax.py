@@ -1,20 +1,40 @@
-"""All of `jax.lax`, its collectives replaced: `from ringcoll import lax`, nothing else."""
+"""All of `jax.lax`, its collectives replaced: `from ringcoll import lax`, nothing else.
+
+They have the same names, signatures and semantics, and two keyword arguments more.
+`algorithm` is "auto" (the measured table of `ringcoll.table`), the name of a schedule in
+`ringcoll.algorithms`, "lax" (the built-in, for comparison; where data is only moved, also
+"lax_as_bits", the built-in on integers), a `Table` of one's own, a `Schedule`, or a
+function that makes one of the axis sizes. `accumulate_dtype` is the dtype of partial sums:
+a contribution that has not been added to yet travels as it is, a partial sum travels
+wide, and the result is rounded once. In their docstrings n is the number of ranks, s the
+bytes of one rank's operand.
+
+All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in
+both `check_vma` modes; derivatives are lax's, by the same algorithm backward. What needs
+no communication or what only lax can do is left to it: constants of a sum, axes given by
+position, unreduced and reduced types, `axis_index_groups` of several sizes.
+
+All raise what lax raises, in lax's words, before anything is sent: NameError for an axis
+that is not bound; ValueError for a dimension out of bounds or that does not divide, for
+groups that do not cover the axis, for an algorithm that does not exist or cannot run on
+so many ranks, and for an `accumulate_dtype` narrower than the operand.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from jax import lax as _lax
 
-from ringcoll.all_reduces import pbroadcast as pbroadcast
 from ringcoll.all_reduces import pmax as pmax
 from ringcoll.all_reduces import pmean as pmean
 from ringcoll.all_reduces import pmin as pmin
 from ringcoll.all_reduces import psum as psum
-from ringcoll.collectives import all_gather as all_gather
-from ringcoll.collectives import all_to_all as all_to_all
-from ringcoll.collectives import ppermute as ppermute
-from ringcoll.collectives import pshuffle as pshuffle
-from ringcoll.collectives import psum_scatter as psum_scatter
-from ringcoll.collectives import pswapaxes as pswapaxes
+from ringcoll.all_to_alls import all_to_all as all_to_all
+from ringcoll.all_to_alls import pswapaxes as pswapaxes
+from ringcoll.broadcasts import pbroadcast as pbroadcast
+from ringcoll.gathers import all_gather as all_gather
+from ringcoll.gathers import psum_scatter as psum_scatter
+from ringcoll.permutes import ppermute as ppermute
+from ringcoll.permutes import pshuffle as pshuffle
 
 if not TYPE_CHECKING:
 

@@ -5,13 +5,20 @@ none does, the answer is "lax", the built-in collective:
 
     {"measured_on": "8 virtual CPU devices, jax 0.10.2",
      "rows": [{"collective": "all_gather", "platform": "cpu", "algorithm": "ring",
-               "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"], "why": "..."}]}
+               "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"],
+               "jax": ["0.12", null], "why": "..."}]}
 
 Bounds are as in `range`: the first value is in, the last is not; null is open.
+
+Two of the algorithms are no schedules. "lax" is the built-in collective. "lax_as_bits" is
+that of the operand's bits, for collectives that only move data: where XLA would promote a
+narrow float it sends integers of the same width (see `ringcoll.wire.as_bits`).
 """
 
 import json
 import os
+import re
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
@@ -28,6 +35,18 @@ PLATFORMS = ("cpu", "gpu", "tpu", "*")
 
 Bounds = tuple[int | None, int | None]
 
+LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
+
+
+def choices(collective: str) -> tuple[str, ...]:
+    """All that a collective can run by: the names of its schedules, and the built-ins.
+
+    Raises:
+        ValueError: no such collective.
+    """
+    moves_only = collective in ("all_gather", "all_to_all")
+    return (*names(collective), LAX, *((LAX_AS_BITS,) if moves_only else ()))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -36,11 +55,12 @@ class Row:
     Attributes:
         collective: one of `algorithms.COLLECTIVES`; "psum" stands for pmean, pmax and pmin.
         platform: one of `PLATFORMS`; "*" is any.
-        algorithm: one of `algorithms.names(collective)`, or "lax".
+        algorithm: one of `choices(collective)`.
         ranks: of the axis, or of all axes together.
         bytes: of one rank's operand.
         dtypes: names or beginnings of names, such as "float8"; none is all. (XLA on CPU
             sends narrow floats as wide ones, but not narrow integers.)
+        jax: versions of JAX, such as ("0.12", None). (Newer ones promote less.)
         why: a comment.
 
     Raises:
@@ -53,6 +73,7 @@ class Row:
     ranks: Bounds = (None, None)
     bytes: Bounds = (None, None)
     dtypes: tuple[str, ...] = ()
+    jax: tuple[str | None, str | None] = (None, None)
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -60,24 +81,27 @@ class Row:
             _check_string(name, getattr(self, name))
         if self.collective in ("pmean", "pmax", "pmin"):
             raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
-        _check_choice("algorithm", self.algorithm, (*names(self.collective), "lax"))
+        _check_choice("algorithm", self.algorithm, choices(self.collective))
         _check_choice("platform", self.platform, PLATFORMS)
-        for name in ("ranks", "bytes"):
+        for name, order in (("ranks", _number), ("bytes", _number), ("jax", _version)):
             # JSON has lists only, and a row of lists could not be hashed.
-            object.__setattr__(self, name, _bounds(name, getattr(self, name)))
+            object.__setattr__(self, name, _bounds(name, getattr(self, name), order))
         if not isinstance(self.dtypes, tuple | list):
             raise ValueError(f"dtypes: {self.dtypes!r} is not a list of names")
         for dtype in self.dtypes:
             _check_string("dtypes", dtype)
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
 
-    def covers(self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str) -> bool:
+    def covers(
+        self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str, jax: str
+    ) -> bool:
         """Whether the row is about such a call."""
         return (
             self.collective == collective
             and self.platform in (platform, "*")
-            and _within(ranks, self.ranks)
-            and _within(nbytes, self.bytes)
+            and _within(ranks, self.ranks, _number)
+            and _within(nbytes, self.bytes, _number)
+            and _within(jax, self.jax, _version)
             and (not self.dtypes or dtype.startswith(self.dtypes))
         )
 
@@ -97,7 +121,9 @@ class Table:
     def __post_init__(self) -> None:
         _check_string("measured_on", self.measured_on)
 
-    def pick(self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str) -> str:
+    def pick(
+        self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str, jax: str
+    ) -> str:
         """The algorithm of the first row that covers a call, or "lax".
 
         A row is passed over if its algorithm does not exist for so many ranks.
@@ -107,15 +133,18 @@ class Table:
             ranks: of all axes together.
             nbytes: of one rank's operand.
             dtype: the name of its dtype.
+            jax: the version of JAX.
 
         Raises:
             ValueError: no such collective.
         """
-        names(collective)  # a misspelt one would match no row, and be "lax" in silence
+        names(collective)  # a misspelt one would match no row, and be LAX in silence
         for row in self.rows:
-            if row.covers(collective, platform, ranks, nbytes, dtype) and _runs(row, ranks):
+            if not row.covers(collective, platform, ranks, nbytes, dtype, jax):
+                continue
+            if _runs(row, ranks):
                 return row.algorithm
-        return "lax"
+        return LAX
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Table":
@@ -157,7 +186,7 @@ class Table:
         return cls(tuple(rows), table.get("measured_on", ""))
 
 
-#: What may be given as `algorithm=`: "auto" and "lax" besides what `algorithms` knows.
+#: What may be given as `algorithm=`: "auto" and the built-ins besides what `algorithms` knows.
 Algorithm = algorithms.Algorithm | Table
 
 
@@ -174,7 +203,7 @@ def default_table() -> Table:
 
 
 def _runs(row: Row, ranks: int) -> bool:
-    if row.algorithm == "lax":
+    if row.algorithm in BUILT_INS:
         return True
     try:
         build(row.collective, row.algorithm, (ranks,))
@@ -183,9 +212,24 @@ def _runs(row: Row, ranks: int) -> bool:
     return True
 
 
-def _within(value: int, bounds: Bounds) -> bool:
+def _within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) -> bool:
     first, end = bounds
-    return (first is None or first <= value) and (end is None or value < end)
+    return (first is None or order(first) <= order(value)) and (
+        end is None or order(value) < order(end)
+    )
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is neither null nor a whole number from 0")
+    return value
+
+
+def _version(value: Any) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(f"{value!r} is neither null nor a version such as '0.12'")
+    return tuple(map(int, found[0].split(".")))
 
 
 def _without_defaults(row: Row) -> dict[str, Any]:
@@ -202,14 +246,15 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: there is no {value!r}; choose from {', '.join(choices)}")
 
 
-def _bounds(name: str, bounds: Any) -> Bounds:
+def _bounds(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, Any]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ValueError(f"{name}: {bounds!r} is not a pair; write [first, end], null if open")
-    for value in bounds:
-        if value is not None and (type(value) is not int or value < 0):
-            raise ValueError(f"{name}: {value!r} is neither null nor a whole number from 0")
+    try:
+        places = [order(bound) for bound in bounds if bound is not None]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     first, end = bounds
-    if first is not None and end is not None and first >= end:
+    if len(places) == 2 and places[0] >= places[1]:
         raise ValueError(f"{name}: {first} to {end} covers nothing; the end is not in it")
     return first, end
 

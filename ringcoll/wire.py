@@ -40,6 +40,12 @@ def as_bits(
     return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(y, dtype)
 
 
+def moved_as_bits(collective: Collective, x: Array) -> Array:
+    """What jax.lax makes of x, for a collective that only moves data: moved as bits."""
+    bits, back = as_bits(x)
+    return back(collective.by_lax(bits))
+
+
 def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashable, ...], Pairs]:
     """Several axes and the ranks over them, renumbered in the order of the mesh.
 
@@ -74,8 +80,7 @@ class Hop(Collective, name="ppermute"):
         return lax.ppermute(x, axes, pairs)
 
     def by_hand(self, x: Array, platform: str) -> Array:
-        bits, back = as_bits(x)
-        return back(self.by_lax(bits))
+        return moved_as_bits(self, x)
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from support import assert_same, data, per_rank, runnable
 
 import ringcoll.lax
+from ringcoll.table import LAX_AS_BITS, choices
 
 Axes = str | tuple[str, ...] | list[str]
 
@@ -61,7 +62,9 @@ class Case:
         """The arguments that choose each algorithm there is on axes of these sizes."""
         if self.name in ("ppermute", "pshuffle"):
             return [{}]
-        return [{"algorithm": name} for name in runnable(self.collective, *(shape or (1,)))]
+        builtin = [name for name in choices(self.collective) if name == LAX_AS_BITS]
+        hand_written = runnable(self.collective, *(shape or (1,)))
+        return [{"algorithm": name} for name in [*hand_written, *builtin]]
 
     @property
     def collective(self) -> str:

@@ -25,15 +25,18 @@ ORDER = (
     "wire",
     "engine",
     "visitors",
-    "bodies",
+    "scheduled",
     "calls",
-    "collectives",
+    "gathers",
+    "all_to_alls",
     "all_reduces",
+    "broadcasts",
+    "permutes",
     "lax",
     "__init__",
 )
 WITHOUT_JAX = ORDER[:4]
-SENDERS = ("wire", "collectives")  # the second where the first is not for it: see `Call`
+SENDERS = ("wire", "permutes")  # the second where the first is not for it: see `Call`
 SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py")}
 
 
@@ -110,10 +113,10 @@ def test_imports(module):
         ("wire", "import jax as j\nj.numpy._f", "private"),
         ("wire", "from jax import lax as l\nl._f", "private"),
         ("wire", "from ringcoll.engine import gather", "above it"),
-        ("wire", "from ringcoll import bodies", "above it"),
+        ("wire", "from ringcoll import scheduled", "above it"),
         ("wire", "import ringcoll", "above it"),
         ("wire", "from .primitive import Collective", "standard library"),
-        ("bodies", "from ringcoll.visitors import _start", "private to visitors"),
+        ("scheduled", "from ringcoll.visitors import _start", "private to visitors"),
         ("engine", "from jax import lax\nlax.ppermute(x, 'x', [])", "only wire sends"),
         ("engine", "import jax\njax.lax.ppermute", "only wire sends"),
         ("calls", "import chex", "standard library"),

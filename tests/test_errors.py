@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from support import data, make_mesh, per_rank
 
-from ringcoll import Table, algorithms, collectives, lax
+from ringcoll import Table, algorithms, gathers, lax
 
 N = 3
 MESH = make_mesh(N)
@@ -100,7 +100,7 @@ REFUSED_BY_US = {
     "no such algorithm": (
         ValueError,
         lambda x: lax.psum(x, "x", algorithm="rign"),
-        ("ringcoll.psum", "no algorithm 'rign'", "choose from ring, bidirectional_ring"),
+        ("ringcoll.psum", "no algorithm 'rign'", "choose from auto, ring, bidirectional_ring"),
     ),
     "an algorithm of all-reduces": (
         ValueError,
@@ -170,7 +170,7 @@ def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():
 def test_nothing_is_sent_by_a_call_that_is_refused(monkeypatch):
     """Not even for the leaves before the bad one."""
     sent = []
-    monkeypatch.setattr(collectives, "PsumScatter", lambda **_: sent.append)
+    monkeypatch.setattr(gathers, "PsumScatter", lambda **_: sent.append)
     both = lambda x: lax.psum_scatter([x, x[:2]], "x", tiled=True, algorithm="ring")  # noqa: E731
     assert "must be divisible by shard_count 3" in str(attempt(both))
     assert not sent

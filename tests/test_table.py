@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import COLLECTIVES, names
-from ringcoll.table import PLATFORMS, VARIABLE, Row, Table, default_table
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.table import PLATFORMS, VARIABLE, Row, Table, choices, default_table
 
 TABLE = Table(
     (
@@ -39,18 +39,38 @@ TABLE = Table(
     ],
 )
 def test_the_first_row_that_covers_a_call_decides(call, algorithm):
-    assert TABLE.pick(*call) == algorithm
+    assert TABLE.pick(*call, "0.12.0") == algorithm
 
 
 def test_a_row_may_say_lax():
     table = Table((Row("psum", "*", "lax", ranks=(2, 3)), Row("psum", "*", "ring")))
-    assert table.pick("psum", "cpu", 2, 8, "float32") == "lax"
-    assert table.pick("psum", "cpu", 3, 8, "float32") == "ring"
+    assert table.pick("psum", "cpu", 2, 8, "float32", "0.12.0") == "lax"
+    assert table.pick("psum", "cpu", 3, 8, "float32", "0.12.0") == "ring"
+
+
+def test_a_row_may_be_of_some_versions_of_jax():
+    table = Table(
+        (
+            Row("psum", "*", "bruck", jax=("0.9.1", "0.10.2")),
+            Row("psum", "*", "ring", jax=("0.12", None)),
+        )
+    )
+    picked = {
+        version: table.pick("psum", "cpu", 8, 8, "float32", version)
+        for version in ("0.9", "0.9.1", "0.10.1", "0.10.2", "0.11.9", "0.12.0.1", "0.12.1.dev5")
+    }
+    assert list(picked.values()) == ["lax", "bruck", "bruck", "lax", "lax", "ring", "ring"]
+
+
+def test_bits_may_be_moved_and_not_added():
+    assert Row("all_gather", "cpu", "lax_as_bits").algorithm == "lax_as_bits"
+    with pytest.raises(ValueError, match="there is no 'lax_as_bits'; choose from ring, "):
+        Row("psum_scatter", "cpu", "lax_as_bits")
 
 
 def test_an_unknown_collective_is_no_silent_lax():
     with pytest.raises(ValueError, match="no collective 'allreduce'; there are all_gather, "):
-        TABLE.pick("allreduce", "cpu", 8, 4096, "float32")
+        TABLE.pick("allreduce", "cpu", 8, 4096, "float32", "0.12.0")
 
 
 bounds = st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(100, 2**40))
@@ -59,7 +79,7 @@ rows = st.sampled_from([c for c in COLLECTIVES if c not in ("pmean", "pmax", "pm
         Row,
         st.just(collective),
         st.sampled_from(PLATFORMS),
-        st.sampled_from([*names(collective), "lax"]),
+        st.sampled_from(choices(collective)),
         ranks=bounds,
         bytes=bounds,
         dtypes=st.lists(st.sampled_from(["bfloat16", "float8"])).map(tuple),
@@ -103,6 +123,9 @@ BAD_ROWS = [
     ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
     ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
     ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),
+    ({"jax": [0.12, None]}, "jax: 0.12 is neither null nor a version such as '0.12'"),
+    ({"jax": ["new", None]}, "jax: 'new' is neither null nor a version such as '0.12'"),
+    ({"jax": ["0.12", "0.9"]}, "jax: 0.12 to 0.9 covers nothing; the end is not in it"),
     ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),
     ({"dtypes": [2]}, "dtypes: 2 is not a string"),
     ({"ranks": [8, 8]}, "ranks: 8 to 8 covers nothing; the end is not in it"),

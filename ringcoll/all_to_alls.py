@@ -1,0 +1,113 @@
+"""All-to-all: the exchange of blocks, and of the mapped axis with a dimension."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll import schedule as schedules
+from ringcoll.calls import AxisName, Call, Groups, Pytree
+from ringcoll.scheduled import Scheduled
+from ringcoll.table import Algorithm
+from ringcoll.visitors import all_to_all_along
+from ringcoll.wire import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllToAll(Scheduled, name="all_to_all"):
+    """`dims` are the one that is split and the one along which blocks are put together."""
+
+    collective = "all_to_all"
+
+    def by_lax(self, x: Array) -> Array:
+        split, concat = self.dims
+        return lax.all_to_all(
+            x, self.axes, split, concat, axis_index_groups=self.groups, tiled=True
+        )
+
+    def run(self, x: Array, schedule: schedules.AllToAll, ranks: Ranks) -> Array:
+        split, concat = self.dims
+        return all_to_all_along(x, split, concat, schedule, ranks)
+
+    def transpose(self, ct: Array) -> Array:
+        return replace(self, dims=self.dims[::-1])(ct)
+
+
+def all_to_all(
+    x: Pytree,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """Block j of rank r's x along `split_axis` becomes block r of rank j's result.
+
+    `x: [n, a, b] -> [n, a, b]` for split and concat 0; tiled `[n a, b] -> [a, n b]` for
+    split 0 and concat 1.
+
+    "pairwise": n-1 rounds of s/n bytes, the least there is; "bruck": ceil(log2 n) rounds
+    of about s/2 bytes.
+
+    Gradient: the all-to-all with the axes exchanged.
+
+    Raises:
+        ValueError: a dimension is out of bounds, is not n, or does not divide by n.
+
+    Source: Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997).
+    """
+    call = Call(
+        "all_to_all",
+        "all_to_all",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        dims={"split_axis": split_axis, "concat_axis": concat_axis},
+        said={"tiled": tiled},
+    )
+    groups = axis_index_groups
+
+    def by_lax(x: Any, split_axis: int, concat_axis: int) -> Array:
+        return lax.all_to_all(
+            x, axis_name, split_axis, concat_axis, axis_index_groups=groups, tiled=tiled
+        )
+
+    def by_hand(x: Array, split_axis: int, concat_axis: int) -> Array:
+        split, concat = split_axis, concat_axis
+        if tiled:
+            return AllToAll(**call.params, dims=(split, concat))(x)
+        if split == concat:  # the blocks are already one wide there
+            return AllToAll(**call.params, dims=(split, split))(x)
+        concat += split < concat  # lax counts it without the split dimension
+        split += concat <= split
+        blocks = AllToAll(**call.params, dims=(split, concat))(jnp.expand_dims(x, concat))
+        return blocks.squeeze(split)
+
+    return call.each(x, by_lax, by_hand)
+
+
+def pswapaxes(
+    x: Pytree,
+    axis_name: AxisName,
+    axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """Exchange the mapped axis with the dimension `axis`, of size n.
+
+    `x: [n, a] -> [n, a]` for axis 0: an `all_to_all` that splits and stacks there.
+
+    Steps and bytes, gradient, raises, source: as `all_to_all`.
+    """
+    call = Call(
+        "pswapaxes", "all_to_all", axis_name, axis_index_groups, algorithm, dims={"axis": axis}
+    )
+    return call.each(
+        x,
+        lambda x, axis: lax.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups),
+        lambda x, axis: AllToAll(**call.params, dims=(axis, axis))(x),
+    )

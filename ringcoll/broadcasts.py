@@ -1,0 +1,106 @@
+"""Broadcast: an all-reduce to which all but the source contribute no bits."""
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll import algorithms
+from ringcoll.all_reduces import AllReduce, Psum
+from ringcoll.calls import AxisName, Call, Pytree
+from ringcoll.schedule import Schedule
+from ringcoll.table import Algorithm
+from ringcoll.wire import Ranks, as_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pbroadcast(AllReduce, name="pbroadcast"):
+    """An all-reduce to which all but the source contribute no bits.
+
+    Reduce-scatter and all-gather move what scatter and all-gather would (van de Geijn's
+    broadcast), and or-ing bits is exact for every dtype, -0.0 and NaN included. lax's own
+    exists on GPU only; elsewhere the built-in is the psum of the bits, as exact.
+    """
+
+    collective = "pbroadcast"
+    source: int
+
+    def by_lax(self, x: Array) -> Array:
+        return lax.pbroadcast(x, self.axes, self.source)
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        if platform == "gpu":
+            return self.by_lax(x)
+        return self._by_bits(x, lambda bits: lax.psum(bits, self.axes))
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.bitwise_or(received, mine)
+
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
+        return self._by_bits(x, lambda bits: AllReduce.run(self, bits, schedule, ranks))
+
+    def _by_bits(self, x: Array, reduce: Callable[[Array], Array]) -> Array:
+        if jnp.iscomplexobj(x):
+            return lax.complex(*(self._by_bits(part, reduce) for part in (x.real, x.imag)))
+        bits, back = as_bits(x, floats=None)
+        is_source = lax.axis_index(self.axes) == self.source
+        return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
+
+    def transpose(self, ct: Array) -> Array:
+        total = Psum(**self.shared())(ct)
+        is_source = lax.axis_index(self.axes) == self.source
+        return jnp.where(is_source, total, jnp.zeros_like(total))
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.around(axis)  # not by lax, whose own rule fails
+        stride = math.prod(map(lax.axis_size, after))
+        major, place = divmod(self.source // stride, axis.size)
+        source = major * stride + self.source % stride
+        sent = lax.index_in_dim(x, place, dim, keepdims=False)
+        return replace(self, source=source).over(before + after, sent), None
+
+
+def pbroadcast(
+    x: Pytree, axis_name: AxisName, source: Any, *, algorithm: Algorithm = "auto"
+) -> Pytree:
+    """The source rank's x on every rank, bit by bit.
+
+    `x: [a, b] -> [a, b]`. On every platform, where lax's runs on GPU only. A `source`
+    that is traced is left to lax.
+
+    Steps and bytes: as `psum`, of which it is the case that all but one contribute zeros:
+    reduce-scatter and all-gather move what van de Geijn's scatter and all-gather would.
+
+    Gradient: the sum of the cotangents, at the source.
+
+    Raises:
+        ValueError: x does not vary over the axis (under `check_vma=True`), as in lax; or
+            there is no such source.
+
+    Source: Chan et al. (2007).
+    """
+    if not isinstance(source, jax.core.Tracer):
+        source = operator.index(source)
+    call = Call(
+        "pbroadcast",
+        "pbroadcast",
+        axis_name,
+        algorithm=algorithm,
+        said={"source": source},
+        lax_only=not isinstance(source, int),
+    )
+
+    def by_lax(x: Any) -> Array:
+        if isinstance(source, int) and not 0 <= source < lax.axis_size(call.axes):
+            raise ValueError(f"source={source} is not a rank of the axis")
+        return lax.pbroadcast(x, axis_name, source)
+
+    def by_hand(*xs: Array) -> list[Array]:
+        return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source).joint(*xs)
+
+    return call.each(x, by_lax, by_hand, joins=True)

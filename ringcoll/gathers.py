@@ -1,0 +1,179 @@
+"""All-gather and reduce-scatter, each the transpose of the other by the same schedule."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.calls import AxisName, Call, Groups, Pytree
+from ringcoll.manual import is_checked, varying
+from ringcoll.schedule import Schedule
+from ringcoll.scheduled import Scheduled
+from ringcoll.table import Algorithm
+from ringcoll.visitors import gather_along, reduce_along
+from ringcoll.wire import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllGather(Scheduled, name="all_gather"):
+    """`dims` is the one along which the shards are put together."""
+
+    collective = "all_gather"
+    to: str = "varying"
+
+    def by_lax(self, x: Array) -> Array:
+        (dim,) = self.dims
+        return lax.all_gather(
+            x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=True, to=self.to
+        )
+
+    def widen(self, x: Array) -> Array:
+        return x  # nothing is summed here; the gradient is
+
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return gather_along(x, self.dims[0], schedule, ranks)
+
+    def transpose(self, ct: Array) -> Array:
+        if self.to == "invarying" and is_checked():  # every rank has the same cotangent
+            ranks = Ranks.over(self.axes, self.groups)
+            size = ct.shape[self.dims[0]] // ranks.size
+            return lax.dynamic_slice_in_dim(
+                varying(ct, self.axes), ranks.number() * size, size, self.dims[0]
+            )
+        return PsumScatter(**self.shared(), dims=self.dims)(ct)
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.around(axis)  # the minor axes first
+        x = self.batched(dim).over(after, x)
+        return self.over(before, self.within(axis, x, dim, None)), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsumScatter(Scheduled, name="psum_scatter"):
+    """`dims` is the one along which the sum is scattered."""
+
+    collective = "psum_scatter"
+
+    def by_lax(self, x: Array) -> Array:
+        (dim,) = self.dims
+        return lax.psum_scatter(
+            x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=True
+        )
+
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
+
+    def transpose(self, ct: Array) -> Array:
+        return AllGather(**self.shared(), dims=self.dims)(ct)
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
+        before, after = self.around(axis)  # the major axes first
+        x = self.batched(dim).over(before, x)
+        return self.batched(0).over(after, self.within(axis, x, dim, 0)), 0
+
+
+def all_gather(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: Any = None,
+) -> Pytree:
+    """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
+
+    `x: [a, b] -> [n, a, b]`, tiled `[n a, b]`; block r is rank r's, counted row-major
+    over several axes. `to="invarying"` types the result as the same on all ranks.
+
+    Ring: n-1 rounds of s bytes. Every algorithm sends (n-1) s bytes a rank; "bruck" does
+    it in ceil(log2 n) rounds, "two_ended" in ceil((n-1)/2).
+
+    Gradient: `psum_scatter` by the same algorithm, summed in `accumulate_dtype`; for
+    `to="invarying"` a slice.
+
+    Raises:
+        ValueError: `axis` is out of bounds, `to` unknown.
+
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
+    theory, practice, and experience", Concurrency Computat.: Pract. Exper. 19 (2007).
+    """
+    call = Call(
+        "all_gather",
+        "all_gather",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        dims={"axis": axis},
+        adds_dim=not tiled,
+        said={"tiled": tiled, "to": to},
+        lax_only=to == "reduced",
+    )
+    groups = axis_index_groups
+
+    def by_lax(x: Any, axis: int) -> Array:
+        return lax.all_gather(x, axis_name, axis_index_groups=groups, axis=axis, tiled=tiled, to=to)
+
+    def by_hand(x: Array, axis: int) -> Array:
+        gather = AllGather(**call.params, dims=(axis,), to=to)
+        return gather(x if tiled else jnp.expand_dims(x, axis))
+
+    return call.each(x, by_lax, by_hand)
+
+
+def psum_scatter(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: Any = None,
+) -> Pytree:
+    """The sum of all ranks' x, of which rank r keeps block r along `scatter_dimension`.
+
+    `x: [n, a, b] -> [a, b]`, tiled `[n a, b] -> [a, b]`.
+
+    Ring: n-1 rounds of s/n bytes, each added to. With a wider `accumulate_dtype` a ring
+    sends narrow in its first round and wide in the others; "direct" sends all of it
+    narrow, in one round of n-1 messages, and rounds the sum once.
+
+    Gradient: `all_gather` by the same algorithm.
+
+    Raises:
+        ValueError: the dimension is out of bounds, is not n, or does not divide by n.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", J. Parallel Distrib. Comput. 69 (2009).
+    """
+    call = Call(
+        "psum_scatter",
+        "psum_scatter",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        dims={"scatter_dimension": scatter_dimension},
+        said={"tiled": tiled},
+    )
+    groups = axis_index_groups
+
+    def by_lax(x: Any, scatter_dimension: int) -> Array:
+        return lax.psum_scatter(
+            x,
+            axis_name,
+            scatter_dimension=scatter_dimension,
+            axis_index_groups=groups,
+            tiled=tiled,
+        )
+
+    def by_hand(x: Array, scatter_dimension: int) -> Array:
+        mine = PsumScatter(**call.params, dims=(scatter_dimension,))(x)
+        return mine if tiled else mine.squeeze(scatter_dimension)
+
+    return call.each(x, by_lax, by_hand)

@@ -1,0 +1,92 @@
+"""What all collectives that run by a schedule have in common: who chooses it, and where.
+
+Every one is a primitive in the form that neither adds nor removes a dimension
+(`tiled=True`); its public function, in the same file, brings each call into that form.
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll import algorithms
+from ringcoll.manual import empty
+from ringcoll.primitive import Collective
+from ringcoll.schedule import Schedule
+from ringcoll.table import LAX, LAX_AS_BITS, Algorithm, Table, default_table
+from ringcoll.wire import Ranks, moved_as_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled(Collective):
+    """A collective that runs by a schedule, chosen here, where the platform is known."""
+
+    algorithm: Algorithm = "auto"
+    accumulate_dtype: np.dtype | None = None
+    collective: ClassVar[str]  # under which name algorithms and table know it
+
+    def by_hand(self, x: Array, platform: str) -> Array:
+        algorithm = self.chosen(math.prod(x.shape) * x.dtype.itemsize, x.dtype, platform)
+        return self.by(algorithm, x, platform)
+
+    def chosen(self, nbytes: Any, dtype: np.dtype, platform: str) -> Algorithm:
+        """The algorithm for an operand of so many bytes: the user's, or the table's."""
+        algorithm = default_table() if self.algorithm == "auto" else self.algorithm
+        if not isinstance(algorithm, Table):
+            return algorithm
+        if not isinstance(nbytes, int):  # a symbolic shape
+            return LAX
+        n = Ranks.over(self.axes, self.groups).size
+        return algorithm.pick(self.collective, platform, n, nbytes, dtype.name, jax.__version__)
+
+    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
+        """By an algorithm that has been chosen."""
+        if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+            return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
+        if algorithm == LAX:
+            return self.builtin(self.widen(x), platform).astype(x.dtype)
+        if algorithm == LAX_AS_BITS:
+            return moved_as_bits(self, x)
+        ranks = Ranks.over(self.axes, self.groups, all_axes=not isinstance(algorithm, str))
+        schedule = algorithms.build(self.collective, algorithm, ranks.shape)
+        if isinstance(schedule, Schedule):
+            ranks = ranks.cut(schedule.shape)
+        return self.run(x, schedule, ranks).astype(x.dtype)
+
+    def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
+        fits = axes == self.axes or isinstance(self.algorithm, str | Table)
+        fitting = self if fits else replace(self, algorithm="auto")  # not made for fewer axes
+        return Collective.over(fitting, axes, x)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
+
+    def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+        """By a schedule; the result may still be in the dtype of accumulation."""
+        raise NotImplementedError
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        """By what JAX has for it on the platform."""
+        return self.by_lax(x)
+
+    def widen(self, x: Array) -> Array:
+        """x in the dtype in which sums are accumulated. (Those of integers are exact.)"""
+        wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
+        return x.astype(wide or x.dtype)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        """What a partial result that came makes with this rank's contribution."""
+        return lax.add(self.widen(received), self.widen(mine))
+
+    def shared(self) -> dict[str, Any]:
+        """What a collective and its transpose have in common."""
+        names = ("axes", "groups", "algorithm", "accumulate_dtype")
+        shared = {name: getattr(self, name) for name in names}
+        if self.algorithm == LAX_AS_BITS:  # it only moves, and a transpose may add
+            shared["algorithm"] = "auto"
+        return shared
