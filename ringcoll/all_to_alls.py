@@ -8,6 +8,7 @@ from jax import Array, lax
 
 from ringcoll import schedule as schedules
 from ringcoll.calls import AxisName, Call, Groups, Pytree
+from ringcoll.manual import sharded_dims
 from ringcoll.scheduled import Scheduled
 from ringcoll.table import Algorithm
 from ringcoll.visitors import all_to_all_along
@@ -28,6 +29,8 @@ class AllToAll(Scheduled, name="all_to_all"):
 
     def run(self, x: Array, schedule: schedules.AllToAll, ranks: Ranks) -> Array:
         split, concat = self.dims
+        if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks need not divide
+            return self.by_lax(x)
         return all_to_all_along(x, split, concat, schedule, ranks)
 
     def transpose(self, ct: Array) -> Array:

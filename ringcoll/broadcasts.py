@@ -1,7 +1,6 @@
 """Broadcast: an all-reduce to which all but the source contribute no bits."""
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,19 +83,20 @@ def pbroadcast(
 
     Source: Chan et al. (2007).
     """
-    if not isinstance(source, jax.core.Tracer):
-        source = operator.index(source)
+    traced = isinstance(source, jax.core.Tracer)
     call = Call(
         "pbroadcast",
         "pbroadcast",
         axis_name,
         algorithm=algorithm,
         said={"source": source},
-        lax_only=not isinstance(source, int),
+        lax_only=traced,
     )
+    if not traced:
+        source = call.integer("source", source)
 
     def by_lax(x: Any) -> Array:
-        if isinstance(source, int) and not 0 <= source < lax.axis_size(call.axes):
+        if not traced and not 0 <= source < lax.axis_size(call.axes):
             raise ValueError(f"source={source} is not a rank of the axis")
         return lax.pbroadcast(x, axis_name, source)
 

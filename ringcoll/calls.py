@@ -6,6 +6,7 @@ What only lax can do (see `Call._is_for_lax`) it does.
 """
 
 import math
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -90,6 +91,14 @@ class Call:
             "accumulate_dtype": None if wide is None else jnp.dtype(wide),
         }
 
+    def integer(self, name: str, value: Any) -> int:
+        """The value of an argument that has to be a whole number, or a refusal."""
+        try:
+            return operator.index(value)
+        except TypeError as error:
+            words = f"{name}={value!r} is not an integer"
+            raise self.refusal(TypeError, words, "pass a Python int") from error
+
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
         """What to raise: function, arguments, what is wrong with which value, the cure."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
@@ -143,6 +152,7 @@ class Call:
         except TypeError as error:  # it is no array
             raise self.refusal(type(error), str(error)) from error
         for name, dim in self.dims.items():
+            self.integer(name, dim)
             if not -ndim <= dim < ndim:
                 words = f"axis {dim} is out of bounds for array of dimension {ndim}"
                 raise self.refusal(ValueError, f"{name}: {words}")
@@ -178,7 +188,12 @@ class Call:
             raise
 
     def _check_accumulation(self, leaf: Any) -> None:
-        wide, dtype = jnp.dtype(self.accumulate_dtype), jax.typeof(leaf).dtype
+        dtype = jax.typeof(leaf).dtype
+        try:
+            wide = jnp.dtype(self.accumulate_dtype)
+        except TypeError as error:
+            words = f"accumulate_dtype={self.accumulate_dtype!r} is no dtype"
+            raise self.refusal(TypeError, words, "pass one such as jnp.float32") from error
         if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
             words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
             raise self.refusal(ValueError, words, "pass one with as many digits and exponents")

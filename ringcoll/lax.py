@@ -12,7 +12,7 @@ bytes of one rank's operand.
 All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in
 both `check_vma` modes; derivatives are lax's, by the same algorithm backward. What needs
 no communication or what only lax can do is left to it: constants of a sum, axes given by
-position, unreduced and reduced types, `axis_index_groups` of several sizes.
+position, unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
 
 All raise what lax raises, in lax's words, before anything is sent: NameError for an axis
 that is not bound; ValueError for a dimension out of bounds or that does not divide, for

@@ -6,7 +6,7 @@ Every one is a primitive in the form that neither adds nor removes a dimension
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -36,11 +36,11 @@ class Scheduled(Collective):
 
     def chosen(self, nbytes: Any, dtype: np.dtype, platform: str) -> Algorithm:
         """The algorithm for an operand of so many bytes: the user's, or the table's."""
+        if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
+            return LAX
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
         if not isinstance(algorithm, Table):
             return algorithm
-        if not isinstance(nbytes, int):  # a symbolic shape
-            return LAX
         n = Ranks.over(self.axes, self.groups).size
         return algorithm.pick(self.collective, platform, n, nbytes, dtype.name, jax.__version__)
 
@@ -59,9 +59,14 @@ class Scheduled(Collective):
         return self.run(x, schedule, ranks).astype(x.dtype)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
-        fits = axes == self.axes or isinstance(self.algorithm, str | Table)
-        fitting = self if fits else replace(self, algorithm="auto")  # not made for fewer axes
-        return Collective.over(fitting, axes, x)
+        made = isinstance(self.algorithm, Schedule | tuple)
+        if made and axes and axes != self.axes:
+            raise ValueError(
+                f"{self.primitive.name}: algorithm={self.algorithm!r} is a schedule for the ranks "
+                f"over {self.axes}, but only {axes} are axes of a mesh, the rest of vmap; pass "
+                "a name, or a function that makes a schedule of the sizes of the axes"
+            )
+        return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)

@@ -142,6 +142,26 @@ REFUSED_BY_US = {
         lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]),
         ("ringcoll.pshuffle", "perm=[0, 1, 2, 3]", "must be unique", "send once"),
     ),
+    "a source that is no integer": (
+        TypeError,
+        lambda x: lax.pbroadcast(x, "x", 1.0),
+        ("ringcoll.pbroadcast", "source=1.0 is not an integer", "pass a Python int"),
+    ),
+    "a dimension that is no integer": (
+        TypeError,
+        lambda x: lax.all_gather(x, "x", axis="0"),
+        ("ringcoll.all_gather", "axis='0' is not an integer", "pass a Python int"),
+    ),
+    "a dtype that is none": (
+        TypeError,
+        lambda x: lax.psum(x, "x", accumulate_dtype="wide"),
+        ("ringcoll.psum", "accumulate_dtype='wide' is no dtype", "such as jnp.float32"),
+    ),
+    "bits that would have to be added": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="lax_as_bits"),
+        ("ringcoll.psum", "no algorithm 'lax_as_bits'", "choose from auto, ring"),
+    ),
     "no list of pairs": (
         TypeError,
         lambda x: lax.ppermute(x, "x", {0: 1}),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
@@ -128,3 +129,27 @@ def test_an_axis_by_position_is_left_to_lax():
         )
     ]
     assert_same(*both)
+
+
+def test_a_schedule_is_not_run_on_fewer_axes_than_it_was_made_for():
+    def over_both(algorithm):
+        one = lambda w: lax.psum(w, ("i", "x"), algorithm=algorithm)  # noqa: E731
+        return per_rank(
+            make_mesh(2), jax.vmap(one, axis_name="i"), data((2, 4, 3)), check_vma=False
+        )
+
+    assert_same(over_both(algorithms.ring), over_both("lax"))  # a function is asked again
+    with pytest.raises(ValueError, match=r"only \('x',\) are axes of a mesh.*pass a name"):
+        over_both(algorithms.ring(8))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_symbolic_shape_is_left_to_lax(algorithm):
+    mesh = make_mesh(4)
+    total = lambda x: lax.psum(x, "x", algorithm=algorithm)  # noqa: E731
+    mapped = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()))
+    (rows,) = export.symbolic_shape("rows")
+    sharding = NamedSharding(mesh, P("x"))
+    operand = jax.ShapeDtypeStruct((4 * rows, 3), np.float32, sharding=sharding)
+    x = jax.device_put(data((8, 3)), sharding)
+    assert_same(jax.jit(export.export(mapped)(operand).call)(x), mapped(x))

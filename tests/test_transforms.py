@@ -255,3 +255,21 @@ def test_explicit_axes(check_vma):
 def test_automatic_axes():
     for name, (ours, theirs) in over_one_of_two_axes(AxisType.Auto, True, even_dimensions).items():
         np.testing.assert_array_equal(ours, theirs, name)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_explicitly_sharded_dimension_is_split_into_blocks_that_do_not_divide(check_vma):
+    mesh = make_mesh(2, 2, axis_type=AxisType.Explicit)
+    x = jax.device_put(data((12, 4)), NamedSharding(mesh, P(("x", "y"))))  # blocks of 3 on 2
+
+    def by(library, **how):
+        exchange = lambda v: library.all_to_all(v, "x", 0, 0, tiled=True, **how)  # noqa: E731
+        mapped = jax.shard_map(
+            exchange, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=check_vma
+        )
+        with jax.set_mesh(mesh):
+            return jax.jit(mapped)(x)
+
+    ours, theirs = by(ringcoll.lax, algorithm="pairwise"), by(lax)
+    np.testing.assert_array_equal(ours, theirs)
+    assert ours.sharding == theirs.sharding
