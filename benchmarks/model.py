@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.row import Row
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.cost import Model, Sample, fit, price, seconds
-from ringcoll.schedule import Price
+from ringcoll.cost import Model, Sample, fit, seconds
+from ringcoll.pricing import Price, price
 from ringcoll.table import BUILT_INS
 
 #: Fewer rows would fit any three coefficients.

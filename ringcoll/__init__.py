@@ -3,6 +3,8 @@
 from ringcoll import algorithms as algorithms
 from ringcoll import cost as cost
 from ringcoll import lax as lax
+from ringcoll import precision as precision
+from ringcoll import pricing as pricing
 from ringcoll.all_reduces import pmax as pmax
 from ringcoll.all_reduces import pmean as pmean
 from ringcoll.all_reduces import pmin as pmin
