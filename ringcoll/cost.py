@@ -17,7 +17,11 @@ from ringcoll.pricing import Price
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Seconds a round (alpha), a byte on the busiest link (beta), a byte added (gamma)."""
+    """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
+
+    Messages that leave by different ports at once share one alpha: it is paid for the
+    `startups` of a price.
+    """
 
     alpha: float
     beta: float
@@ -37,13 +41,13 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     raw = float(paid.raw / paid.sent) if paid.sent else 1.0
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
     added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
-    return model.alpha * paid.rounds + model.beta * link_bytes + model.gamma * added_bytes
+    return model.alpha * paid.startups + model.beta * link_bytes + model.gamma * added_bytes
 
 
 class Sample(NamedTuple):
     """One measurement: what was paid, and the seconds that it took."""
 
-    rounds: float
+    startups: float
     link_bytes: float
     added_bytes: float
     seconds: float
@@ -64,7 +68,7 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
         raise ValueError(f"fit needs samples of more than 0 seconds, got {rows.tolist()}")
     relative = rows[:, :3] / rows[:, 3:]
     size = np.linalg.norm(relative, axis=0)
-    scaled = relative / np.where(size > 0, size, 1)  # rounds and bytes differ by 1e9
+    scaled = relative / np.where(size > 0, size, 1)  # messages and bytes differ by 1e9
     # The best with signs is the best without on the coefficients that it leaves above 0;
     # of three, all such subsets can be tried.
     paid = np.flatnonzero(size)
@@ -84,7 +88,7 @@ def _tpu(link_bytes_per_second: float, hbm_bytes_per_second: float) -> Model:
     return Model(1e-6, 1 / link_bytes_per_second, 3 / hbm_bytes_per_second)
 
 
-#: Modelled, not measured: 1 us a round (an assumption, for a hop to the neighbour); a link
+#: Modelled, not measured: 1 us a message (an assumption, for a hop to the neighbour); a link
 #: carries, each way, nine tenths of the rate published for a port (50 or 100 GB/s);
 #: additions run at the rate of the memory. Published at docs.cloud.google.com/tpu/docs/v5e,
 #: v5p, v6e, tpu7x, whose device is half a chip. Price with the `network` of the torus.

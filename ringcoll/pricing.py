@@ -23,6 +23,9 @@ from ringcoll.schedule import Move, Round, Schedule, ScheduleError, product
 class Price:
     """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
 
+    `messages` are those that a rank sends; `startups` as many of them as start one after
+    the other: all on a switch, to which a rank has one port; on a physical ring or torus,
+    in each round the most that leave by one port, which is an axis and a direction.
     `sent` is what leaves a rank; `raw` the part of it in messages without a partial sum,
     which travel in the operand's own width whatever sums are kept in; `link` the load of
     the busiest link and direction, summed over the rounds; `additions` what a rank adds.
@@ -30,6 +33,7 @@ class Price:
 
     rounds: int = 0
     messages: int = 0
+    startups: int = 0
     sent: Fraction = Fraction(0)
     raw: Fraction = Fraction(0)
     link: Fraction = Fraction(0)
@@ -141,13 +145,18 @@ def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> 
             if added.isdisjoint((move.lane, a) for a in schedule.arrivals(move)):
                 raw += _share(schedule, move)
         added |= {(move.lane, o) for move in moves for o in move.offsets}
-    busiest = (_busiest(schedule, moves, network) for moves in schedule.rounds)
+    startups, link = len(moves_of_all), sent  # of a switch
+    if network is not None:
+        routed = [_route(schedule, moves, tuple(network)) for moves in schedule.rounds]
+        startups = sum(started for started, _ in routed)
+        link = sum((load for _, load in routed), Fraction(0))
     return Price(
         rounds=len(schedule.rounds),
         messages=len(moves_of_all),
+        startups=startups,
         sent=sent,
         raw=raw,
-        link=sum(busiest, Fraction(0)),
+        link=link,
         additions=sent,
     )
 
@@ -156,26 +165,30 @@ def _share(schedule: Schedule, move: Move) -> Fraction:
     return Fraction(len(move.offsets), schedule.lanes)
 
 
-def _busiest(schedule: Schedule, moves: Round, network: Sequence[int] | None) -> Fraction:
-    """The load of the busiest link and direction in one round, in shards."""
-    if network is None:
-        return sum((_share(schedule, move) for move in moves), Fraction(0))
+def _route(schedule: Schedule, moves: Round, network: tuple[int, ...]) -> tuple[int, Fraction]:
+    """One round on a torus: startups, and the load of the busiest link in shards."""
     ranks = range(schedule.size)
-    here = np.stack(np.unravel_index(ranks, tuple(network)))
+    here = np.stack(np.unravel_index(ranks, network))
     load = np.zeros((2, *here.shape), int)  # direction, axis, rank; in half lane shares
+    starts = np.zeros((3, *here.shape), int)  # ahead, back, as far either way; axis, rank
     for move in moves:
         to = [schedule.step(rank, move.axis, move.shift) for rank in ranks]
-        there = np.stack(np.unravel_index(to, tuple(network)))
+        there = np.stack(np.unravel_index(to, network))
         at = here.copy()
         for axis, length in enumerate(network):  # one dimension after the other
             ahead = (there[axis] - here[axis]) % length
             back = -ahead % length
-            for way, (hops, other) in enumerate([(ahead, back), (back, ahead)]):
-                halves = np.select([hops < other, hops == other], [2, 1])  # a tie splits
+            way = np.select([ahead < back, ahead > back], [0, 1], 2)
+            first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
+            starts[way[first], axis, np.flatnonzero(first)] += 1
+            for sign, hops in enumerate([ahead, back]):
+                halves = np.select([way == sign, way == 2], [2, 1])  # a tie splits the load
                 for hop in range(hops.max(initial=0, where=halves > 0)):
-                    at[axis] = (here[axis] + (-hop if way else hop)) % length
+                    at[axis] = (here[axis] + (-hop if sign else hop)) % length
                     going = (hops > hop) & (halves > 0)
-                    node = np.ravel_multi_index(tuple(at), tuple(network))[going]
-                    np.add.at(load[way, axis], node, halves[going] * len(move.offsets))
+                    node = np.ravel_multi_index(tuple(at), network)[going]
+                    np.add.at(load[sign, axis], node, halves[going] * len(move.offsets))
             at[axis] = there[axis]
-    return Fraction(int(load.max(initial=0)), 2 * schedule.lanes)
+    # Of ties, each message goes whole, by the port that fewer leave by.
+    one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
+    return int(one_port.max()), Fraction(int(load.max()), 2 * schedule.lanes)

@@ -14,12 +14,19 @@ def test_one_rank_takes_no_time():
     assert modelled(price("psum", "ring", (1, 1)), 1e9, DEVICES["v5e"], 2) == 0
 
 
-def test_seconds_are_the_sum_of_rounds_bytes_and_additions():
-    paid = price("psum", "ring", (4,))  # 6 rounds, 6 shards sent, 3 added, 4 of them raw
+def test_seconds_are_the_sum_of_startups_bytes_and_additions():
+    paid = price("psum", "ring", (4,))  # 6 messages, 6 shards sent, 3 added, 4 of them raw
     assert modelled(paid, 100, Model(1, 0, 0)) == 6
     assert modelled(paid, 100, Model(0, 1, 0)) == 600
     assert modelled(paid, 100, Model(0, 0, 1)) == 300
     assert modelled(paid, 100, Model(1, 10, 100), 2) == pytest.approx(6 + 10 * 800 + 100 * 600)
+
+
+def test_alpha_is_paid_for_each_message_by_the_same_port():
+    alpha = Model(1, 0, 0)
+    assert modelled(price("psum_scatter", "direct", (9,)), 100, alpha) == 8
+    assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, alpha) == 4
+    assert modelled(price("psum_scatter", "direct", (3, 3), network=(3, 3)), 100, alpha) == 2
 
 
 def test_device_models_are_the_stated_constants():
@@ -42,7 +49,7 @@ def samples(model, noise=0.0, collective="psum", algorithms=("ring", "exchange",
                 paid = price(collective, algorithm, (p,))
                 time = modelled(paid, shard, model) * (1 + noise * random.uniform(-1, 1))
                 sent, added = float(paid.link) * shard, float(paid.additions) * shard
-                yield Sample(paid.rounds, sent, added, time)
+                yield Sample(paid.startups, sent, added, time)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Prices: of each algorithm in closed form, and against links walked hop by hop."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from fractions import Fraction as F
 from itertools import product as pairs
 from math import prod
@@ -59,9 +59,42 @@ def test_price_is_the_closed_form(collective, algorithm, sizes, form):
         assert paid.link == paid.sent  # a switch: one port a rank
 
 
-def test_direct_sends_all_its_messages_in_one_round():
-    for p in ANY:
-        assert price("psum_scatter", "direct", (p,)).messages == p - 1
+def half(p):
+    """Of p-1 messages, those to one side where the others go to the other."""
+    return -(-(p - 1) // 2)
+
+
+# Startups on a switch, with one port a rank, and on a physical ring, with two. (Tables that
+# charge a bidirectional ring p-1 alphas and two_ended ceil((p-1)/2) speak of two ports; those that
+# charge an all-to-all p-1, of one.)
+# fmt: off
+STARTUPS = [
+    ("all_gather", "ring", ANY, lambda p: p - 1, lambda p: p - 1),
+    ("all_gather", "bidirectional_ring", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
+    ("all_gather", "torus", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
+    ("all_gather", "two_ended", ANY, lambda p: p - 1, half),
+    ("all_gather", "bruck", ANY, lg, lg),
+    ("all_gather", "recursive_doubling", TWOS, lg, lg),
+    ("psum_scatter", "direct", ANY, lambda p: p - 1, half),
+    ("psum", "ring", ANY, lambda p: 2 * (p - 1), lambda p: 2 * (p - 1)),
+    ("psum", "two_ended", ANY, lambda p: 2 * (p - 1), lambda p: 2 * half(p)),
+    ("psum", "direct", ANY, lambda p: 2 * (p - 1), lambda p: 2 * half(p)),
+    ("psum", "recursive_doubling", TWOS, lambda p: 2 * lg(p), lambda p: 2 * lg(p)),
+    ("psum", "exchange", TWOS, lg, lg),
+    ("psum", "one_shot", ANY, lg, lg),
+    ("all_to_all", "pairwise", ANY, lambda p: p - 1, lambda p: p - 1),
+    ("all_to_all", "bruck", ANY, lg, lg),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "sizes", "on_a_switch", "on_a_ring"), STARTUPS)
+def test_startups_are_the_closed_form(collective, algorithm, sizes, on_a_switch, on_a_ring):
+    for p in sizes:
+        paid = price(collective, algorithm, (p,))
+        assert paid.startups == paid.messages == on_a_switch(p)
+        paid = price(collective, algorithm, (p,), network=(p,))
+        assert (paid.startups, paid.messages) == (on_a_ring(p), on_a_switch(p))
 
 
 # On a physical ring: bytes on the busiest link, each direction, in full vectors.
@@ -112,7 +145,8 @@ def test_a_torus_pays_less_along_each_axis(shape):
 def test_no_link_of_a_square_torus_is_idle(shape):
     paid = price("all_gather", "torus", shape, network=shape)
     assert paid.link == F(prod(shape) - 1, 2 * len(shape))  # all links, both directions
-    assert paid.rounds == sum(n - 1 for n in shape)
+    assert paid.rounds == paid.startups == sum(n - 1 for n in shape)  # of a port for each lane
+    assert paid.messages == 2 * len(shape) * paid.rounds
     assert price("all_gather", "ring", shape, network=shape).link == prod(shape) - 1
 
 
@@ -122,7 +156,7 @@ def test_no_link_of_a_square_torus_is_idle(shape):
 def test_stages_on_a_physical_ring():
     # Partners 4, 2 and 1 away; from 4 away, half goes either way: 2, 2 and 1 vectors a link.
     paid = price("psum", "exchange", (8,), network=(8,))
-    assert (paid.sent, paid.link) == (3 * 8, 5 * 8)
+    assert (paid.startups, paid.sent, paid.link) == (3, 3 * 8, 5 * 8)
     # On their own axes of a torus, partners are nearer: 1 and 1, and 1/2 on an axis of 2.
     assert price("psum", "exchange", (4, 2), network=(4, 2)).link == F(5, 2) * 8
     with pytest.raises(ScheduleError, match=r"network \(4,\) is not of 8 ranks"):
@@ -164,9 +198,12 @@ def test_one_rank_pays_nothing():
 # -- links, hop by hop --
 
 
-def loads(schedule, moves, network):
-    """What every link of a torus carries, each message walked along one axis at a time."""
-    load = Counter()
+def walked(schedule, moves, network):
+    """What every link of a torus carries, each message walked along one axis at a time.
+
+    And where the messages start: a list of the ways to take for every rank and axis.
+    """
+    load, starts = Counter(), defaultdict(list)
     for move, rank in pairs(moves, range(schedule.size)):
         share = F(len(move.offsets), schedule.lanes)
         at = digits(network, rank)
@@ -174,6 +211,8 @@ def loads(schedule, moves, network):
         for axis, length in enumerate(network):
             ahead = (there[axis] - at[axis]) % length
             back = (at[axis] - there[axis]) % length
+            if ahead and at == digits(network, rank):
+                starts[rank, axis].append([1] * (ahead <= back) + [-1] * (back <= ahead))
             for way, hops, other in [(1, ahead, back), (-1, back, ahead)]:
                 if hops <= other:  # both ways are as short: half goes either way
                     for hop in range(hops):
@@ -181,7 +220,12 @@ def loads(schedule, moves, network):
                         link[axis] = (at[axis] + way * hop) % length
                         load[tuple(link)] += share / (2 if hops == other else 1)
             at[axis] = there[axis]
-    return load
+    return load, starts
+
+
+def fewest(ways):
+    """Messages by the busier of two ports, all ways of the messages tried."""
+    return min(max(taken.count(1), taken.count(-1)) for taken in pairs(*ways))
 
 
 NETWORKS = [(2,), (5,), (8,), (4, 2), (2, 4), (2, 2, 2), (9,), (3, 3), (6, 2), (3, 4), (1, 6)]
@@ -189,12 +233,14 @@ NETWORKS = [(2,), (5,), (8,), (4, 2), (2, 4), (2, 2, 2), (9,), (3, 3), (6, 2), (
 
 @settings(deadline=None, max_examples=150)
 @given(st.data(), st.sampled_from(NETWORKS))
-def test_link_is_the_load_of_the_busiest_link(data, network):
+def test_links_and_ports_are_those_of_the_busiest(data, network):
     shape = data.draw(st.sampled_from([s for s in NETWORKS if prod(s) == prod(network)]))
     names = [name for name in GATHERS if exists(name, shape)]
     schedule = GATHERS[data.draw(st.sampled_from(names))](*shape)
-    busiest = [max(loads(schedule, moves, network).values()) for moves in schedule.rounds]
-    assert price("all_gather", schedule, shape, network).link == sum(busiest)
+    rounds = [walked(schedule, moves, network) for moves in schedule.rounds]
+    paid = price("all_gather", schedule, shape, network)
+    assert paid.link == sum(max(load.values()) for load, _ in rounds)
+    assert paid.startups == sum(max(map(fewest, starts.values())) for _, starts in rounds)
 
 
 # -- bytes --
