@@ -21,6 +21,7 @@ This file knows nothing of JAX; `ringcoll.engine` executes what is written here.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TypeVar
 
 
 class ScheduleError(ValueError):
@@ -168,7 +169,10 @@ class AllToAll(Schedule):
         return self
 
 
-def in_lanes(*schedules: Schedule) -> Schedule:
+Kind = TypeVar("Kind", bound=Schedule)
+
+
+def in_lanes(*schedules: Kind) -> Kind:
     """Schedules of one lane and the same shape, side by side, each with its share.
 
     Raises:
@@ -187,7 +191,7 @@ def in_lanes(*schedules: Schedule) -> Schedule:
     return type(schedules[0])(schedules[0].shape, tuple(rounds), len(schedules))
 
 
-def product(schedules: Sequence[Schedule], order: Iterable[int] | None = None) -> Schedule:
+def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
     """One schedule an axis: gather along the first, then all that is held along the next.
 
     Args:

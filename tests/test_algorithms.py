@@ -90,6 +90,14 @@ def test_an_algorithm_is_at_most_15_lines(function):
     assert ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
 
 
+def test_an_algorithm_shows_how_it_is_called():
+    assert str(inspect.signature(GATHERS["ring"])).startswith("(*shape: int, direction: int = 1)")
+    for function in LISTED:
+        sizes, *options = inspect.signature(function).parameters.values()
+        assert str(sizes) == "*shape: int"
+        assert all(option.default is not option.empty for option in options)
+
+
 def test_lines_of_code_are_counted():
     assert lines_of_code(lines_of_code) == 7
 
