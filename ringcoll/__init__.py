@@ -16,6 +16,7 @@ from ringcoll.gathers import all_gather as all_gather
 from ringcoll.gathers import psum_scatter as psum_scatter
 from ringcoll.permutes import ppermute as ppermute
 from ringcoll.permutes import pshuffle as pshuffle
+from ringcoll.schedule import AllToAllSchedule as AllToAllSchedule
 from ringcoll.schedule import Move as Move
 from ringcoll.schedule import Schedule as Schedule
 from ringcoll.schedule import ScheduleError as ScheduleError

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ParamSpec, TypeVar
 
-from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError, in_lanes, product
+from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product
 
 #: One gather after the other, each along its digit of the ranks, major first.
 Stages = tuple[Schedule, ...]
@@ -26,7 +26,7 @@ GATHERS: dict[str, Callable[..., Schedule]] = {}
 #: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
 REDUCES: dict[str, Callable[..., Stages]] = {}
 #: All-to-all.
-ALL_TO_ALLS: dict[str, Callable[..., AllToAll]] = {}
+ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
@@ -180,26 +180,26 @@ def one_shot(*shape: int) -> Stages:
 
 
 @_listed(ALL_TO_ALLS)
-def pairwise(*shape: int) -> AllToAll:
+def pairwise(*shape: int) -> AllToAllSchedule:
     """Each block straight to its rank: n-1 rounds of one block."""
 
-    def one_axis(n: int) -> AllToAll:
-        return AllToAll((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
+    def one_axis(n: int) -> AllToAllSchedule:
+        return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
 
     return product([one_axis(n) for n in shape])
 
 
 @_listed(ALL_TO_ALLS, "bruck")
-def bruck_all_to_all(*shape: int) -> AllToAll:
+def bruck_all_to_all(*shape: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
     About n/2 blocks a round: fewer messages, more bytes. Bruck et al. (1997).
     """
 
-    def one_axis(n: int) -> AllToAll:
+    def one_axis(n: int) -> AllToAllSchedule:
         steps = [2**k for k in range((n - 1).bit_length())]
         rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
-        return AllToAll((n,), tuple(rounds))
+        return AllToAllSchedule((n,), tuple(rounds))
 
     return product([one_axis(n) for n in shape])
 
@@ -255,11 +255,11 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     stages: tuple[Any, ...] = (
         made if isinstance(made, tuple) and collective in _ALL_REDUCES else (made,)
     )
-    kind = AllToAll if collective == "all_to_all" else Schedule
+    kind = AllToAllSchedule if collective == "all_to_all" else Schedule
     for stage in stages:
         if type(stage) is not kind:
             raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
-        if stage.lanes > 1 and kind is AllToAll:
+        if stage.lanes > 1 and kind is AllToAllSchedule:
             raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
         stage.check()
     if prod(stage.size for stage in stages) != prod(shape):

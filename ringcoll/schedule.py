@@ -19,7 +19,8 @@ This file knows nothing of JAX; `ringcoll.engine` executes what is written here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import TypeVar
 
@@ -52,7 +53,6 @@ class Schedule:
     shape: tuple[int, ...]
     rounds: tuple[Round, ...]
     lanes: int = 1
-    size: int = field(init=False)
 
     def __post_init__(self) -> None:
         rounds = tuple(
@@ -63,7 +63,11 @@ class Schedule:
         object.__setattr__(self, "rounds", rounds)  # lists would have no hash
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
-        object.__setattr__(self, "size", prod(self.shape))
+
+    @cached_property  # of what is frozen: asked for in loops
+    def size(self) -> int:
+        """The number of ranks."""
+        return prod(self.shape)
 
     def step(self, rank: int, axis: int, shift: int) -> int:
         """The rank `shift` further along `axis`."""
@@ -133,14 +137,14 @@ class Schedule:
         return f" (lane {lane})" if self.lanes > 1 else ""
 
 
-class AllToAll(Schedule):
+class AllToAllSchedule(Schedule):
     """The same data read as an all-to-all: slot d of rank r is the block for rank r + d.
 
     A move sends the slots in `offsets`; a slot keeps its number on the way and must
     travel exactly its number in all.
     """
 
-    def check(self) -> "AllToAll":
+    def check(self) -> "AllToAllSchedule":
         """Prove that every block ends at its rank, or say which does not.
 
         Raises:
@@ -206,7 +210,7 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
         raise ScheduleError("product takes schedules of one number of lanes")
     shape = tuple(p for s in schedules for p in s.shape)
     kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
-    moving = kind is AllToAll  # then every slot is there from the start
+    moving = kind is AllToAllSchedule  # then every slot is there from the start
     held = list(range(prod(shape))) if moving else [0]
     rounds: list[Round] = []
     for factor in factors:

@@ -10,7 +10,7 @@ from test_schedule import exchanged, exists, gathered, reduced
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, REDUCES, build, names
 from ringcoll.pricing import price_backward
-from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError
+from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError
 
 LISTED = [*GATHERS.values(), *REDUCES.values(), *ALL_TO_ALLS.values()]
 SHAPES = [(1,), (2,), (3,), (4,), (5,), (8,), (9,), (2, 2), (4, 2), (3, 5), (1, 4), (4, 1)]
@@ -137,7 +137,7 @@ def test_build_takes_a_name_a_schedule_stages_or_a_function():
     assert build("psum", "one_shot", (1,)) == ()
     # "bruck" names one algorithm of either kind
     assert type(build("all_gather", "bruck", (3,))) is Schedule
-    assert type(build("all_to_all", "bruck", (3,))) is AllToAll
+    assert type(build("all_to_all", "bruck", (3,))) is AllToAllSchedule
 
 
 def test_build_builds_once():
@@ -164,7 +164,10 @@ REFUSED = [
     (("psum", "ring", ()), "psum: axes of sizes (); give one or more, each at least 1"),
     (("psum", RING_3, (4,)), "psum: a schedule of 3 ranks on axes of sizes (4,)"),
     (("psum", (RING_3, RING_3), (3,)), "psum: a schedule of 3 x 3 ranks on axes of sizes (3,)"),
-    (("all_to_all", RING_3, (3,)), f"all_to_all: takes an instance of AllToAll, got {RING_3!r}"),
+    (
+        ("all_to_all", RING_3, (3,)),
+        f"all_to_all: takes an instance of AllToAllSchedule, got {RING_3!r}",
+    ),
     (("psum", PAIRWISE_3, (3,)), f"psum: takes an instance of Schedule, got {PAIRWISE_3!r}"),
     (("psum", (PAIRWISE_3,), (3,)), f"psum: takes an instance of Schedule, got {PAIRWISE_3!r}"),
     (
