@@ -1,4 +1,4 @@
-"""A collective algorithm as plain data: rounds of moves, checked.
+"""A collective algorithm as plain data: rounds of moves, and their proof.
 
 An all-gather on n ranks is a list of rounds; a round is a few moves that happen at
 once; a move is `(shift, offsets)`: *every rank r sends to rank r + shift the shards it
