@@ -125,7 +125,8 @@ def wire_bytes(
 def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> Price:
     """What one rank pays for a schedule run backward, as a reduce-scatter.
 
-    Forward it pays the same, but adds nothing and everything is raw.
+    Forward it pays the same, but adds nothing and everything is raw: backward, every message
+    is taken to go the way back.
 
     Args:
         schedule: of any kind.

@@ -26,7 +26,7 @@ def lg(p):
 # -- closed forms: p ranks, bytes in full vectors --
 
 # fmt: off
-CLOSED_FORMS = [  # rounds (messages where two), bytes, additions
+CLOSED_FORMS = [  # rounds, bytes, additions
     ("all_gather", "ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
     ("all_gather", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
     ("all_gather", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), 0)),
@@ -129,7 +129,7 @@ def test_log_step_algorithms_lose_on_a_large_physical_ring():
 def test_a_torus_pays_less_along_each_axis(shape):
     p = prod(shape)
     paid = price("psum", "ring", shape)
-    assert paid.rounds == sum(2 * (p_i - 1) for p_i in shape)
+    assert paid.rounds == paid.startups == sum(2 * (p_i - 1) for p_i in shape)
     # The reduce-scatter goes last axis first; what is left for the others is 1/p_j of it.
     order = shape[::-1]
     axes = [F(p_i - 1, p_i) / prod(order[:i]) for i, p_i in enumerate(order)]
