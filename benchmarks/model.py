@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.row import Row
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.cost import Model, Sample, fit, price, seconds
-from ringcoll.schedule import Price
+from ringcoll.cost import Model, Sample, fit, seconds
+from ringcoll.pricing import Price, price
 from ringcoll.table import BUILT_INS
 
 #: Fewer rows would fit any three coefficients.
@@ -33,7 +33,7 @@ def paid(row: Row) -> Price | None:
     if row.collective in COLLECTIVES:
         return price(row.collective, row.resolved, (row.ranks,))
     whole = Fraction(row.ranks)
-    return Price(rounds=1, messages=1, sent=whole, raw=whole, link=whole)
+    return Price(rounds=1, messages=1, startups=1, sent=whole, raw=whole, link=whole)
 
 
 def predict(row: Row, model: Model) -> float | None:
@@ -55,7 +55,7 @@ def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:
         if row.algorithm == row.resolved and counts and row.seconds:
             shard = row.size / row.ranks
             link, added = float(counts.link) * shard, float(counts.additions) * shard
-            sample = Sample(counts.rounds, link, added, row.seconds.median)
+            sample = Sample(counts.startups, link, added, row.seconds.median)
             samples.setdefault(row.type, []).append(sample)
     fitted = {name: Fitted(*fit(s), len(s)) for name, s in samples.items() if len(s) >= ENOUGH}
     return fitted, [

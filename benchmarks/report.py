@@ -141,7 +141,7 @@ def print_summary(
     print_matrix("The fastest hand-written algorithm, its time over lax's", best)
     for name, (model, error, count) in fitted.items():
         console().print(
-            f"model of {name}: alpha {_microseconds(model.alpha)} us a round, "
+            f"model of {name}: alpha {_microseconds(model.alpha)} us a message, "
             f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
             f"median error {error:.0%} over {count} rows"
         )

@@ -9,7 +9,7 @@ over the sizes (-b to -e), each result compared, each time taken side by side wi
   algbw     size over time; busbw: that, made comparable over n (nccl-tests' factors)
   #wrong    elements on all ranks that differ in any bit from NumPy's or lax's result
   vs_lax    time over lax's, median of the rounds: below 1 is faster than lax
-  predicted microseconds by alpha a round + beta a byte sent + gamma a byte added, fitted
+  predicted microseconds by alpha a message + beta a byte sent + gamma a byte added, fitted
             to this run, and how far that is from the time
 
 At small sizes the time is that of starting a program on all devices; lax pays it too.

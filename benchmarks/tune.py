@@ -23,7 +23,7 @@ from benchmarks.measure import Point, measure, platform_of, sharing
 from benchmarks.row import Row
 from ringcoll import table
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.cost import price
+from ringcoll.pricing import price
 from ringcoll.table import LAX
 
 #: How many algorithms are timed with care, after one call of each.

@@ -3,6 +3,8 @@
 from ringcoll import algorithms as algorithms
 from ringcoll import cost as cost
 from ringcoll import lax as lax
+from ringcoll import precision as precision
+from ringcoll import pricing as pricing
 from ringcoll.all_reduces import pmax as pmax
 from ringcoll.all_reduces import pmean as pmean
 from ringcoll.all_reduces import pmin as pmin
@@ -14,6 +16,7 @@ from ringcoll.gathers import all_gather as all_gather
 from ringcoll.gathers import psum_scatter as psum_scatter
 from ringcoll.permutes import ppermute as ppermute
 from ringcoll.permutes import pshuffle as pshuffle
+from ringcoll.schedule import AllToAllSchedule as AllToAllSchedule
 from ringcoll.schedule import Move as Move
 from ringcoll.schedule import Schedule as Schedule
 from ringcoll.schedule import ScheduleError as ScheduleError

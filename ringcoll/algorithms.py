@@ -1,109 +1,107 @@
 """The library of schedules: each algorithm is one function that returns its list.
 
 An algorithm takes the sizes of the axes it runs over, major first: `ring(8)`,
-`ring(4, 2)`. Written for one axis, it serves several by `product`: gather along the
-first, then everything held along the next. To add one, write the function under the
+`ring(4, 2)`. Most are written for one axis and serve several by `product`: gather along
+the first, then everything held along the next. To add one, write the function under the
 decorator of its kind; it is then executed, proved, priced, tested and benchmarked.
 
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
+from functools import lru_cache
 from math import prod
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from ringcoll.schedule import AllToAll, Move, Schedule, ScheduleError, in_lanes, product
+from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product
 
 #: One gather after the other, each along its digit of the ranks, major first.
 Stages = tuple[Schedule, ...]
 #: What may be given as an algorithm: a name, a schedule or what makes one of a shape.
 Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
 
-_GATHERS: dict[str, Callable[..., Schedule]] = {}
-_REDUCES: dict[str, Callable[..., Stages]] = {}
-_ALL_TO_ALLS: dict[str, Callable[..., Schedule]] = {}
-
+# By name, each kind filled by the decorator below and by nothing else.
 #: All-gather; backward, reduce-scatter; one after the other, all-reduce.
-GATHERS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(_GATHERS)
+GATHERS: dict[str, Callable[..., Schedule]] = {}
 #: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
-REDUCES: Mapping[str, Callable[..., Stages]] = MappingProxyType(_REDUCES)
+REDUCES: dict[str, Callable[..., Stages]] = {}
 #: All-to-all.
-ALL_TO_ALLS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(_ALL_TO_ALLS)
+ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
+
+P = ParamSpec("P")
+Made = TypeVar("Made")
 
 
-def _listed(kind: dict, name: str | None = None):
+def _listed(
+    kind: dict[str, Callable[..., Made]], name: str | None = None
+) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
     """Put an algorithm into the list of its kind, under its own name or another."""
 
-    def add(function):
+    def add(function: Callable[P, Made]) -> Callable[P, Made]:
         kind[name or function.__name__] = function
         return function
 
     return add
 
 
-def _along_each_axis(one_axis):
-    """Let an algorithm for one axis serve several, as a product."""
-
-    @wraps(one_axis)
-    def several(*shape: int, **options) -> Schedule:
-        return product([one_axis(n, **options) for n in shape])
-
-    return several
-
-
-@_listed(_GATHERS)
-@_along_each_axis
-def ring(n: int, *, direction: int = 1) -> Schedule:
+@_listed(GATHERS)
+def ring(*shape: int, direction: int = 1) -> Schedule:
     """Pass on to the neighbour what came last: n-1 rounds of one shard.
 
     The bandwidth optimum with nearest-neighbour messages only; all traffic one way
     round. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).
     """
-    rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
-    return Schedule((n,), tuple(rounds))
+
+    def one_axis(n: int) -> Schedule:
+        rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
+        return Schedule((n,), tuple(rounds))
+
+    return product([one_axis(n) for n in shape])
 
 
-@_listed(_GATHERS)
-@_along_each_axis
-def bidirectional_ring(n: int) -> Schedule:
+@_listed(GATHERS)
+def bidirectional_ring(*shape: int) -> Schedule:
     """Half of each shard goes round either way: n-1 rounds of half a shard a direction.
 
     Both directions of every link work all the time.
     """
-    return in_lanes(ring(n), ring(n, direction=-1))
+    return in_lanes(ring(*shape), ring(*shape, direction=-1))
 
 
-@_listed(_GATHERS)
-@_along_each_axis
-def two_ended(n: int) -> Schedule:
+@_listed(GATHERS)
+def two_ended(*shape: int) -> Schedule:
     """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
 
     The rounds of a bidirectional ring cut in half, each of twice the bytes.
     """
-    ahead = [Move(1, (t,)) for t in range(n // 2)]
-    back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
-    rounds = [tuple(m[t] for m in (ahead, back) if t < len(m)) for t in range(n // 2)]
-    return Schedule((n,), tuple(rounds))
+
+    def one_axis(n: int) -> Schedule:
+        ahead = [Move(1, (t,)) for t in range(n // 2)]
+        back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
+        rounds = (tuple(m[t] for m in (ahead, back) if t < len(m)) for t in range(n // 2))
+        return Schedule((n,), tuple(rounds))
+
+    return product([one_axis(n) for n in shape])
 
 
-@_listed(_GATHERS)
-@_along_each_axis
-def bruck(n: int) -> Schedule:
+@_listed(GATHERS)
+def bruck(*shape: int) -> Schedule:
     """Double what is held in every round: ceil(log2 n) rounds, for any n.
 
     Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
     communications in multiport message-passing systems", IEEE TPDS 8 (1997).
     """
-    steps = [2**k for k in range((n - 1).bit_length())]
-    return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
+
+    def one_axis(n: int) -> Schedule:
+        steps = [2**k for k in range((n - 1).bit_length())]
+        return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
+
+    return product([one_axis(n) for n in shape])
 
 
-@_listed(_GATHERS)
-@_along_each_axis
-def recursive_doubling(n: int) -> Schedule:
+@_listed(GATHERS)
+def recursive_doubling(*shape: int) -> Schedule:
     """Swap all that is held with the partner n/2, ..., 2, 1 away: log2 n rounds.
 
     The farthest partner comes first, while there is least to send. Backward it is
@@ -114,28 +112,35 @@ def recursive_doubling(n: int) -> Schedule:
     Raises:
         ScheduleError: n is not a power of two.
     """
-    if n & (n - 1):
-        raise ScheduleError(
-            f"recursive_doubling needs a power of two, got {n} ranks; "
-            "use algorithm='bruck', which takes as few rounds for any number"
-        )
-    return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
+
+    def one_axis(n: int) -> Schedule:
+        if n & (n - 1):
+            raise ScheduleError(
+                f"recursive_doubling needs a power of two, got {n} ranks; "
+                "use algorithm='bruck', which takes as few rounds for any number"
+            )
+        return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
+
+    return product([one_axis(n) for n in shape])
 
 
-@_listed(_GATHERS)
-@_along_each_axis
-def direct(n: int) -> Schedule:
+@_listed(GATHERS)
+def direct(*shape: int) -> Schedule:
     """Everybody to everybody at once: one round of n-1 messages.
 
     Backward every contribution travels as it is and is added only where it belongs:
     with a wide `accumulate_dtype` the bytes on the wire stay narrow and the sum is
     rounded once.
     """
-    everybody = tuple(Move(s, (0,)) for s in range(1, n))
-    return Schedule((n,), (everybody,) if everybody else ())
+
+    def one_axis(n: int) -> Schedule:
+        everybody = tuple(Move(s, (0,)) for s in range(1, n))
+        return Schedule((n,), (everybody,) if everybody else ())
+
+    return product([one_axis(n) for n in shape])
 
 
-@_listed(_GATHERS)
+@_listed(GATHERS)
 def torus(*shape: int) -> Schedule:
     """Every axis and both directions at once: two lanes an axis, each in its own order.
 
@@ -149,7 +154,7 @@ def torus(*shape: int) -> Schedule:
     return in_lanes(*(product([ring(n, direction=d) for n in shape], o) for o, d in lanes))
 
 
-@_listed(_REDUCES)
+@_listed(REDUCES)
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
@@ -165,7 +170,7 @@ def exchange(*shape: int) -> Stages:
     )
 
 
-@_listed(_REDUCES)
+@_listed(REDUCES)
 def one_shot(*shape: int) -> Stages:
     """Gather every whole vector, then add once: ceil(log2 n) rounds, n-1 vectors of bytes.
 
@@ -174,31 +179,37 @@ def one_shot(*shape: int) -> Stages:
     return tuple(bruck(n) for n in shape if n > 1)
 
 
-@_listed(_ALL_TO_ALLS)
-@_along_each_axis
-def pairwise(n: int) -> AllToAll:
+@_listed(ALL_TO_ALLS)
+def pairwise(*shape: int) -> AllToAllSchedule:
     """Each block straight to its rank: n-1 rounds of one block."""
-    return AllToAll((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
+
+    def one_axis(n: int) -> AllToAllSchedule:
+        return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
+
+    return product([one_axis(n) for n in shape])
 
 
-@_listed(_ALL_TO_ALLS, "bruck")
-@_along_each_axis
-def bruck_all_to_all(n: int) -> AllToAll:
+@_listed(ALL_TO_ALLS, "bruck")
+def bruck_all_to_all(*shape: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
     About n/2 blocks a round: fewer messages, more bytes. Bruck et al. (1997).
     """
-    steps = [2**k for k in range((n - 1).bit_length())]
-    rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
-    return AllToAll((n,), tuple(rounds))
+
+    def one_axis(n: int) -> AllToAllSchedule:
+        steps = [2**k for k in range((n - 1).bit_length())]
+        rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
+        return AllToAllSchedule((n,), tuple(rounds))
+
+    return product([one_axis(n) for n in shape])
 
 
 _ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 _KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]] = {
-    "all_gather": (_GATHERS,),
-    "psum_scatter": (_GATHERS,),
-    **dict.fromkeys(_ALL_REDUCES, (_GATHERS, _REDUCES)),
-    "all_to_all": (_ALL_TO_ALLS,),
+    "all_gather": (GATHERS,),
+    "psum_scatter": (GATHERS,),
+    **dict.fromkeys(_ALL_REDUCES, (GATHERS, REDUCES)),
+    "all_to_all": (ALL_TO_ALLS,),
 }
 #: The collectives that schedules serve.
 COLLECTIVES = tuple(_KINDS)
@@ -244,11 +255,11 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     stages: tuple[Any, ...] = (
         made if isinstance(made, tuple) and collective in _ALL_REDUCES else (made,)
     )
-    kind = AllToAll if collective == "all_to_all" else Schedule
+    kind = AllToAllSchedule if collective == "all_to_all" else Schedule
     for stage in stages:
         if type(stage) is not kind:
             raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
-        if stage.lanes > 1 and kind is AllToAll:
+        if stage.lanes > 1 and kind is AllToAllSchedule:
             raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
         stage.check()
     if prod(stage.size for stage in stages) != prod(shape):

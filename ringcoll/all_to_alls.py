@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll import schedule as schedules
 from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.manual import sharded_dims
+from ringcoll.schedule import AllToAllSchedule
 from ringcoll.scheduled import Scheduled
 from ringcoll.table import Algorithm
 from ringcoll.visitors import all_to_all_along
@@ -27,7 +27,7 @@ class AllToAll(Scheduled, name="all_to_all"):
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=True
         )
 
-    def run(self, x: Array, schedule: schedules.AllToAll, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
         split, concat = self.dims
         if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks need not divide
             return self.by_lax(x)

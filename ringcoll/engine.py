@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.manual import varying
-from ringcoll.schedule import AllToAll, Move, Round, Schedule
+from ringcoll.schedule import AllToAllSchedule, Move, Round, Schedule
 from ringcoll.wire import Ranks
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
@@ -224,7 +224,7 @@ def _reduce_loop(
         partial.update(zip(_sent(move), stack, strict=True))
 
 
-def all_to_all(schedule: AllToAll, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
+def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
     """Carry every block to its rank.
 
     Args:

@@ -1,4 +1,4 @@
-"""A collective algorithm as plain data: rounds of moves, checked and priced.
+"""A collective algorithm as plain data: rounds of moves, and their proof.
 
 An all-gather on n ranks is a list of rounds; a round is a few moves that happen at
 once; a move is `(shift, offsets)`: *every rank r sends to rank r + shift the shards it
@@ -19,11 +19,10 @@ This file knows nothing of JAX; `ringcoll.engine` executes what is written here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
-
-import numpy as np
+from typing import TypeVar
 
 
 class ScheduleError(ValueError):
@@ -43,23 +42,6 @@ class Move:
 Round = tuple[Move, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
-
-    `sent` is what leaves a rank; `raw` the part of it in messages without a partial sum,
-    which travel in the operand's own width whatever sums are kept in; `link` the load of
-    the busiest link and direction, summed over the rounds; `additions` what a rank adds.
-    """
-
-    rounds: int = 0
-    messages: int = 0
-    sent: Fraction = Fraction(0)
-    raw: Fraction = Fraction(0)
-    link: Fraction = Fraction(0)
-    additions: Fraction = Fraction(0)
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Rounds of moves on ranks of `shape`, in `lanes` lanes of an equal payload each.
@@ -71,7 +53,6 @@ class Schedule:
     shape: tuple[int, ...]
     rounds: tuple[Round, ...]
     lanes: int = 1
-    size: int = field(init=False)
 
     def __post_init__(self) -> None:
         rounds = tuple(
@@ -82,7 +63,11 @@ class Schedule:
         object.__setattr__(self, "rounds", rounds)  # lists would have no hash
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
-        object.__setattr__(self, "size", prod(self.shape))
+
+    @cached_property  # of what is frozen: asked for in loops
+    def size(self) -> int:
+        """The number of ranks."""
+        return prod(self.shape)
 
     def step(self, rank: int, axis: int, shift: int) -> int:
         """The rank `shift` further along `axis`."""
@@ -151,73 +136,15 @@ class Schedule:
     def _in_lane(self, lane: int) -> str:
         return f" (lane {lane})" if self.lanes > 1 else ""
 
-    def price(self, network: Sequence[int] | None = None) -> Price:
-        """What one rank pays for the schedule run backward, straight from its data.
 
-        Forward it pays the same, but adds nothing and everything is raw.
-
-        Args:
-            network: the shape of a physical ring (n,) or torus, on which a shift of s
-                loads s links; None is a switch, to which each rank has one port.
-
-        Raises:
-            ScheduleError: when `network` is not of as many ranks as the schedule.
-        """
-        if network is not None and prod(network) != self.size:
-            raise ScheduleError(f"network {tuple(network)} is not of {self.size} ranks")
-        sent = sum((self._share(move) for _, move in self.messages()), Fraction(0))
-        added: set[tuple[int, int]] = set()
-        raw = Fraction(0)
-        for moves in reversed(self.rounds):  # backward: a slot is raw until added to
-            for move in moves:
-                if added.isdisjoint((move.lane, a) for a in self.arrivals(move)):
-                    raw += self._share(move)
-            added |= {(move.lane, o) for move in moves for o in move.offsets}
-        return Price(
-            rounds=len(self.rounds),
-            messages=sum(1 for _ in self.messages()),
-            sent=sent,
-            raw=raw,
-            link=sum((self._busiest(moves, network) for moves in self.rounds), Fraction(0)),
-            additions=sent,
-        )
-
-    def _share(self, move: Move) -> Fraction:
-        return Fraction(len(move.offsets), self.lanes)
-
-    def _busiest(self, moves: Round, network: Sequence[int] | None) -> Fraction:
-        """The load of the busiest link and direction in one round, in shards."""
-        if network is None:
-            return sum((self._share(move) for move in moves), Fraction(0))
-        ranks = np.arange(self.size)
-        here = np.stack(np.unravel_index(ranks, tuple(network)))
-        load = np.zeros((2, *here.shape), int)  # direction, axis, rank; in half lane shares
-        for move in moves:
-            to = np.array([self.step(r, move.axis, move.shift) for r in range(self.size)])
-            there = np.stack(np.unravel_index(to, tuple(network)))
-            at = here.copy()
-            for axis, length in enumerate(network):  # one dimension after the other
-                ahead = (there[axis] - here[axis]) % length
-                back = -ahead % length
-                for way, (hops, other) in enumerate([(ahead, back), (back, ahead)]):
-                    halves = np.select([hops < other, hops == other], [2, 1])  # a tie splits
-                    for hop in range(hops.max(initial=0, where=halves > 0)):
-                        at[axis] = (here[axis] + (-hop if way else hop)) % length
-                        going = (hops > hop) & (halves > 0)
-                        node = np.ravel_multi_index(tuple(at), tuple(network))[going]
-                        np.add.at(load[way, axis], node, halves[going] * len(move.offsets))
-                at[axis] = there[axis]
-        return Fraction(int(load.max(initial=0)), 2 * self.lanes)
-
-
-class AllToAll(Schedule):
+class AllToAllSchedule(Schedule):
     """The same data read as an all-to-all: slot d of rank r is the block for rank r + d.
 
     A move sends the slots in `offsets`; a slot keeps its number on the way and must
     travel exactly its number in all.
     """
 
-    def check(self) -> "AllToAll":
+    def check(self) -> "AllToAllSchedule":
         """Prove that every block ends at its rank, or say which does not.
 
         Raises:
@@ -246,7 +173,10 @@ class AllToAll(Schedule):
         return self
 
 
-def in_lanes(*schedules: Schedule) -> Schedule:
+Kind = TypeVar("Kind", bound=Schedule)
+
+
+def in_lanes(*schedules: Kind) -> Kind:
     """Schedules of one lane and the same shape, side by side, each with its share.
 
     Raises:
@@ -265,7 +195,7 @@ def in_lanes(*schedules: Schedule) -> Schedule:
     return type(schedules[0])(schedules[0].shape, tuple(rounds), len(schedules))
 
 
-def product(schedules: Sequence[Schedule], order: Iterable[int] | None = None) -> Schedule:
+def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
     """One schedule an axis: gather along the first, then all that is held along the next.
 
     Args:
@@ -280,7 +210,7 @@ def product(schedules: Sequence[Schedule], order: Iterable[int] | None = None) -
         raise ScheduleError("product takes schedules of one number of lanes")
     shape = tuple(p for s in schedules for p in s.shape)
     kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
-    moving = kind is AllToAll  # then every slot is there from the start
+    moving = kind is AllToAllSchedule  # then every slot is there from the start
     held = list(range(prod(shape))) if moving else [0]
     rounds: list[Round] = []
     for factor in factors:

@@ -12,7 +12,7 @@ from jax import Array, lax
 from ringcoll import engine
 from ringcoll.algorithms import Stages
 from ringcoll.manual import empty, sharded_dims
-from ringcoll.schedule import AllToAll, Schedule
+from ringcoll.schedule import AllToAllSchedule, Schedule
 from ringcoll.wire import Ranks, as_bits
 
 
@@ -62,7 +62,9 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
     return back(engine.gather(schedule, ranks, own, visit, empty(shape, bits, ranks.axes)))
 
 
-def all_to_all_along(x: Array, split: int, concat: int, schedule: AllToAll, ranks: Ranks) -> Array:
+def all_to_all_along(
+    x: Array, split: int, concat: int, schedule: AllToAllSchedule, ranks: Ranks
+) -> Array:
     """All-to-all: every block that comes is put in its place."""
     bits, back = _bits_to_place(x)
     size = x.shape[split] // ranks.size

@@ -179,7 +179,7 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         *rounds, last = algorithms.ring(n).rounds
         return Schedule((n,), (*rounds, (replace(last[0], shift=-1),)))
 
-    monkeypatch.setitem(algorithms._GATHERS, "broken", broken)
+    monkeypatch.setitem(algorithms.GATHERS, "broken", broken)
     monkeypatch.setattr(Schedule, "check", lambda self: self)  # which would have refused it
     chosen = ["--collective", "all_gather", "--algorithm", "ring,broken", "-d", "float32"]
     path = str(tmp_path / "json")

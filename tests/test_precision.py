@@ -11,7 +11,7 @@ import pytest
 from support import make_mesh, per_rank, runnable
 
 import ringcoll
-from ringcoll.cost import error_bound
+from ringcoll.precision import error_bound
 
 WIDTH = 37  # no multiple of a number of ranks: the last chunk is padded
 

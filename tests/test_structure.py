@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh, runnable
 
 import ringcoll
-from ringcoll import algorithms, cost, engine
+from ringcoll import algorithms, engine, pricing
 
 SHAPES = [(2,), (3,), (5,), (8,), (4, 2), (2, 2, 2)]
 BUILT_IN = re.compile(r"all_gather|all_reduce|reduce_scatter|all_to_all|collective_broadcast")
@@ -87,10 +87,10 @@ def check(collective, algorithm, shape, dtype=jnp.float32, wide=None):
     keywords = {} if wide is None else {"accumulate_dtype": wide}
     text = program(collective, algorithm, shape, dtype, **keywords)
     sent = messages(text)
-    assert len(sent) == cost.price(collective, algorithm, shape).messages
+    assert len(sent) == pricing.price(collective, algorithm, shape).messages
     itemsize = jnp.dtype(dtype).itemsize
     wide = None if wide is None else jnp.dtype(wide).itemsize
-    expected = cost.wire_bytes(collective, algorithm, shape, SHARD, itemsize, wide)
+    expected = pricing.wire_bytes(collective, algorithm, shape, SHARD, itemsize, wide)
     assert sum(message.bytes for message in sent) == expected
     assert all(len(set(message.pairs)) == prod(shape) for message in sent)
     assert not BUILT_IN.search(text)

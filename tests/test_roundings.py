@@ -1,0 +1,97 @@
+"""Roundings and error bounds, against real sums.
+
+(test_precision holds the results of the collectives to these bounds.)
+"""
+
+import numpy as np
+import pytest
+from test_pricing import ANY, TWOS, lg
+
+from ringcoll.algorithms import GATHERS, REDUCES, build
+from ringcoll.precision import error_bound, roundings
+
+# The additions on the longest way into a sum.
+CHAINS = [
+    ("ring", ANY, lambda p: p - 1),
+    ("bidirectional_ring", ANY, lambda p: p - 1),
+    ("two_ended", range(3, 65), lambda p: p // 2 + 1),
+    ("direct", ANY, lambda p: p - 1),
+    ("recursive_doubling", TWOS, lg),
+    ("bruck", ANY, lg),
+    ("exchange", TWOS, lg),
+    ("exchange", [6, 12, 7], lambda p: {6: 1 + 2, 12: 2 + 2, 7: 6}[p]),
+    ("one_shot", ANY, lambda p: p - 1),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "sizes", "form"), CHAINS)
+def test_roundings_are_the_longest_chain(algorithm, sizes, form):
+    for p in sizes:
+        assert roundings("psum", algorithm, (p,)) == form(p)
+        assert roundings("pmean", algorithm, (p,)) == form(p) + 1
+
+
+def test_nothing_is_rounded_where_nothing_is_summed():
+    for collective in ("all_gather", "pmax", "pmin", "pbroadcast"):
+        assert error_bound(collective, "ring", (8,), 2**-7) == 0
+    assert error_bound("all_to_all", "bruck", (8,), 2**-7) == 0
+    assert error_bound("psum", "ring", (1,), 2**-7, 2**-23) == 0
+    with pytest.raises(ValueError, match="no collective 'allgather'"):
+        error_bound("allgather", "ring", (8,), 2**-7)
+
+
+def summed(algorithm, n, x, dtype):
+    """The sum that rank 0 holds, with x[r] of rank r, rounded to `dtype` at every addition."""
+    made = build("psum", algorithm, (n,))
+    if isinstance(made, tuple):
+        parts = x.astype(dtype).reshape([stage.size for stage in made])
+        for stage in made:
+            total = parts[0]
+            for i in range(1, stage.size):
+                total = total + parts[i]
+            parts = total
+        return [parts]
+    sums = np.repeat(x.astype(dtype)[:, None], made.lanes, axis=1)  # at each offset, for rank 0
+    for moves in reversed(made.rounds):
+        before = sums.copy()
+        for move in moves:
+            for offset, arrival in zip(move.offsets, made.arrivals(move), strict=True):
+                sums[offset, move.lane] += before[arrival, move.lane]
+    assert sums.dtype == dtype
+    return sums[0]
+
+
+@pytest.mark.parametrize("algorithm", [*GATHERS, *REDUCES])
+def test_sums_err_by_less_than_the_bound(algorithm):
+    random = np.random.default_rng(1)
+    narrow, wide = np.finfo(np.float16).eps, np.finfo(np.float32).eps
+    for n in (2, 8, 64, 2, 8, 64):
+        x = random.uniform(-1, 1, n).astype(np.float16)
+        exact, size = x.astype(float).sum(), abs(x.astype(float)).sum()
+        bound = error_bound("psum", algorithm, (n,), narrow)
+        assert type(bound) is float  # not computed in float16, as eps is
+        assert all(abs(s - exact) <= bound * size for s in summed(algorithm, n, x, np.float16))
+        bound = error_bound("psum", algorithm, (n,), narrow, wide)
+        assert bound < 1.01 * narrow / 2
+        once = [np.float16(s) for s in summed(algorithm, n, x, np.float32)]
+        assert all(abs(s - exact) <= bound * size for s in once)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 64])
+def test_the_bound_of_a_ring_is_reached(n):
+    eps = float(np.finfo(np.float32).eps)
+    x = np.full(n, eps / 2)  # of each, 1 + eps/2 loses all
+    x[n - 1] = 1  # where the chain starts
+    (total,) = summed("ring", n, x, np.float32)
+    error = (x.sum() - float(total)) / x.sum()
+    assert error <= error_bound("psum", "ring", (n,), eps)
+    assert n == 2 or error > error_bound("psum", "ring", (n - 1,), eps)
+
+
+def test_wide_sums_are_rounded_once():
+    narrow, wide = 2**-7, 2**-23
+    bound = error_bound("psum", "ring", (256,), narrow, wide)
+    assert bound == pytest.approx(narrow / 2 + 255 * wide / 2, rel=1e-2)
+    assert error_bound("psum", "ring", (100,), narrow) == pytest.approx(99 / 256 / (1 - 99 / 256))
+    with pytest.raises(ValueError, match=r"^psum: no bound after 256 roundings of 0\.0039"):
+        error_bound("psum", "ring", (257,), narrow)
