@@ -9,9 +9,10 @@ decorator of its kind; it is then executed, proved, priced, tested and benchmark
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, wraps
+from inspect import signature
 from math import prod
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product
 
@@ -28,80 +29,91 @@ REDUCES: dict[str, Callable[..., Stages]] = {}
 #: All-to-all.
 ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
 
-P = ParamSpec("P")
-Made = TypeVar("Made")
+Kind = TypeVar("Kind", bound=Schedule, covariant=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _listed(
-    kind: dict[str, Callable[..., Made]], name: str | None = None
-) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+class OnSeveralAxes(Protocol[Kind]):
+    """An algorithm, of the sizes of its axes, major first, and what options it has."""
+
+    def __call__(self, *shape: int, **options: int) -> Kind: ...
+
+
+def _listed(kind: dict[str, Any], name: str | None = None) -> Callable[[Function], Function]:
     """Put an algorithm into the list of its kind, under its own name or another."""
 
-    def add(function: Callable[P, Made]) -> Callable[P, Made]:
+    def add(function: Function) -> Function:
         kind[name or function.__name__] = function
         return function
 
     return add
 
 
+def _along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
+    """Let an algorithm for one axis serve several, as a product."""
+
+    @wraps(one_axis)
+    def several(*shape: int, **options: int) -> Kind:
+        return product([one_axis(n, **options) for n in shape])
+
+    of_one = signature(one_axis)  # what `help` shows is of several
+    n, *options = of_one.parameters.values()
+    shape = n.replace(name="shape", kind=n.VAR_POSITIONAL)
+    vars(several)["__signature__"] = of_one.replace(parameters=[shape, *options])
+    return several
+
+
 @_listed(GATHERS)
-def ring(*shape: int, direction: int = 1) -> Schedule:
+@_along_each_axis
+def ring(n: int, *, direction: int = 1) -> Schedule:
     """Pass on to the neighbour what came last: n-1 rounds of one shard.
 
     The bandwidth optimum with nearest-neighbour messages only; all traffic one way
     round. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).
     """
-
-    def one_axis(n: int) -> Schedule:
-        rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
-        return Schedule((n,), tuple(rounds))
-
-    return product([one_axis(n) for n in shape])
+    rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
+    return Schedule((n,), tuple(rounds))
 
 
 @_listed(GATHERS)
-def bidirectional_ring(*shape: int) -> Schedule:
+@_along_each_axis
+def bidirectional_ring(n: int) -> Schedule:
     """Half of each shard goes round either way: n-1 rounds of half a shard a direction.
 
     Both directions of every link work all the time.
     """
-    return in_lanes(ring(*shape), ring(*shape, direction=-1))
+    return in_lanes(ring(n), ring(n, direction=-1))
 
 
 @_listed(GATHERS)
-def two_ended(*shape: int) -> Schedule:
+@_along_each_axis
+def two_ended(n: int) -> Schedule:
     """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
 
     The rounds of a bidirectional ring cut in half, each of twice the bytes.
     """
-
-    def one_axis(n: int) -> Schedule:
-        ahead = [Move(1, (t,)) for t in range(n // 2)]
-        back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
-        rounds = (tuple(m[t] for m in (ahead, back) if t < len(m)) for t in range(n // 2))
-        return Schedule((n,), tuple(rounds))
-
-    return product([one_axis(n) for n in shape])
+    ahead = [Move(1, (t,)) for t in range(n // 2)]
+    back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
+    rounds = (tuple(m[t] for m in (ahead, back) if t < len(m)) for t in range(n // 2))
+    return Schedule((n,), tuple(rounds))
 
 
 @_listed(GATHERS)
-def bruck(*shape: int) -> Schedule:
+@_along_each_axis
+def bruck(n: int) -> Schedule:
     """Double what is held in every round: ceil(log2 n) rounds, for any n.
 
     Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
     communications in multiport message-passing systems", IEEE TPDS 8 (1997).
     """
-
-    def one_axis(n: int) -> Schedule:
-        steps = [2**k for k in range((n - 1).bit_length())]
-        return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
-
-    return product([one_axis(n) for n in shape])
+    steps = [2**k for k in range((n - 1).bit_length())]
+    return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
 
 
 @_listed(GATHERS)
-def recursive_doubling(*shape: int) -> Schedule:
+@_along_each_axis
+def recursive_doubling(n: int) -> Schedule:
     """Swap all that is held with the partner n/2, ..., 2, 1 away: log2 n rounds.
 
     The farthest partner comes first, while there is least to send. Backward it is
@@ -112,32 +124,25 @@ def recursive_doubling(*shape: int) -> Schedule:
     Raises:
         ScheduleError: n is not a power of two.
     """
-
-    def one_axis(n: int) -> Schedule:
-        if n & (n - 1):
-            raise ScheduleError(
-                f"recursive_doubling needs a power of two, got {n} ranks; "
-                "use algorithm='bruck', which takes as few rounds for any number"
-            )
-        return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
-
-    return product([one_axis(n) for n in shape])
+    if n & (n - 1):
+        raise ScheduleError(
+            f"recursive_doubling needs a power of two, got {n} ranks; "
+            "use algorithm='bruck', which takes as few rounds for any number"
+        )
+    return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
 
 
 @_listed(GATHERS)
-def direct(*shape: int) -> Schedule:
+@_along_each_axis
+def direct(n: int) -> Schedule:
     """Everybody to everybody at once: one round of n-1 messages.
 
     Backward every contribution travels as it is and is added only where it belongs:
     with a wide `accumulate_dtype` the bytes on the wire stay narrow and the sum is
     rounded once.
     """
-
-    def one_axis(n: int) -> Schedule:
-        everybody = tuple(Move(s, (0,)) for s in range(1, n))
-        return Schedule((n,), (everybody,) if everybody else ())
-
-    return product([one_axis(n) for n in shape])
+    everybody = tuple(Move(s, (0,)) for s in range(1, n))
+    return Schedule((n,), (everybody,) if everybody else ())
 
 
 @_listed(GATHERS)
@@ -180,28 +185,22 @@ def one_shot(*shape: int) -> Stages:
 
 
 @_listed(ALL_TO_ALLS)
-def pairwise(*shape: int) -> AllToAllSchedule:
+@_along_each_axis
+def pairwise(n: int) -> AllToAllSchedule:
     """Each block straight to its rank: n-1 rounds of one block."""
-
-    def one_axis(n: int) -> AllToAllSchedule:
-        return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
-
-    return product([one_axis(n) for n in shape])
+    return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
 
 
 @_listed(ALL_TO_ALLS, "bruck")
-def bruck_all_to_all(*shape: int) -> AllToAllSchedule:
+@_along_each_axis
+def bruck_all_to_all(n: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
     About n/2 blocks a round: fewer messages, more bytes. Bruck et al. (1997).
     """
-
-    def one_axis(n: int) -> AllToAllSchedule:
-        steps = [2**k for k in range((n - 1).bit_length())]
-        rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
-        return AllToAllSchedule((n,), tuple(rounds))
-
-    return product([one_axis(n) for n in shape])
+    steps = [2**k for k in range((n - 1).bit_length())]
+    rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
+    return AllToAllSchedule((n,), tuple(rounds))
 
 
 _ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
