@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.calls import AxisName, Call, Groups, Pytree
@@ -108,7 +109,7 @@ def psum(
     *,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
-    accumulate_dtype: Any = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x, on every rank, in the same bits.
 
@@ -144,7 +145,7 @@ def pmean(
     *,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
-    accumulate_dtype: Any = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.manual import is_partial, varying
@@ -24,7 +25,7 @@ from ringcoll.table import LAX, LAX_AS_BITS, Algorithm, Table, choices
 from ringcoll.wire import Ranks
 
 Pytree = Any
-AxisName = Any
+AxisName = Hashable | Sequence[Hashable]
 Groups = Sequence[Sequence[int]] | None
 Collect = Callable[..., Any]
 
@@ -69,7 +70,7 @@ class Call:
     axis_name: AxisName
     groups: Groups = None
     algorithm: Algorithm = "auto"
-    accumulate_dtype: Any = None
+    accumulate_dtype: DTypeLike | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     adds_dim: bool = False
     said: Mapping[str, Any] = field(default_factory=dict)
@@ -77,8 +78,9 @@ class Call:
 
     @property
     def axes(self) -> tuple[Hashable, ...]:
-        several = isinstance(self.axis_name, tuple | list)
-        return tuple(self.axis_name) if several else (self.axis_name,)
+        if isinstance(self.axis_name, tuple | list):
+            return tuple(self.axis_name)
+        return (self.axis_name,)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -129,19 +131,18 @@ class Call:
             if not self._is_constant(leaf):
                 self._check(leaf, partial(by_lax, **self._dims(leaf)))
         done: list[Any] = []
-        joint: dict[Hashable, list[int]] = defaultdict(list)
+        together: dict[Hashable, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):
             if self._is_for_lax(leaf):
                 done.append(self._by_lax(leaf, partial(by_lax, **self._dims(leaf))))
                 continue
             done.append(varying(jnp.asarray(leaf), self.axes))
-            if joins:
-                joint[done[i].dtype if _is_small(done[i]) else i].append(i)
-            else:
-                done[i] = _of_numbers(partial(by_hand, **self._dims(leaf)), done[i])
-        for members in joint.values():
+            together[done[i].dtype if joins and _is_small(done[i]) else i].append(i)
+        for members in together.values():
             arrays, back = zip(*(_as_numbers(done[i]) for i in members), strict=True)
-            for i, y, to_key in zip(members, by_hand(*arrays), back, strict=True):
+            dims = self._dims(leaves[members[0]])  # none where leaves join
+            results = by_hand(*arrays, **dims) if joins else [by_hand(*arrays, **dims)]
+            for i, y, to_key in zip(members, results, back, strict=True):
                 done[i] = to_key(y)
         return jax.tree.unflatten(tree, done)
 
@@ -269,11 +270,6 @@ def _holds(wide: Any, dtype: Any) -> bool:
         return False
     w, d = jnp.finfo(wide), jnp.finfo(dtype)
     return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
-
-
-def _of_numbers(by_hand: Callable[[Array], Array], x: Array) -> Array:
-    numbers, back = _as_numbers(x)
-    return back(by_hand(numbers))
 
 
 def _as_numbers(x: Array) -> tuple[Array, Callable[[Array], Array]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.manual import is_checked, varying
@@ -82,7 +83,7 @@ def all_gather(
     tiled: bool = False,
     to: str = "varying",
     algorithm: Algorithm = "auto",
-    accumulate_dtype: Any = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
 
@@ -133,7 +134,7 @@ def psum_scatter(
     axis_index_groups: Groups = None,
     tiled: bool = False,
     algorithm: Algorithm = "auto",
-    accumulate_dtype: Any = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x, of which rank r keeps block r along `scatter_dimension`.
 
