@@ -28,7 +28,7 @@ class Fitted(NamedTuple):
 
 def paid(row: Row) -> Price | None:
     """What the row's algorithm pays, in 1/n of its size; None for a built-in."""
-    if row.resolved in BUILT_INS or row.ranks == 1:
+    if row.resolved.endswith(BUILT_INS) or row.ranks == 1:
         return None
     if row.collective in COLLECTIVES:
         return price(row.collective, row.resolved, (row.ranks,))

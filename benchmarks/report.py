@@ -136,7 +136,11 @@ def print_summary(
     """The fastest hand-written algorithm at every size, the models, what is missing."""
     best = []
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
-        by_hand = [row for row in some if row.algorithm == row.resolved not in BUILT_INS]
+        by_hand = [
+            row
+            for row in some
+            if row.algorithm == row.resolved and not row.resolved.endswith(BUILT_INS)
+        ]
         best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
     print_matrix("The fastest hand-written algorithm, its time over lax's", best)
     for name, (model, error, count) in fitted.items():

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,12 +12,13 @@ from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.calls import AxisName, Call, Groups, Pytree
+from ringcoll.gathers import AllGather
 from ringcoll.manual import is_checked, sharded_dims, varying
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import Scheduled
-from ringcoll.table import LAX, Algorithm
+from ringcoll.table import GATHERED_AS_BITS, LAX, Algorithm
 from ringcoll.visitors import by_stages, gather_along, reduce_along
-from ringcoll.wire import Ranks
+from ringcoll.wire import Ranks, moved_as_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,13 @@ class AllReduce(Scheduled):
     """By a gather's schedule, run backward and then forward; or stage by stage."""
 
     collective = "psum"
+    gathers_as_bits: bool = False
+
+    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
+        if isinstance(algorithm, str) and algorithm.endswith(GATHERED_AS_BITS):
+            reducing = algorithm.removesuffix(GATHERED_AS_BITS)
+            return replace(self, gathers_as_bits=True).by(reducing, x, platform)
+        return super().by(algorithm, x, platform)
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         if ranks.size == 1:
@@ -60,8 +68,10 @@ class AllReduce(Scheduled):
 
     def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
-        mine = reduce_along(x, dim, schedule, ranks, self.combine)
-        return gather_along(mine.astype(x.dtype), dim, schedule, ranks)
+        mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
+        if self.gathers_as_bits:
+            return moved_as_bits(AllGather(axes=self.axes, dims=(dim,), groups=self.groups), mine)
+        return gather_along(mine, dim, schedule, ranks)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.around(axis)

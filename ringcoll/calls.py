@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.manual import is_partial, varying
-from ringcoll.table import LAX, LAX_AS_BITS, Algorithm, Table, choices
+from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Algorithm, Table, choices
 from ringcoll.wire import Ranks
 
 Pytree = Any
@@ -208,16 +208,18 @@ class Call:
             )
         if self.collective is None or self._is_for_lax(leaf):
             return
-        named = isinstance(self.algorithm, str)
-        known = ("auto", *choices(self.collective))
-        if named and self.algorithm not in known:
-            words = f"no algorithm {self.algorithm!r}"
-            raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
-        if self.algorithm == LAX_AS_BITS:
-            return
+        algorithm, named = self.algorithm, isinstance(self.algorithm, str)
+        if isinstance(algorithm, str):
+            known = ("auto", *choices(self.collective))
+            if algorithm not in known:
+                words = f"no algorithm {algorithm!r}"
+                raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
+            if algorithm == LAX_AS_BITS:
+                return
+            algorithm = algorithm.removesuffix(GATHERED_AS_BITS)
         shape = Ranks.over(self.axes, self.params["groups"], all_axes=not named).shape
         try:
-            algorithms.build(self.collective, self.algorithm, shape)
+            algorithms.build(self.collective, algorithm, shape)
         except (TypeError, ValueError) as error:  # TypeError: not hashable, or other arguments
             kind = ValueError if isinstance(error, ValueError) else TypeError
             raise self.refusal(kind, f"algorithm={self.algorithm!r}: {error}") from error

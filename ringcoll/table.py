@@ -12,7 +12,8 @@ Bounds are as in `range`: the first value is in, the last is not; null is open.
 
 Two of the algorithms are no schedules. "lax" is the built-in collective. "lax_as_bits" is
 that of the operand's bits, for collectives that only move data: where XLA would promote a
-narrow float it sends integers of the same width (see `ringcoll.wire.as_bits`).
+narrow float it sends integers of the same width (see `ringcoll.wire.as_bits`). An
+all-reduce may be "ring+lax_as_bits": reduce-scatter by the ring, all-gather by that.
 """
 
 import json
@@ -36,6 +37,8 @@ PLATFORMS = ("cpu", "gpu", "tpu", "*")
 Bounds = tuple[int | None, int | None]
 
 LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
+#: What is added to the name of a reduce-scatter.
+GATHERED_AS_BITS = "+" + LAX_AS_BITS
 
 
 def choices(collective: str) -> tuple[str, ...]:
@@ -44,8 +47,12 @@ def choices(collective: str) -> tuple[str, ...]:
     Raises:
         ValueError: no such collective.
     """
-    moves_only = collective in ("all_gather", "all_to_all")
-    return (*names(collective), LAX, *((LAX_AS_BITS,) if moves_only else ()))
+    as_bits: tuple[str, ...] = ()
+    if collective in ("all_gather", "all_to_all"):
+        as_bits = (LAX_AS_BITS,)
+    elif collective != "psum_scatter":
+        as_bits = tuple(name + GATHERED_AS_BITS for name in names("psum_scatter"))
+    return (*names(collective), LAX, *as_bits)
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ def _runs(row: Row, ranks: int) -> bool:
     if row.algorithm in BUILT_INS:
         return True
     try:
-        build(row.collective, row.algorithm, (ranks,))
+        build(row.collective, row.algorithm.removesuffix(GATHERED_AS_BITS), (ranks,))
     except ScheduleError:
         return False
     return True

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from support import assert_same, data, per_rank, runnable
 
 import ringcoll.lax
-from ringcoll.table import LAX_AS_BITS, choices
+from ringcoll.table import GATHERED_AS_BITS, LAX_AS_BITS, choices
 
 Axes = str | tuple[str, ...] | list[str]
 
@@ -62,7 +62,8 @@ class Case:
         """The arguments that choose each algorithm there is on axes of these sizes."""
         if self.name in ("ppermute", "pshuffle"):
             return [{}]
-        builtin = [name for name in choices(self.collective) if name == LAX_AS_BITS]
+        as_bits = [LAX_AS_BITS, "ring" + GATHERED_AS_BITS]
+        builtin = [name for name in choices(self.collective) if name in as_bits]
         hand_written = runnable(self.collective, *(shape or (1,)))
         return [{"algorithm": name} for name in [*hand_written, *builtin]]
 
