@@ -25,7 +25,7 @@ Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
 #: All-gather; backward, reduce-scatter; one after the other, all-reduce.
 GATHERS: dict[str, Callable[..., Schedule]] = {}
 #: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
-REDUCES: dict[str, Callable[..., Stages]] = {}
+STAGED: dict[str, Callable[..., Stages]] = {}
 #: All-to-all.
 ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
 
@@ -159,7 +159,7 @@ def torus(*shape: int) -> Schedule:
     return in_lanes(*(product([ring(n, direction=d) for n in shape], o) for o, d in lanes))
 
 
-@_listed(REDUCES)
+@_listed(STAGED)
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
@@ -175,7 +175,7 @@ def exchange(*shape: int) -> Stages:
     )
 
 
-@_listed(REDUCES)
+@_listed(STAGED)
 def one_shot(*shape: int) -> Stages:
     """Gather every whole vector, then add once: ceil(log2 n) rounds, n-1 vectors of bytes.
 
@@ -203,11 +203,11 @@ def bruck_all_to_all(n: int) -> AllToAllSchedule:
     return AllToAllSchedule((n,), tuple(rounds))
 
 
-_ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
+ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 _KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]] = {
     "all_gather": (GATHERS,),
     "psum_scatter": (GATHERS,),
-    **dict.fromkeys(_ALL_REDUCES, (GATHERS, REDUCES)),
+    **dict.fromkeys(ALL_REDUCES, (GATHERS, STAGED)),
     "all_to_all": (ALL_TO_ALLS,),
 }
 #: The collectives that schedules serve.
@@ -252,7 +252,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     made = algorithm(*shape) if callable(algorithm) else algorithm
     # Any: what a caller made is looked at below.
     stages: tuple[Any, ...] = (
-        made if isinstance(made, tuple) and collective in _ALL_REDUCES else (made,)
+        made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
     )
     kind = AllToAllSchedule if collective == "all_to_all" else Schedule
     for stage in stages:

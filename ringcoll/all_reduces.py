@@ -16,7 +16,7 @@ from ringcoll.gathers import AllGather
 from ringcoll.manual import is_checked, sharded_dims, varying
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import Scheduled
-from ringcoll.table import GATHERED_AS_BITS, LAX, Algorithm
+from ringcoll.table import LAX, Algorithm, reducing_half
 from ringcoll.visitors import by_stages, gather_along, reduce_along
 from ringcoll.wire import Ranks, moved_as_bits
 
@@ -29,9 +29,9 @@ class AllReduce(Scheduled):
     gathers_as_bits: bool = False
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        if isinstance(algorithm, str) and algorithm.endswith(GATHERED_AS_BITS):
-            reducing = algorithm.removesuffix(GATHERED_AS_BITS)
-            return replace(self, gathers_as_bits=True).by(reducing, x, platform)
+        if isinstance(algorithm, str) and algorithm != reducing_half(algorithm):
+            halved = replace(self, gathers_as_bits=True)
+            return halved.by(reducing_half(algorithm), x, platform)
         return super().by(algorithm, x, platform)
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
@@ -43,7 +43,7 @@ class AllReduce(Scheduled):
         dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
         if dim is not None:
             return self._chunked(x, dim, schedule, ranks)
-        if len(dims) == x.ndim:
+        if len(dims) == x.ndim:  # end to end there is least to pad; a reshape unshards
             flat = self._padded(x.reshape(-1), 0, schedule, ranks)
             return flat.reshape(x.shape)
         if dims:
@@ -74,7 +74,7 @@ class AllReduce(Scheduled):
         return gather_along(mine, dim, schedule, ranks)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
-        before, after = self.around(axis)
+        before, after = self.axes_around(axis)
         return self.over(before + after, self.within(axis, x, dim, None)), None
 
 
@@ -88,7 +88,7 @@ class Psum(AllReduce, name="psum"):
     def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
         if is_checked():
             return [varying(ct, self.axes) for ct in cts]
-        return self.joint(*cts) if cts else []
+        return self.joint(*cts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +139,8 @@ def psum(
 
     Source: Patarasuk and Yuan (2009); Thakur, Rabenseifner and Gropp, "Optimization of
     collective communication operations in MPICH", IJHPCA 19 (2005).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
     return call.each(
@@ -163,11 +165,13 @@ def pmean(
     `accumulate_dtype` all of it travels wide, and is rounded once, after the division.
 
     Steps and bytes, gradient, raises, source: as `psum`.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     call = Call("pmean", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
 
     def by_hand(*xs: Array) -> list[Array]:
-        n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
+        n = call.group_size()
         if accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in _sum(call, *xs)]
         totals = _sum(call, *(x.astype(accumulate_dtype) for x in xs))
@@ -195,9 +199,11 @@ def pmax(
 ) -> Pytree:
     """The greatest of all ranks' x, element by element, on every rank.
 
-    `x: [a, b] -> [a, b]`. Steps, bytes and source: as `psum`.
+    `x: [a, b] -> [a, b]`. Steps, bytes, raises and source: as `psum`.
 
     Gradient: none, as in lax.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     return _extremum("pmax", lax.pmax, Pmax, x, axis_name, axis_index_groups, algorithm)
 
@@ -211,9 +217,11 @@ def pmin(
 ) -> Pytree:
     """The least of all ranks' x, element by element, on every rank.
 
-    `x: [a, b] -> [a, b]`. Steps, bytes and source: as `psum`.
+    `x: [a, b] -> [a, b]`. Steps, bytes, raises and source: as `psum`.
 
     Gradient: none, as in lax.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     return _extremum("pmin", lax.pmin, Pmin, x, axis_name, axis_index_groups, algorithm)
 
@@ -227,7 +235,7 @@ def _extremum(
     groups: Groups,
     algorithm: Algorithm,
 ) -> Pytree:
-    call = Call(name, name, axis_name, groups, algorithm)
+    call = Call(name, "psum", axis_name, groups, algorithm)
     return call.each(
         x,
         lambda x: of_lax(x, axis_name, axis_index_groups=groups),

@@ -61,6 +61,8 @@ def all_to_all(
         ValueError: a dimension is out of bounds, is not n, or does not divide by n.
 
     Source: Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     call = Call(
         "all_to_all",
@@ -105,6 +107,8 @@ def pswapaxes(
     `x: [n, a] -> [n, a]` for axis 0: an `all_to_all` that splits and stacks there.
 
     Steps and bytes, gradient, raises, source: as `all_to_all`.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     call = Call(
         "pswapaxes", "all_to_all", axis_name, axis_index_groups, algorithm, dims={"axis": axis}

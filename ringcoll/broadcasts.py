@@ -51,12 +51,12 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
 
     def transpose(self, ct: Array) -> Array:
-        total = Psum(**self.shared())(ct)
+        total = Psum(**self.for_transpose())(ct)
         is_source = lax.axis_index(self.axes) == self.source
         return jnp.where(is_source, total, jnp.zeros_like(total))
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
-        before, after = self.around(axis)  # not by lax, whose own rule fails
+        before, after = self.axes_around(axis)  # not by lax, whose own rule fails
         stride = math.prod(map(lax.axis_size, after))
         major, place = divmod(self.source // stride, axis.size)
         source = major * stride + self.source % stride
@@ -82,6 +82,8 @@ def pbroadcast(
             there is no such source.
 
     Source: Chan et al. (2007).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     traced = isinstance(source, jax.core.Tracer)
     call = Call(
@@ -101,6 +103,6 @@ def pbroadcast(
         return lax.pbroadcast(x, axis_name, source)
 
     def by_hand(*xs: Array) -> list[Array]:
-        return Pbroadcast(axes=call.axes, algorithm=algorithm, source=source).joint(*xs)
+        return Pbroadcast(**call.params, source=source).joint(*xs)
 
     return call.each(x, by_lax, by_hand, joins=True)

@@ -20,9 +20,9 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll import algorithms
-from ringcoll.manual import is_partial, varying
-from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Algorithm, Table, choices
-from ringcoll.wire import Ranks
+from ringcoll.manual import is_unreduced_or_reduced, varying
+from ringcoll.scheduled import ranks_of
+from ringcoll.table import BUILT_INS, LAX, Algorithm, Table, choices, reducing_half
 
 Pytree = Any
 AxisName = Hashable | Sequence[Hashable]
@@ -109,7 +109,7 @@ class Call:
         cure = cure or next((cure for p, cure in _CURES if re.search(p, words)), "")
         words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:
-            cure = cure.format(n=self._size())
+            cure = cure.format(n=self.group_size())
         if "{mesh}" in cure:
             mesh = jax.sharding.get_abstract_mesh().axis_names
             cure = cure.format(mesh=", ".join(map(repr, mesh)) or "none")
@@ -171,7 +171,7 @@ class Call:
             raise self.refusal(kind, str(error), cure) from error
         if self.groups is not None:
             named = sorted(rank for group in self.groups for rank in group)
-            if named != list(range(self.all_ranks())):
+            if named != list(range(self.rank_count())):
                 words = "axis_index_groups must cover all indices exactly once"
                 raise self.refusal(ValueError, words)
         if self.accumulate_dtype is not None:
@@ -208,37 +208,34 @@ class Call:
             )
         if self.collective is None or self._is_for_lax(leaf):
             return
-        algorithm, named = self.algorithm, isinstance(self.algorithm, str)
+        algorithm = self.algorithm
         if isinstance(algorithm, str):
             known = ("auto", *choices(self.collective))
             if algorithm not in known:
                 words = f"no algorithm {algorithm!r}"
                 raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
-            if algorithm == LAX_AS_BITS:
-                return
-            algorithm = algorithm.removesuffix(GATHERED_AS_BITS)
-        shape = Ranks.over(self.axes, self.params["groups"], all_axes=not named).shape
+            algorithm = reducing_half(algorithm)
+        if algorithm in BUILT_INS:
+            return
+        ranks = ranks_of(algorithm, self.axes, self.params["groups"])
         try:
-            algorithms.build(self.collective, algorithm, shape)
+            algorithms.build(self.collective, algorithm, ranks.shape)
         except (TypeError, ValueError) as error:  # TypeError: not hashable, or other arguments
             kind = ValueError if isinstance(error, ValueError) else TypeError
             raise self.refusal(kind, f"algorithm={self.algorithm!r}: {error}") from error
 
     def _is_constant(self, leaf: Any) -> bool:
         """Whether its sum needs no communication."""
-        return self.collective == "psum" and not isinstance(leaf, jax.core.Tracer)
+        return self.name in ("psum", "pmean") and not isinstance(leaf, jax.core.Tracer)
 
     def _is_for_lax(self, leaf: Any) -> bool:
-        """What is left to lax: constants of a sum; axes given by position; unreduced and
-        reduced types; groups of several sizes.
-        """
+        """What only lax can do, or does at no cost; `ringcoll.lax` has the list."""
         return (
-            self.algorithm == LAX
-            or self.lax_only
+            self.lax_only
             or not self.axes
             or any(isinstance(axis, int) for axis in self.axes)
             or self._is_constant(leaf)
-            or is_partial(leaf)
+            or is_unreduced_or_reduced(leaf)
             or self._is_uneven()
         )
 
@@ -255,11 +252,11 @@ class Call:
     def _is_uneven(self) -> bool:
         return self.groups is not None and len({len(group) for group in self.groups}) > 1
 
-    def _size(self) -> int:
+    def group_size(self) -> int:
         """How many ranks take part: of a group, if there are groups."""
-        return len(self.groups[0]) if self.groups else self.all_ranks()
+        return len(self.groups[0]) if self.groups else self.rank_count()
 
-    def all_ranks(self) -> int:
+    def rank_count(self) -> int:
         """How many ranks there are over the axes."""
         return math.prod(lax.axis_size(axis) for axis in self.axes)
 

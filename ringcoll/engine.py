@@ -197,7 +197,7 @@ def _reduce_loop(
     sent = [_sent(move) for move in moves]
     every = [key for moves in rounds for m in moves for key in _sent(m)]
     stacks = None
-    if not partial.keys().isdisjoint(every):  # a later round has been here
+    if not partial.keys().isdisjoint(every):  # run before, and left partials (a product of rings)
         want(every)
         stacks = [
             _together([_stack(partial, _sent(a_round[m])) for a_round in rounds])

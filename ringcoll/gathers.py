@@ -42,10 +42,10 @@ class AllGather(Scheduled, name="all_gather"):
             return lax.dynamic_slice_in_dim(
                 varying(ct, self.axes), ranks.number() * size, size, self.dims[0]
             )
-        return PsumScatter(**self.shared(), dims=self.dims)(ct)
+        return PsumScatter(**self.for_transpose(), dims=self.dims)(ct)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
-        before, after = self.around(axis)  # the minor axes first
+        before, after = self.axes_around(axis)  # the minor axes first
         x = self.batched(dim).over(after, x)
         return self.over(before, self.within(axis, x, dim, None)), None
 
@@ -66,10 +66,10 @@ class PsumScatter(Scheduled, name="psum_scatter"):
         return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
 
     def transpose(self, ct: Array) -> Array:
-        return AllGather(**self.shared(), dims=self.dims)(ct)
+        return AllGather(**self.for_transpose(), dims=self.dims)(ct)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
-        before, after = self.around(axis)  # the major axes first
+        before, after = self.axes_around(axis)  # the major axes first
         x = self.batched(dim).over(before, x)
         return self.batched(0).over(after, self.within(axis, x, dim, 0)), 0
 
@@ -101,6 +101,8 @@ def all_gather(
 
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
     theory, practice, and experience", Concurrency Computat.: Pract. Exper. 19 (2007).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     call = Call(
         "all_gather",
@@ -151,6 +153,8 @@ def psum_scatter(
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
     call = Call(
         "psum_scatter",

@@ -1,13 +1,17 @@
 """All of `jax.lax`, its collectives replaced: `from ringcoll import lax`, nothing else.
 
-They have the same names, signatures and semantics, and two keyword arguments more.
+They have the same names, signatures and semantics, and keyword arguments more: all but the
+permutations take `algorithm`, and those that add up floats, or whose gradient does, also
+`accumulate_dtype`.
+
 `algorithm` is "auto" (the measured table of `ringcoll.table`), the name of a schedule in
 `ringcoll.algorithms`, "lax" (the built-in, for comparison; where data is only moved, also
-"lax_as_bits", the built-in on integers), a `Table` of one's own, a `Schedule`, or a
-function that makes one of the axis sizes. `accumulate_dtype` is the dtype of partial sums:
-a contribution that has not been added to yet travels as it is, a partial sum travels
-wide, and the result is rounded once. In their docstrings n is the number of ranks, s the
-bytes of one rank's operand.
+"lax_as_bits", the built-in on integers), a `Table` of one's own, a `Schedule` (for an
+all-reduce also a tuple of them, its stages), or a function that makes one of the axis sizes.
+
+`accumulate_dtype` is the dtype of partial sums: a contribution that has not been added to
+yet travels as it is, a partial sum travels wide, and the result is rounded once. In the
+docstrings n is the number of ranks, s the bytes of one rank's operand.
 
 All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in
 both `check_vma` modes; derivatives are lax's, by the same algorithm backward. What needs

@@ -19,6 +19,7 @@ def is_checked() -> bool:
 
 
 def _is_typed(axis: Hashable) -> bool:
+    # A rank's own number varies over its axis, and is said to exactly where types are checked.
     return axis in jax.typeof(lax.axis_index(axis)).mat.varying
 
 
@@ -28,7 +29,7 @@ def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def is_partial(x: Array) -> bool:
+def is_unreduced_or_reduced(x: Array) -> bool:
     """Whether x is of the *unreduced* or *reduced* kind, which only lax's own know."""
     mat = getattr(jax.typeof(x), "mat", None)
     return mat is not None and bool(mat.unreduced or mat.reduced)

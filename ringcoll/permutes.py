@@ -6,7 +6,7 @@ from typing import Any
 from jax import Array, lax
 
 from ringcoll.calls import AxisName, Call, Pytree
-from ringcoll.wire import Hop
+from ringcoll.wire import Ppermute
 
 
 def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Pytree:
@@ -22,6 +22,8 @@ def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) ->
     Raises:
         TypeError: `perm` is no list or tuple.
         ValueError: a rank sends twice or receives twice.
+
+    n, s and what all of them raise: see `ringcoll.lax`.
     """
     return _permute(Call("ppermute", None, axis_name, said={"perm": perm}), x, perm)
 
@@ -35,6 +37,8 @@ def pshuffle(x: Pytree, axis_name: AxisName, perm: Sequence[int]) -> Pytree:
 
     Raises:
         ValueError: `perm` is no permutation.
+
+    n, s and what all of them raise: see `ringcoll.lax`.
     """
     call = Call("pshuffle", None, axis_name, said={"perm": perm})
     if set(perm) != set(range(len(perm))):
@@ -46,7 +50,7 @@ def _permute(call: Call, x: Pytree, perm: Sequence[tuple[int, int]]) -> Pytree:
     def pairs() -> tuple[tuple[int, int], ...]:
         if not isinstance(perm, list | tuple):
             raise TypeError(f"`perm` must be a list or a tuple. Got perm of type {type(perm)}")
-        n = call.all_ranks()
+        n = call.rank_count()
         made = tuple((source % n, target % n) for source, target in perm)
         if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
             got = tuple(map(tuple, perm))
@@ -58,6 +62,6 @@ def _permute(call: Call, x: Pytree, perm: Sequence[tuple[int, int]]) -> Pytree:
         return lax.ppermute(x, call.axis_name, perm)
 
     def by_hand(x: Array) -> Array:
-        return Hop(axes=call.axes, pairs=pairs())(x)
+        return Ppermute(axes=call.axes, pairs=pairs())(x)
 
     return call.each(x, by_lax, by_hand)

@@ -137,7 +137,7 @@ def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> 
     """
     if network is not None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")
-    moves_of_all = [move for _, move in schedule.messages()]
+    moves_of_all = [move for _, move in schedule.numbered_moves()]
     sent = sum((_share(schedule, move) for move in moves_of_all), Fraction(0))
     added: set[tuple[int, int]] = set()
     raw = Fraction(0)

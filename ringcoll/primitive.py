@@ -5,8 +5,9 @@ varying value into a replicated one. A primitive can. Each subclass of `Collecti
 one; an instance is a collective with all its arguments but the operand, and says
 
 - `by_lax`: what JAX's own collective makes of the operand. It is asked for the *type* of
-  the result (never run, unless `algorithm="lax"`): so ours is lax's in shape, dtype,
-  weak type, sharding and varying axes, by definition and in every JAX version;
+  the result, and run only where the built-in is chosen or an axis is a `vmap`: so ours is
+  lax's in shape, dtype, weak type, sharding and varying axes, by definition and in every
+  JAX version;
 - `by_hand`: what the ranks do, traced when the program is lowered, where the platform is
   known and the type of the result is settled;
 - `transpose`: the collective of the cotangent, by the same algorithm;
@@ -85,7 +86,7 @@ class Collective:
         """The same over fewer axes."""
         return replace(self, axes=axes)(x) if axes else x
 
-    def around(self, axis: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
+    def axes_around(self, axis: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
         """The axes before and after one of them."""
         i = self.axes.index(axis.name)
         return self.axes[:i], self.axes[i + 1 :]
@@ -149,7 +150,7 @@ def _jvp(primals, tangents, *, collective: Collective):
 
 def _transpose(cts, *xs, collective: Collective):
     moving = [ct for ct in cts if type(ct) is not ad.Zero]
-    moved = iter(collective.transpose_jointly(moving))
+    moved = iter(collective.transpose_jointly(moving) if moving else ())
     return [
         ad.Zero(x.aval) if type(ct) is ad.Zero else next(moved)
         for ct, x in zip(cts, xs, strict=True)

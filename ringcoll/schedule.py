@@ -79,7 +79,7 @@ class Schedule:
         """The offsets under which the receiver knows what `move` brings it."""
         return tuple(self.step(o, move.axis, move.shift) for o in move.offsets)
 
-    def messages(self) -> Iterator[tuple[int, Move]]:
+    def numbered_moves(self) -> Iterator[tuple[int, Move]]:
         """Every move with the number of its round, from 1."""
         for number, moves in enumerate(self.rounds, 1):
             for move in moves:
@@ -119,7 +119,7 @@ class Schedule:
     def _check_moves(self) -> None:
         if self.lanes < 1:
             raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
-        for number, move in self.messages():
+        for number, move in self.numbered_moves():
             where = f"round {number}: "
             if not 0 <= move.axis < len(self.shape):
                 raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")

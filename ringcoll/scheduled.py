@@ -5,7 +5,7 @@ Every one is a primitive in the form that neither adds nor removes a dimension
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,7 +52,7 @@ class Scheduled(Collective):
             return self.builtin(self.widen(x), platform).astype(x.dtype)
         if algorithm == LAX_AS_BITS:
             return moved_as_bits(self, x)
-        ranks = Ranks.over(self.axes, self.groups, all_axes=not isinstance(algorithm, str))
+        ranks = ranks_of(algorithm, self.axes, self.groups)
         schedule = algorithms.build(self.collective, algorithm, ranks.shape)
         if isinstance(schedule, Schedule):
             ranks = ranks.cut(schedule.shape)
@@ -88,10 +88,21 @@ class Scheduled(Collective):
         """What a partial result that came makes with this rank's contribution."""
         return lax.add(self.widen(received), self.widen(mine))
 
-    def shared(self) -> dict[str, Any]:
+    def for_transpose(self) -> dict[str, Any]:
         """What a collective and its transpose have in common."""
         names = ("axes", "groups", "algorithm", "accumulate_dtype")
         shared = {name: getattr(self, name) for name in names}
         if self.algorithm == LAX_AS_BITS:  # it only moves, and a transpose may add
             shared["algorithm"] = "auto"
         return shared
+
+
+def ranks_of(
+    algorithm: Algorithm, axes: Sequence[Hashable], groups: tuple[tuple[int, ...], ...] | None
+) -> Ranks:
+    """The ranks that an algorithm runs on.
+
+    One of ours has nothing to do along an axis of size 1; a user's schedule or function is
+    made for the axes as they were written.
+    """
+    return Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import algorithms
-from ringcoll.algorithms import build, names
+from ringcoll.algorithms import ALL_REDUCES, build, names
 from ringcoll.schedule import ScheduleError
 
 #: The environment variable that names another file for `default_table`.
@@ -50,9 +50,14 @@ def choices(collective: str) -> tuple[str, ...]:
     as_bits: tuple[str, ...] = ()
     if collective in ("all_gather", "all_to_all"):
         as_bits = (LAX_AS_BITS,)
-    elif collective != "psum_scatter":
+    elif collective in ALL_REDUCES:
         as_bits = tuple(name + GATHERED_AS_BITS for name in names("psum_scatter"))
     return (*names(collective), LAX, *as_bits)
+
+
+def reducing_half(algorithm: str) -> str:
+    """The algorithm itself, or that of the reduce-scatter of "ring+lax_as_bits"."""
+    return algorithm.removesuffix(GATHERED_AS_BITS)
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,8 @@ class Table:
         return cls(tuple(rows), table.get("measured_on", ""))
 
 
-#: What may be given as `algorithm=`: "auto" and the built-ins besides what `algorithms` knows.
+#: What may be given as `algorithm=`: what `algorithms` knows (names, "auto"
+#: and the built-ins among the strings), or a table that picks.
 Algorithm = algorithms.Algorithm | Table
 
 
@@ -210,10 +216,11 @@ def default_table() -> Table:
 
 
 def _runs(row: Row, ranks: int) -> bool:
-    if row.algorithm in BUILT_INS:
+    algorithm = reducing_half(row.algorithm)
+    if algorithm in BUILT_INS:
         return True
     try:
-        build(row.collective, row.algorithm.removesuffix(GATHERED_AS_BITS), (ranks,))
+        build(row.collective, algorithm, (ranks,))
     except ScheduleError:
         return False
     return True

@@ -18,6 +18,7 @@ from ringcoll.wire import Ranks, as_bits
 
 def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
     """How a shard of `shape` is shared out among the lanes: dimension, and (start, size)."""
+    # A cut through a dimension that is sharded elsewhere would move data; if all are, so be it.
     free = [d for d in range(len(shape)) if d not in sharded_dims(x)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     cuts = [lane * shape[dim] // lanes for lane in range(lanes + 1)]

@@ -1,6 +1,7 @@
 """Messages between ranks: who takes part, who is where, and one hop.
 
-Everything that ringcoll sends goes through `hop`, the only caller of `lax.ppermute`.
+Every hop of a schedule is a `Ppermute`; only this file sends, save what `permutes` leaves
+to lax.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -68,7 +69,7 @@ def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashabl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hop(Collective, name="ppermute"):
+class Ppermute(Collective, name="ppermute"):
     """Rank s of each pair (s, d) sends its operand to rank d; the others get zeros."""
 
     pairs: Pairs
@@ -182,9 +183,10 @@ class Ranks:
         if self.groups:
             place = pairs(prod(self.digits), stride)
             within = tuple((group[s], group[d]) for group in self.groups for s, d in place)
-            return Hop(axes=self.axes, pairs=within)(x)
-        for i, name in enumerate(self.axes):  # one mesh axis holds the digit, if any does
+            return Ppermute(axes=self.axes, pairs=within)(x)
+        # One mesh axis holds the digit, if any does: then there is no order of axes to mind.
+        for i, name in enumerate(self.axes):
             inner = prod(self.sizes[i + 1 :])
             if stride % inner == 0 and inner * self.sizes[i] % (stride * n) == 0:
-                return Hop(axes=(name,), pairs=pairs(self.sizes[i], stride // inner))(x)
-        return Hop(axes=self.axes, pairs=pairs(prod(self.sizes), stride))(x)
+                return Ppermute(axes=(name,), pairs=pairs(self.sizes[i], stride // inner))(x)
+        return Ppermute(axes=self.axes, pairs=pairs(prod(self.sizes), stride))(x)

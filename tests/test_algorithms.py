@@ -8,11 +8,11 @@ import pytest
 from test_schedule import exchanged, exists, gathered, reduced
 
 from ringcoll import algorithms
-from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, REDUCES, build, names
+from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
 from ringcoll.pricing import price_backward
 from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError
 
-LISTED = [*GATHERS.values(), *REDUCES.values(), *ALL_TO_ALLS.values()]
+LISTED = [*GATHERS.values(), *STAGED.values(), *ALL_TO_ALLS.values()]
 SHAPES = [(1,), (2,), (3,), (4,), (5,), (8,), (9,), (2, 2), (4, 2), (3, 5), (1, 4), (4, 1)]
 SHAPES += [(2, 3, 4), (3, 1, 2)]
 
@@ -37,11 +37,11 @@ def test_every_block_goes_to_its_rank(name):
         exchanged(ALL_TO_ALLS[name](*shape))
 
 
-@pytest.mark.parametrize("name", REDUCES)
+@pytest.mark.parametrize("name", STAGED)
 def test_stages_gather_along_digits_of_all_ranks(name):
     for shape in SHAPES:
         sizes = []
-        for stage in REDUCES[name](*shape):
+        for stage in STAGED[name](*shape):
             gathered(stage)
             sizes.append(stage.size)
         split = iter(sizes)  # each axis is a run of digits, major first
@@ -122,18 +122,18 @@ def test_names_are_those_of_the_collective():
     assert names("all_gather") == names("psum_scatter") == tuple(GATHERS)
     assert names("all_to_all") == ("pairwise", "bruck")
     for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", "all_to_all"}:
-        assert names(collective) == (*GATHERS, *REDUCES)
+        assert names(collective) == (*GATHERS, *STAGED)
     assert {"psum", "pmean", "pmax", "pmin", "pbroadcast"} < set(COLLECTIVES)
 
 
 def test_build_takes_a_name_a_schedule_stages_or_a_function():
-    ring, stages = GATHERS["ring"](4, 2), REDUCES["exchange"](4, 2)
+    ring, stages = GATHERS["ring"](4, 2), STAGED["exchange"](4, 2)
     assert build("all_gather", "ring", (4, 2)) == ring
     assert build("all_gather", ring, (4, 2)) is ring
     assert build("all_gather", my_ring, (4, 2)) == ring
     assert build("psum", "exchange", (4, 2)) == stages
     assert build("psum", stages, (4, 2)) is stages
-    assert build("pmax", REDUCES["exchange"], (4, 2)) == stages
+    assert build("pmax", STAGED["exchange"], (4, 2)) == stages
     assert build("psum", "one_shot", (1,)) == ()
     # "bruck" names one algorithm of either kind
     assert type(build("all_gather", "bruck", (3,))) is Schedule

@@ -52,7 +52,7 @@ def minus(shape, rank, offset):
 def rounds_by_origin(schedule, rank):
     """[lane, origin]: in which round its shard reaches the rank (0: its own)."""
     when = np.zeros((schedule.lanes, schedule.size), int)
-    for number, move in schedule.messages():
+    for number, move in schedule.numbered_moves():
         for offset in schedule.arrivals(move):
             when[move.lane, minus(schedule.shape, rank, offset)] = number
     return when

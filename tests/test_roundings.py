@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_pricing import ANY, TWOS, lg
 
-from ringcoll.algorithms import GATHERS, REDUCES, build
+from ringcoll.algorithms import GATHERS, STAGED, build
 from ringcoll.precision import error_bound, roundings
 
 # The additions on the longest way into a sum.
@@ -61,7 +61,7 @@ def summed(algorithm, n, x, dtype):
     return sums[0]
 
 
-@pytest.mark.parametrize("algorithm", [*GATHERS, *REDUCES])
+@pytest.mark.parametrize("algorithm", [*GATHERS, *STAGED])
 def test_sums_err_by_less_than_the_bound(algorithm):
     random = np.random.default_rng(1)
     narrow, wide = np.finfo(np.float16).eps, np.finfo(np.float32).eps

@@ -115,7 +115,7 @@ def test_every_all_reduce_sends_what_psum_sends(collective):
 def test_messages_go_where_the_schedule_says(shape):
     for algorithm in runnable("all_gather", *shape):
         schedule = algorithms.build("all_gather", algorithm, shape)
-        moves = [move for _, move in schedule.messages()]
+        moves = [move for _, move in schedule.numbered_moves()]
 
         def pairs(move, sign, schedule=schedule):
             ranks = range(schedule.size)
