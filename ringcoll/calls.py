@@ -152,12 +152,14 @@ class Call:
             ndim = jax.typeof(leaf).ndim + self.adds_dim
         except TypeError as error:  # it is no array
             raise self.refusal(type(error), str(error)) from error
-        for name, dim in self.dims.items():
-            self.integer(name, dim)
+        counted = {}
+        for name, given in self.dims.items():
+            dim = self.integer(name, given)
             if not -ndim <= dim < ndim:
                 words = f"axis {dim} is out of bounds for array of dimension {ndim}"
                 raise self.refusal(ValueError, f"{name}: {words}")
-        return {name: dim % ndim for name, dim in self.dims.items()}
+            counted[name] = dim % ndim
+        return counted
 
     def _check(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""

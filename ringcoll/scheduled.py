@@ -59,12 +59,13 @@ class Scheduled(Collective):
         return self.run(x, schedule, ranks).astype(x.dtype)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
-        made = isinstance(self.algorithm, Schedule | tuple)
-        if made and axes and axes != self.axes:
+        ranks = math.prod(map(lax.axis_size, axes))
+        fits = ranks == math.prod(map(lax.axis_size, self.axes))
+        if isinstance(self.algorithm, Schedule | tuple) and axes and not fits:
             raise ValueError(
-                f"{self.primitive.name}: algorithm={self.algorithm!r} is a schedule for the ranks "
-                f"over {self.axes}, but only {axes} are axes of a mesh, the rest of vmap; pass "
-                "a name, or a function that makes a schedule of the sizes of the axes"
+                f"{self.primitive.name} over {self.axes}: algorithm is a schedule for all their "
+                f"ranks, but only {axes} are axes of a mesh, the rest of a vmap; pass a name, or "
+                "a function that makes a schedule of the sizes of the axes"
             )
         return super().over(axes, x)
 

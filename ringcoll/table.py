@@ -240,10 +240,12 @@ def _number(value: Any) -> int:
 
 
 def _version(value: Any) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", value) if isinstance(value, str) else None
-    if not found:
+    """Its numbers: 0.12 and 0.12.0 are the same, and 0.12.1rc1 is 0.12.1."""
+    numbers = r"(\d+(?:\.\d+)*?)(?:\.0)*"
+    found = re.fullmatch(numbers + r"(?:(?:a|b|rc|\.dev|\.post|\+).*)?", str(value))
+    if not found or not isinstance(value, str):
         raise ValueError(f"{value!r} is neither null nor a version such as '0.12'")
-    return tuple(map(int, found[0].split(".")))
+    return tuple(map(int, found[1].split(".")))
 
 
 def _without_defaults(row: Row) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def test_a_row_may_be_of_some_versions_of_jax():
         version: table.pick("psum", "cpu", 8, 8, "float32", version)
         for version in ("0.9", "0.9.1", "0.10.1", "0.10.2", "0.11.9", "0.12.0.1", "0.12.1.dev5")
     }
+    assert Row("psum", "*", "ring", jax=("0.12.0", None)).covers(
+        "psum", "cpu", 8, 8, "float32", "0.12"
+    )
     assert list(picked.values()) == ["lax", "bruck", "bruck", "lax", "lax", "ring", "ring"]
 
 
@@ -124,6 +127,8 @@ BAD_ROWS = [
     ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
     ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),
     ({"jax": [0.12, None]}, "jax: 0.12 is neither null nor a version such as '0.12'"),
+    ({"jax": ["0.12x", None]}, "jax: '0.12x' is neither null nor a version such as '0.12'"),
+    ({"jax": ["0.12", "0.12.0"]}, "jax: 0.12 to 0.12.0 covers nothing; the end is not in it"),
     ({"jax": ["new", None]}, "jax: 'new' is neither null nor a version such as '0.12'"),
     ({"jax": ["0.12", "0.9"]}, "jax: 0.12 to 0.9 covers nothing; the end is not in it"),
     ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),

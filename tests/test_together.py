@@ -138,9 +138,18 @@ def test_a_schedule_is_not_run_on_fewer_axes_than_it_was_made_for():
             make_mesh(2), jax.vmap(one, axis_name="i"), data((2, 4, 3)), check_vma=False
         )
 
-    assert_same(over_both(algorithms.ring), over_both("lax"))  # a function is asked again
+    by_lax = over_both("lax")
+    assert_same(over_both(algorithms.ring), by_lax)  # a function is asked again
     with pytest.raises(ValueError, match=r"only \('x',\) are axes of a mesh.*pass a name"):
         over_both(algorithms.ring(8))
+
+
+def test_a_dimension_may_be_an_array_that_is_known():
+    x, first = data((N, 2, 3)), jnp.int32(0)
+    gather = lambda v, dim: lax.all_gather(v, "x", axis=dim, tiled=True)  # noqa: E731
+    assert_same(
+        per_rank(MESH, lambda v: gather(v, first), x), per_rank(MESH, lambda v: gather(v, 0), x)
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ring"])
