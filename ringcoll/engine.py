@@ -11,15 +11,14 @@ instead: see `UNROLL_UP_TO`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.manual import varying
-from ringcoll.schedule import AllToAllSchedule, Move, Round, Schedule
+from ringcoll.schedule import AllToAllSchedule, Move, Round, Schedule, stretches
 from ringcoll.wire import Ranks
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
@@ -47,7 +46,7 @@ class Shard(NamedTuple):
 
 
 Visit = Callable[[Carry, list[Shard]], Carry]
-Produce = Callable[[list[Slot]], Sequence[Array]]
+Produce = Callable[[Any, list[Slot]], Sequence[Array]]
 
 
 class Key(NamedTuple):
@@ -131,7 +130,9 @@ def _gather_loop(
     return carry, arriving
 
 
-def reduce(schedule: Schedule, ranks: Ranks, produce: Produce, combine: Combine) -> list[Array]:
+def reduce(
+    schedule: Schedule, ranks: Ranks, produce: Produce, combine: Combine, operands: Any = None
+) -> list[Array]:
     """Combine, for every rank, what all ranks contribute to its shard.
 
     The gather run backward: a partial result returns the way the shard would have come,
@@ -140,88 +141,109 @@ def reduce(schedule: Schedule, ranks: Ranks, produce: Produce, combine: Combine)
     Args:
         schedule: the gather.
         ranks: by whom, cut into the digits of the schedule.
-        produce: `slots -> contributions`, called just before they are needed, with all
-            that one round needs; each is asked for once.
+        produce: `(operands, slots) -> contributions`, called just before they are needed,
+            with all that one round needs; each is asked for once.
         combine: `(received, mine) -> partial`, associative as far as the caller cares.
             What has not been combined yet travels as it was produced.
+        operands: what it takes work to produce from, if it does. Every round hands them on
+            through a barrier together with what came, so that the compiler neither merges
+            the work of two rounds nor fuses it with the combining of what comes: work that
+            waits for the wire is not hidden.
 
     Returns:
         This rank's shard, a share for each lane.
     """
-    partial: dict[Key, Array] = {}
+    sums = _Sums(schedule, ranks, produce, combine, operands)
+    for start, stop in reversed(stretches(schedule, UNROLL_UP_TO)):
+        sums.send_back(schedule.rounds[stop - 1])
+        if stop - start > 1:
+            sums.loop(schedule.rounds[start + 1 : stop - 1][::-1])
+            sums.send_back(schedule.rounds[start])
+    mine = [Key(lane, 0) for lane in range(schedule.lanes)]
+    sums.want(mine)
+    return [sums.partial[key] for key in mine]
 
-    def want(keys: Sequence[Key]) -> None:
-        missing = [k for k in dict.fromkeys(keys) if k not in partial]
-        slots = [Slot(ranks.origin(offset), lane) for lane, offset in missing]
-        values = produce(slots) if slots else []
+
+@dataclass
+class _Sums:
+    """The partial results of one rank while a `reduce` runs."""
+
+    schedule: Schedule
+    ranks: Ranks
+    produce: Produce
+    combine: Combine
+    operands: Any
+    partial: dict[Key, Array] = field(default_factory=dict)
+
+    def want(self, keys: Sequence[Key]) -> None:
+        """Produce this rank's contributions to those of which there are none yet."""
+        missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
+        slots = [Slot(self.ranks.origin(offset), lane) for lane, offset in missing]
+        values = self.produce(self.operands, slots) if slots else []
         for key, value in zip(missing, values, strict=True):
-            partial[key] = varying(value, ranks.axes)
+            self.partial[key] = varying(value, self.ranks.axes)
 
-    def send_back(moves: Round) -> None:
-        arrived = [_arrived(schedule, m) for m in moves]
-        want([k for keys in arrived for k in keys])
-        stacks = [_stack(partial, keys) for keys in arrived]
-        received = [ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, stacks, strict=True)]
-        want([k for m in moves for k in _sent(m)])
+    def send_back(self, moves: Round) -> None:
+        """One round, backward."""
+        arrived = [_arrived(self.schedule, m) for m in moves]
+        self.want([k for keys in arrived for k in keys])
+        received = self._hops(moves, [_stack(self.partial, keys) for keys in arrived])
+        keys = [k for m in moves for k in _sent(m)]
+        self.want(keys)
+        mine = {k: self.partial[k] for k in keys}
+        received, mine, self.operands = self._tied(received, mine, self.operands)
+        self.partial.update(mine)
         for move, stack in zip(moves, received, strict=True):
             for key, value in zip(_sent(move), stack, strict=True):
-                partial[key] = combine(value, partial[key])
+                self.partial[key] = self.combine(value, self.partial[key])
 
-    for start, stop in reversed(stretches(schedule, UNROLL_UP_TO)):
-        send_back(schedule.rounds[stop - 1])
-        if stop - start > 1:
-            _reduce_loop(schedule, ranks, (start, stop), produce, combine, partial, want)
-            send_back(schedule.rounds[start])
-    mine = [Key(lane, 0) for lane in range(schedule.lanes)]
-    want(mine)
-    return [partial[key] for key in mine]
+    def loop(self, rounds: Sequence[Round]) -> None:
+        """Rounds of a stretch, backward, without its first and its last.
 
-
-def _reduce_loop(
-    schedule: Schedule,
-    ranks: Ranks,
-    stretch: tuple[int, int],
-    produce: Produce,
-    combine: Combine,
-    partial: dict[Key, Array],
-    want: Callable[[Sequence[Key]], None],
-) -> None:
-    """The rounds of a stretch between its last and its first, backward, on `partial`.
-
-    (The last is left out because what it sends is not a partial result yet, and may be of
-    a narrower dtype than what a loop carries.)
-    """
-    start, stop = stretch
-    rounds = schedule.rounds[start + 1 : stop - 1][::-1]
-    moves = rounds[0]
-    sent = [_sent(move) for move in moves]
-    every = [key for moves in rounds for m in moves for key in _sent(m)]
-    stacks = None
-    if not partial.keys().isdisjoint(every):  # run before, and left partials (a product of rings)
-        want(every)
-        stacks = [
-            _together([_stack(partial, _sent(a_round[m])) for a_round in rounds])
-            for m in range(len(moves))
-        ]
-
-    def body(moving: list[Array], step: tuple[Array, Any]) -> tuple[list[Array], None]:
-        i, mine = step
-        received = [ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, moving, strict=True)]
-        if mine is None:
-            slots = [
-                Slot(ranks.origin(offset, m.axis, -i * m.shift), lane)
-                for m, keys in zip(moves, sent, strict=True)
-                for lane, offset in keys
+        (The last is left out because what it sends is not a partial result yet, and may be
+        of a narrower dtype than what a loop carries.)
+        """
+        moves = rounds[0]
+        sent = [_sent(move) for move in moves]
+        every = [key for moves in rounds for m in moves for key in _sent(m)]
+        stacks = None
+        if not self.partial.keys().isdisjoint(
+            every
+        ):  # run before, and left partials (a product of rings)
+            self.want(every)
+            stacks = [
+                _together([_stack(self.partial, _sent(a_round[m])) for a_round in rounds])
+                for m in range(len(moves))
             ]
-            values = iter(produce(slots))
-            mine = [jnp.stack([next(values) for _ in keys]) for keys in sent]
-            mine = [varying(x, ranks.axes) for x in mine]
-        return [combine(r, x) for r, x in zip(received, mine, strict=True)], None
 
-    moving = [_stack(partial, _arrived(schedule, m)) for m in moves]
-    moving, _ = lax.scan(body, moving, (jnp.arange(len(rounds), dtype=jnp.int32), stacks))
-    for move, stack in zip(rounds[-1], moving, strict=True):
-        partial.update(zip(_sent(move), stack, strict=True))
+        def body(state: Any, step: tuple[Array, Any]) -> tuple[Any, None]:
+            (moving, operands), (i, mine) = state, step
+            received = self._hops(moves, moving)
+            if mine is None:
+                slots = [
+                    Slot(self.ranks.origin(offset, m.axis, -i * m.shift), lane)
+                    for m, keys in zip(moves, sent, strict=True)
+                    for lane, offset in keys
+                ]
+                values = iter(self.produce(operands, slots))
+                mine = [jnp.stack([next(values) for _ in keys]) for keys in sent]
+                mine = [varying(x, self.ranks.axes) for x in mine]
+            received, mine, operands = self._tied(received, mine, operands)
+            moved = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
+            return (moved, operands), None
+
+        moving = [_stack(self.partial, _arrived(self.schedule, m)) for m in moves]
+        steps = jnp.arange(len(rounds), dtype=jnp.int32), stacks
+        (moving, self.operands), _ = lax.scan(body, (moving, self.operands), steps)
+        for move, stack in zip(rounds[-1], moving, strict=True):
+            self.partial.update(zip(_sent(move), stack, strict=True))
+
+    def _hops(self, moves: Round, messages: Sequence[Array]) -> list[Array]:
+        return [self.ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, messages, strict=True)]
+
+    def _tied(self, received: Any, mine: Any, operands: Any) -> Any:
+        tied = received, mine, operands
+        return tied if operands is None else lax.optimization_barrier(tied)
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
@@ -241,29 +263,6 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
         for move, stack in zip(moves, arriving, strict=True):
             held.update(zip(_sent(move), stack, strict=True))
     return [held[Key(0, d)] for d in range(schedule.size)]
-
-
-@lru_cache(maxsize=512)
-def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
-    """The rounds in runs (start, stop): single ones, and long ones that only forward.
-
-    In a run of more than `unroll_up_to` rounds every move sends exactly what it brought the
-    round before.
-    """
-    runs, start = [], 0
-    while start < len(schedule.rounds):
-        stop = start + 1
-        while stop < len(schedule.rounds) and _forwards(schedule, stop):
-            stop += 1
-        long = stop - start > max(unroll_up_to, 2)  # two of them are never in the loop
-        runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
-        start = stop
-    return runs
-
-
-def _forwards(schedule: Schedule, number: int) -> bool:
-    before, moves = schedule.rounds[number - 1], schedule.rounds[number]
-    return moves == tuple(replace(m, offsets=schedule.arrivals(m)) for m in before)
 
 
 def _sent(move: Move) -> list[Key]:

@@ -20,7 +20,7 @@ This file knows nothing of JAX; `ringcoll.engine` executes what is written here.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TypeVar
 
@@ -227,3 +227,26 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
         if not moving:
             held = [h + o * stride for o in range(schedule.size) for h in rest]
     return kind(shape, tuple(rounds), lanes)
+
+
+@lru_cache(maxsize=512)
+def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
+    """The rounds in runs (start, stop): single ones, and long ones that only forward.
+
+    In a run of more than `unroll_up_to` rounds every move sends exactly what it brought the
+    round before.
+    """
+    runs, start = [], 0
+    while start < len(schedule.rounds):
+        stop = start + 1
+        while stop < len(schedule.rounds) and _forwards(schedule, stop):
+            stop += 1
+        long = stop - start > max(unroll_up_to, 2)  # two of them are never in the loop
+        runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
+        start = stop
+    return runs
+
+
+def _forwards(schedule: Schedule, number: int) -> bool:
+    before, moves = schedule.rounds[number - 1], schedule.rounds[number]
+    return moves == tuple(replace(m, offsets=schedule.arrivals(m)) for m in before)

@@ -96,7 +96,7 @@ def reduce_along(
         return lax.dynamic_slice(x, _start(x.ndim, *place), sizes)
 
     mine = engine.reduce(
-        schedule, ranks, lambda slots: [contribution(slot) for slot in slots], combine
+        schedule, ranks, lambda _, slots: [contribution(slot) for slot in slots], combine
     )
     return lax.concatenate(mine, lane_dim) if len(mine) > 1 else mine[0]
 

@@ -12,7 +12,7 @@ from jax import lax
 from support import SIZES, make_mesh, per_rank, runnable
 
 from ringcoll import algorithms, engine
-from ringcoll.schedule import Move, Schedule
+from ringcoll.schedule import Move, Schedule, stretches
 from ringcoll.wire import Ranks
 
 FORMS = {"unrolled": 24, "loop": 2}  # UNROLL_UP_TO; with 8 devices, no stretch is longer than 7
@@ -35,7 +35,7 @@ def schedules(shape, form):
     made = {a: algorithms.build("all_gather", a, shape) for a in runnable("all_gather", *shape)}
     if shape == (6,):
         made["resent"] = RESENT
-    long = {a for a, s in made.items() if len(engine.stretches(s, 2)) < len(s.rounds)}
+    long = {a for a, s in made.items() if len(stretches(s, 2)) < len(s.rounds)}
     return {a: s for a, s in made.items() if form == "unrolled" or a in long}
 
 
@@ -106,7 +106,7 @@ def test_reduce_asks_once_for_every_slot_and_sums_all(shape, form, check_vma, mo
         def reduced(schedule):
             asked = []
 
-            def produce(slots):
+            def produce(_, slots):
                 asked.extend(slots)
                 return [x[origin, lane] for origin, lane in slots]
 
@@ -150,7 +150,7 @@ def of_floats(schedule, ranks, x, w):
         return engine.gather(schedule, ranks, own, visit, 0 * x[0] + 0 * ranks.number())
 
     def reduced(own):
-        def produce(slots):
+        def produce(_, slots):
             return [w[origin, lane] * own[lane] ** 2 for origin, lane in slots]
 
         return engine.reduce(schedule, ranks, produce, lax.add)
@@ -194,12 +194,12 @@ def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
     if len(shape) > 1:
         monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     schedule = algorithms.build("all_gather", "torus", shape)
-    assert len(engine.stretches(schedule, engine.UNROLL_UP_TO)) == len(shape)
+    assert len(stretches(schedule, engine.UNROLL_UP_TO)) == len(shape)
     x = np.random.default_rng(0).integers(2**24, size=(n, n, 6), dtype=np.int32)
 
     def program(x):
         ranks, shards = everyone(shape).cut(schedule.shape), list(x[0, : schedule.lanes, None])
-        mine = engine.reduce(schedule, ranks, lambda slots: [x[o, i] for o, i in slots], lax.add)
+        mine = engine.reduce(schedule, ranks, lambda _, slots: [x[o, i] for o, i in slots], lax.add)
         return mine, diary(schedule, ranks, shards)
 
     for name in reversed("xyz"[: len(shape)]):
@@ -239,7 +239,7 @@ def test_ranks_in_groups_are_numbered_by_their_place():
     def program(x):
         ranks = Ranks.over(("x",), groups)
         ring = algorithms.ring(4)
-        mine = engine.reduce(ring, ranks, lambda slots: [x * (1 + o) for o, _ in slots], lax.add)
+        mine = engine.reduce(ring, ranks, lambda _, slots: [x * (1 + o) for o, _ in slots], lax.add)
         return diary(ring, ranks, [x[None].astype(jnp.int32)]), mine[0], ranks.number()
 
     (_, _, values), mine, number = per_rank(make_mesh(8), program, x)
@@ -254,7 +254,7 @@ def test_ranks_in_groups_are_numbered_by_their_place():
 def test_stretches(n):
     def looped(algorithm, *shape):
         made = algorithms.build("all_gather", algorithm, shape)
-        runs = engine.stretches(made, engine.UNROLL_UP_TO)
+        runs = stretches(made, engine.UNROLL_UP_TO)
         assert [i for start, stop in runs for i in range(start, stop)] == [*range(len(made.rounds))]
         return [run for run in runs if run[1] - run[0] > 1]
 
