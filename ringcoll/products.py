@@ -1,0 +1,258 @@
+"""Products that are computed while their shards are on the wire, and their gradients.
+
+Two functions, each the transpose of the other, by one schedule:
+
+- `gathered`: every y = einsum(all shards of x, other): each shard is multiplied as it comes
+  by, and the gathered x is never held;
+- `scattered`: y = this rank's shard of the sum over ranks of einsum(a, b): each block is
+  multiplied just before its partial sum is sent on.
+
+The gradient of a gathered product by x is a scattered product, that by the other factor a
+gathered one again; the gradients of a scattered product by both factors are two products of
+one gather of its cotangent. So derivatives of every order overlap as the function does.
+"""
+
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll import algorithms, engine
+from ringcoll.manual import empty, varying
+from ringcoll.schedule import Schedule
+from ringcoll.scheduled import ranks_of
+from ringcoll.table import LAX, Algorithm
+from ringcoll.wire import Ranks
+
+
+@dataclass(frozen=True)
+class How:
+    """By which ranks, in which order, and how exactly."""
+
+    axes: tuple[Hashable, ...]
+    algorithm: Algorithm
+    precision: Any = None
+    accumulate_dtype: np.dtype | None = None
+    saves: bool = False  # whether what was gathered is kept for the gradient
+
+    def schedule(self) -> tuple[Schedule, Ranks]:
+        ranks = ranks_of(self.algorithm, self.axes, None)
+        made = algorithms.build("all_gather", self.algorithm, ranks.shape)
+        assert isinstance(made, Schedule)  # stages are for all-reduces
+        return made, ranks.cut(made.shape)
+
+    def einsum(self, spec: str, a: Array, b: Array, dtype: Any) -> Array:
+        """In the dtype of accumulation, if `dtype` is one of the kind it is for."""
+        wide = self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None
+        return jnp.einsum(
+            spec, a, b, precision=self.precision, preferred_element_type=wide or dtype
+        )
+
+
+@dataclass(frozen=True)
+class Product:
+    """The labels of the other factor and of the result, and the dtype of the result."""
+
+    other: str
+    out: str
+    dtype: np.dtype
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def gathered(
+    how: How, label: str, moving: str, products: tuple[Product, ...], x: Array, others: list[Array]
+) -> list[Array]:
+    """Every einsum(all shards of x, other).
+
+    Args:
+        how: see `How`.
+        label: that of the dimension along which the shards of x are put together.
+        moving: the labels of x.
+        products: what is made of it.
+        x: this rank's shard.
+        others: the other factors, one for each product, whole.
+    """
+    return _gathered(how, label, moving, products, x, others)[0]
+
+
+def _gathered_forward(how, label, moving, products, x, others):
+    if not how.saves:
+        return gathered(how, label, moving, products, x, others), (x, others)
+    results, whole = _gathered(how, label, moving, products, x, others, keep=True)
+    return results, (whole, others)
+
+
+def _gathered_backward(how, label, moving, products, residuals, cts):
+    x, others = residuals
+    terms = tuple((product.out, product.other) for product in products)
+    pairs = list(zip(cts, others, strict=True))
+    ct_x = scattered(how, label, moving, terms, x.dtype, pairs)
+    back = tuple(
+        Product(p.out, p.other, other.dtype) for p, other in zip(products, others, strict=True)
+    )
+    if how.saves:
+        ct_others = [
+            how.einsum(f"{moving},{p.other}->{p.out}", x, ct, p.dtype).astype(p.dtype)
+            for p, ct in zip(back, cts, strict=True)
+        ]
+    else:
+        ct_others = gathered(how, label, moving, back, x, cts)
+    return ct_x, ct_others
+
+
+gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def _gathered(how, label, moving, products, x, others, keep=False):
+    """The results, and the whole x if it is kept."""
+    if how.algorithm == LAX:
+        whole = lax.all_gather(x, how.axes, axis=moving.index(label), tiled=True)
+        results = [
+            how.einsum(f"{moving},{p.other}->{p.out}", whole, other, p.dtype).astype(p.dtype)
+            for p, other in zip(products, others, strict=True)
+        ]
+        return results, whole if keep else None
+    schedule, ranks = how.schedule()
+    dim, size = moving.index(label), x.shape[moving.index(label)]
+    cuts = [lane * size // schedule.lanes for lane in range(schedule.lanes + 1)]
+    own = [lax.slice_in_dim(x, lo, hi, axis=dim) for lo, hi in itertools.pairwise(cuts)]
+    specs = [f"{moving},{p.other}->{p.out}" for p in products]
+
+    def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
+        p, other = products[i], others[i]
+        other = _sliced(other, p.other, label, places)
+        return how.einsum(specs[i], piece, other, p.dtype)
+
+    def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
+        results, whole = carry
+        places = [
+            (shard.origin * size + cuts[shard.lane], cuts[shard.lane + 1] - cuts[shard.lane])
+            for shard in shards
+        ]
+        piece = _joined([shard.value for shard in shards], dim)
+        made = []
+        for i, result in enumerate(results):
+            y = multiplied(piece, places, i)
+            out = products[i].out
+            made.append(
+                _placed(result, y.astype(result.dtype), out.index(label), places)
+                if label in out
+                else result + y
+            )
+        return made, whole if whole is None else _placed(whole, piece, dim, places)
+
+    def buffer(i: int) -> Array:
+        p = products[i]
+        y = jax.eval_shape(lambda: multiplied(x, [(0, size)], i))
+        if label not in p.out:
+            return jnp.zeros(y.shape, y.dtype)
+        shape = [s * ranks.size if d == p.out.index(label) else s for d, s in enumerate(y.shape)]
+        return lax.empty(tuple(shape), p.dtype)
+
+    whole = None
+    if keep:
+        whole = empty([s * ranks.size if d == dim else s for d, s in enumerate(x.shape)], x, ())
+    typed = jax.typeof(x).mat.varying
+    buffers = [varying(buffer(i), typed) for i in range(len(products))]
+    results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole))
+    return [y.astype(p.dtype) for p, y in zip(products, results, strict=True)], whole
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
+def scattered(
+    how: How,
+    label: str,
+    out: str,
+    terms: tuple[tuple[str, str], ...],
+    dtype: np.dtype,
+    pairs: list[tuple[Array, Array]],
+) -> Array:
+    """This rank's shard, along `label`, of the sum over ranks of the sum of einsum(a, b).
+
+    Args:
+        how: see `How`.
+        label: of the dimension of the result that is scattered.
+        out: the labels of the result.
+        terms: the labels of each a and b.
+        dtype: of the result.
+        pairs: each a and b.
+    """
+    specs = [f"{a},{b}->{out}" for a, b in terms]
+    if how.algorithm == LAX:
+        total = sum(
+            how.einsum(spec, a, b, dtype) for spec, (a, b) in zip(specs, pairs, strict=True)
+        )
+        return lax.psum_scatter(
+            total, how.axes, scatter_dimension=out.index(label), tiled=True
+        ).astype(dtype)
+    schedule, ranks = how.schedule()
+    (a_labels, b_labels), (a, b) = terms[0], pairs[0]
+    labels, operand = (a_labels, a) if label in a_labels else (b_labels, b)
+    size = operand.shape[labels.index(label)] // ranks.size
+    cuts = [lane * size // schedule.lanes for lane in range(schedule.lanes + 1)]
+    dim = out.index(label)
+
+    def produce(operands: list[tuple[Array, Array]], slots: list[engine.Slot]) -> list[Array]:
+        places = [
+            (slot.origin * size + cuts[slot.lane], cuts[slot.lane + 1] - cuts[slot.lane])
+            for slot in slots
+        ]
+        y = sum(
+            how.einsum(
+                spec,
+                _sliced(a, a_labels, label, places),
+                _sliced(b, b_labels, label, places),
+                dtype,
+            )
+            for spec, (a_labels, b_labels), (a, b) in zip(specs, terms, operands, strict=True)
+        )
+        ends = np.cumsum([width for _, width in places])
+        return jnp.split(y, ends[:-1], dim)
+
+    mine = engine.reduce(schedule, ranks, produce, lax.add, pairs)
+    return _joined(mine, dim).astype(dtype)
+
+
+def _scattered_forward(how, label, out, terms, dtype, pairs):
+    return scattered(how, label, out, terms, dtype, pairs), pairs
+
+
+def _scattered_backward(how, label, out, terms, dtype, pairs, ct):
+    products, others = [], []
+    for (a_labels, b_labels), (a, b) in zip(terms, pairs, strict=True):
+        products += [Product(b_labels, a_labels, a.dtype), Product(a_labels, b_labels, b.dtype)]
+        others += [b, a]
+    back = gathered(replace(how, saves=False), label, out, tuple(products), ct, others)
+    return ([(back[i], back[i + 1]) for i in range(0, len(back), 2)],)
+
+
+scattered.defvjp(_scattered_forward, _scattered_backward)
+
+
+def _joined(pieces: Sequence[Array], dim: int) -> Array:
+    """One array to multiply, not several: two small products are slower than one."""
+    return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
+
+
+def _sliced(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
+    """Its slices along `label`, if it has that, put together."""
+    if label not in labels:
+        return x
+    dim = labels.index(label)
+    return _joined([lax.dynamic_slice_in_dim(x, at, width, dim) for at, width in places], dim)
+
+
+def _placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
+    """`whole` with the parts of y, which follow on each other along `dim`, in their places."""
+    start = 0
+    for at, width in places:
+        part = lax.slice_in_dim(y, start, start + width, axis=dim)
+        whole = lax.dynamic_update_slice_in_dim(whole, part, at, dim)
+        start += width
+    return whole
