@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export, tree
 from jax.sharding import Mesh, NamedSharding
 
-from ringcoll.overlap.program import Program, from_compiled, program_of, read_profile
+from ringcoll.overlap.program import Program, program_of, read_profile
 from ringcoll.overlap.topology import devices
 
 #: Seconds after which a profile is given up.
@@ -109,7 +108,7 @@ def _profiled(
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         done = subprocess.run(
-            [sys.executable, "-m", __name__, str(folder)],
+            [sys.executable, "-m", "ringcoll.overlap.child", str(folder)],
             env=environment,
             capture_output=True,
             text=True,
@@ -129,35 +128,3 @@ def _profiled(
         program_bytes=made["program_bytes"],
         profile=cycles,
     )
-
-
-def _child(folder: Path) -> None:
-    """Compile what was exported; the profile is written by the compiler meanwhile."""
-    request = json.loads((folder / "request").read_text(encoding="utf-8"))
-    found = np.array(devices(request["topology"]), object)
-    mesh = Mesh(found[request["order"]].reshape(request["shape"]), request["axes"])
-    exported = export.deserialize(bytearray((folder / "exported").read_bytes()))
-    leaves = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-        for aval, sharding in zip(
-            exported.in_avals, exported.in_shardings_jax(mesh), strict=True
-        )
-    ]
-    arguments, keywords = tree.unflatten(exported.in_tree, leaves)
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return exported.call(*arguments, **keywords)
-
-    call.__name__ = exported.fun_name  # the module is named after it
-    lowered = jax.jit(call).lower(*arguments, **keywords)
-    program = from_compiled(lowered.compile(compiler_options=request["options"] or None))
-    made = {
-        "text": program.text,
-        "temporaries": program.temporaries,
-        "program_bytes": program.program_bytes,
-    }
-    (folder / "program").write_text(json.dumps(made), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _child(Path(sys.argv[1]))

@@ -90,7 +90,8 @@ class Costs:
 
 
 def _nameless(instruction: Instruction) -> str:
-    attributes = re.sub(r"metadata=\{[^}]*\}|(calls|to_apply)=%?[\w.\-]+", "", instruction.attributes)
+    names = r"metadata=\{[^}]*\}|(calls|to_apply)=%?[\w.\-]+"
+    attributes = re.sub(names, "", instruction.attributes)
     return f"{instruction.opcode}{instruction.shapes}{attributes}"
 
 

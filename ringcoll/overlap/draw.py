@@ -36,18 +36,16 @@ def draw(segments: Sequence[Segment], title: str, path: str | PathLike[str]) -> 
     figure: Any = Figure(figsize=(11, 2.6), layout="constrained")
     axes = figure.subplots()
     for kind, (row, colour, legend) in _LOOKS.items():
-        spans = [(s.start * 1e6, (s.stop - s.start) * 1e6) for s in segments if s.row == kind]
-        if spans:
-            # Transfers at once, one each way, are drawn on top of each other: half shown through.
+        lanes = _lanes([s for s in segments if s.row == kind])
+        for i, lane in enumerate(lanes):
             axes.broken_barh(
-                spans,
-                (row - 0.35, 0.7),
+                [(s.start * 1e6, (s.stop - s.start) * 1e6) for s in lane],
+                (row + 0.35 - 0.7 * (i + 1) / len(lanes), 0.7 / len(lanes)),
                 facecolors=colour,
                 edgecolors="white",
                 linewidth=0.4,
-                alpha=0.6 if kind == "wire" else 1.0,
                 hatch="//" if kind == "skipped" else None,
-                label=legend,
+                label=legend if i == 0 else None,
             )
     axes.set(yticks=(1, 0), yticklabels=("compute", "wire"), xlabel="microseconds")
     axes.set_ylim(-0.5, 1.5)
@@ -55,3 +53,15 @@ def draw(segments: Sequence[Segment], title: str, path: str | PathLike[str]) -> 
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(_LOOKS), fontsize="small", frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def _lanes(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments dealt out so that none of a lane overlap: two directions of a link at once."""
+    lanes: list[list[Segment]] = []
+    for segment in sorted(segments, key=lambda s: s.start):
+        free = (lane for lane in lanes if lane[-1].stop <= segment.start * (1 + 1e-9))
+        lane = next(free, None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(segment)
+    return lanes

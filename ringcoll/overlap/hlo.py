@@ -156,18 +156,16 @@ def parse(text: str) -> Module:
             "pass the text of jax.jit(f).lower(...).compile(), not that of lower(...)"
         )
     computations: dict[str, Computation] = {}
-    entry = None
-    name, inside = "", None
+    entry, name = None, ""
+    lines: list[Instruction] = []
     for line in text.splitlines():
-        if inside is None:
-            if found := _HEAD.match(line):
-                name, inside = found[2].lstrip("%"), []
-                entry = name if found[1] else entry
+        if found := _HEAD.match(line):
+            name, lines = found[2].lstrip("%"), []
+            entry = name if found[1] else entry
         elif line.startswith("}"):
-            computations[name] = Computation(name, tuple(inside))
-            inside = None
+            computations[name] = Computation(name, tuple(lines))
         elif found := _LINE.match(line):
-            inside.append(_instruction(line, found))
+            lines.append(_instruction(line, found))
     if entry is None or entry not in computations:
         raise HloError(f"HloModule {head[1]} has no ENTRY computation: the text is cut off")
     counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head[2])

@@ -14,43 +14,58 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
     if known and int(known[0]) >= 0:
         return int(known[0])
-    condition, body = (
-        module.computations[(loop.attribute(key) or "").lstrip("%")] for key in ("condition", "body")
-    )
-    test, place, inner = condition.root, condition, condition.root
+    condition, body = (_named(module, loop, key) for key in ("condition", "body"))
+    tested = _test(module, condition)
+    if tested is None:
+        return None
+    counter, limit, inclusive = tested
+    index = counter.number("index")
+    if counter.opcode != "get-tuple-element" or index is None:
+        return None
+    carry = computation.operands(loop)[0]
+    first = _constant(computation, computation.by_name.get(carry.operands[index]))
+    last, step = _constant(condition, limit), _step(body, index)
+    if first is None or last is None or not step:
+        return None
+    return max(0, -((first - last - inclusive) // step))
+
+
+def _named(module: Module, instruction: Instruction, key: str) -> Computation:
+    return module.computations[(instruction.attribute(key) or "").lstrip("%")]
+
+
+def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruction, bool] | None:
+    """What a loop runs while it is less than what, or (inclusive) no more than what."""
+    test = condition.root
+    place = condition
     if test.opcode == "fusion":  # the comparison is wrapped
         place = next(module.called(test))
-        inner = place.root
-    if inner.opcode != "compare":
+    compare = place.root
+    if compare.opcode != "compare":
         return None
-    sides = []
-    for name in inner.operands:
-        side = place.by_name[name]
-        if side.opcode == "parameter" and place is not condition:
-            side = condition.by_name[test.operands[int(side.operands[0])]]
-        sides.append(side)
-    direction = inner.attribute("direction")
+    sides = place.operands(compare)
+    if place is not condition:
+        outside = condition.operands(test)
+        sides = [outside[int(s.operands[0])] if s.opcode == "parameter" else s for s in sides]
+    direction = compare.attribute("direction")
     if direction in ("GT", "GE"):
-        sides, direction = sides[::-1], {"GT": "LT", "GE": "LE"}[direction]
-    index = sides[0].number("index")
-    start_of = computation.operands(loop)
-    if sides[0].opcode != "get-tuple-element" or index is None or direction not in ("LT", "LE", "NE"):
+        sides = sides[::-1]
+    elif direction not in ("LT", "LE", "NE"):
         return None
-    limit = _constant(condition, sides[1])
-    start = _constant(computation, computation.by_name.get(start_of[0].operands[index]))
-    step = _step(body, index)
-    if limit is None or start is None or not step:
-        return None
-    return max(0, -((start - limit - (direction == "LE")) // step))
+    return sides[0], sides[1], direction in ("LE", "GE")
 
 
 def _step(body: Computation, index: int) -> int | None:
     """By how much the body adds to element `index` of the carry."""
     total, at = 0, body.by_name.get(body.root.operands[index])
     while at is not None and at.opcode in ("add", "copy", "bitcast"):
-        constants = [c for c in map(lambda i: _constant(body, i), body.operands(at)) if c is not None]
-        others = [i for i in body.operands(at) if _constant(body, i) is None]
-        total += sum(constants)
+        others = []
+        for operand in body.operands(at):
+            constant = _constant(body, operand)
+            if constant is None:
+                others.append(operand)
+            else:
+                total += constant
         at = others[0] if len(others) == 1 else None
     if at is None or at.opcode != "get-tuple-element" or at.number("index") != index:
         return None

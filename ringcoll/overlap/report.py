@@ -95,7 +95,7 @@ class Report:
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: there are no times to draw.
         """
-        if not self.timed:
+        if self.chip is None:
             raise ValueError(f"draw: {self.name} has no times to draw; only a TPU's program has")
         title = f"{self.name} on {self.ranks} x {self.chip.name}: " + _totals(self)[0]
         draw(self.segments, title, path)
@@ -106,7 +106,7 @@ def _table(report: Report) -> list[str]:
     shown = sorted(report.rows, key=lambda row: -row.exposed)[:ROWS]
     shown = [row for row in report.rows if row in shown]
     timed = report.timed
-    cells = [_HEAD if timed else _HEAD_UNTIMED]
+    cells: list[Sequence[str]] = [_TIMED if timed else _UNTIMED]
     cells += [_timed(row) if timed else _untimed(row) for row in shown]
     lines = [f"{report.name}: {report.ranks} x {report.chip.name if report.chip else 'device'}"]
     lines += _aligned(cells) if report.rows else ["no collectives"]
@@ -117,8 +117,9 @@ def _table(report: Report) -> list[str]:
     return lines
 
 
-_HEAD = ("collective", "kind", "times", "MB", "hops", "wire us", "under it us", "GFLOP", "exposed us")
-_HEAD_UNTIMED = ("collective", "kind", "times", "MB", "matmuls under it", "GFLOP", "bare")
+_WHAT = ("collective", "kind", "times", "MB")
+_TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us")
+_UNTIMED = (*_WHAT, "matmuls under it", "GFLOP", "bare")
 
 
 def _kind(row: Row) -> str:

@@ -1,7 +1,7 @@
 """A scheduled program run on paper: one stream of instructions, and the wire under it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from ringcoll.overlap.work import traffic
 #: Turns of a loop that are run one by one before equal ones are only counted.
 TURNS = 16
 _MARKERS = {"AsyncCollectiveStart": "start", "AsyncCollectiveDone": "done"}
-_PASSES_ON = ("get-tuple-element", "tuple", "bitcast", "opt-barrier", "optimization-barrier", "copy")
+_PASSES_ON = ("get-tuple-element", "tuple", "bitcast", "opt-barrier", "copy")
 
 
 class Segment(NamedTuple):
@@ -184,7 +184,7 @@ class Timeline:
             pending = self._pending.get(self._carried.get(name, ""))
             if pending:
                 return pending
-        self.notes.add("transfers that are started in one turn of a loop and end in the next are free")
+        self.notes.add("transfers that start in one turn of a loop and end in the next are free")
         return None
 
     def _done(self, instruction: Instruction) -> None:
@@ -252,5 +252,5 @@ class Timeline:
 
 
 def _equal(a: Mapping[tuple, float], b: Mapping[tuple, float]) -> bool:
-    close: Callable[[float, float], bool] = lambda x, y: abs(x - y) <= 1e-9 * max(abs(x), abs(y))
-    return all(close(a.get(key, 0.0), b.get(key, 0.0)) for key in {*a, *b})
+    both = ((a.get(key, 0.0), b.get(key, 0.0)) for key in {*a, *b})
+    return all(abs(x - y) <= 1e-9 * max(abs(x), abs(y)) for x, y in both)

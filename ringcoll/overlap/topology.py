@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
@@ -40,13 +41,11 @@ def devices(topology: str, **options: Any) -> list[Any]:
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    try:
-        import libtpu  # noqa: F401
-    except ImportError as error:
+    if find_spec("libtpu") is None:
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs the TPU compiler: "
             "pip install 'ringcoll[tpu]' (no TPU is needed)"
-        ) from error
+        )
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except Exception as error:  # what is raised has differed from version to version
@@ -154,11 +153,11 @@ def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]
             f"hops: {mesh.devices.flat[0]} has no coordinates; pass a mesh of TPU devices"
         )
     ranks = np.arange(mesh.size).reshape(mesh.devices.shape)
-    rings = np.moveaxis(ranks, mesh.axis_names.index(axis), 0)
-    rings = rings.reshape(rings.shape[0], -1)
+    place = mesh.axis_names.index(axis)
+    rings = np.moveaxis(ranks, place, 0).reshape(mesh.shape[axis], -1).tolist()
     steps = [
         max(known.hops(a, b) for a, b in zip(here, there, strict=True))
-        for here, there in zip(rings.tolist(), np.roll(rings, -1, 0).tolist(), strict=True)
+        for here, there in zip(rings, rings[1:] + rings[:1], strict=True)
     ]
     if max(steps) > FAR:
         warnings.warn(

@@ -10,11 +10,13 @@ from ringcoll.overlap.hlo import Computation, Instruction, Module
 
 #: What only names, groups or reinterprets what is there.
 FREE = frozenset(
-    "parameter constant get-tuple-element tuple bitcast partition-id replica-id after-all "
-    "opt-barrier optimization-barrier add-dependency domain get-dimension-size".split()
+    [
+        *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
+        *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
+    ]
 )
 #: Custom calls that only name or reserve memory.
-FREE_TARGETS = frozenset({"ConcatBitcast", "AllocateBuffer", "Sharding", "AssumeGatherIndicesInBound"})
+FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
 
@@ -45,8 +47,9 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
 
 
 def _is_gemm(instruction: Instruction) -> bool:
-    target = instruction.attribute("custom_call_target") if instruction.opcode == "custom-call" else ""
-    return bool(target) and re.search("gemm|matmul", str(target)) is not None
+    """Whether it calls a library's matmul, as on a GPU or CPU."""
+    target = instruction.attribute("custom_call_target") or ""
+    return instruction.opcode == "custom-call" and re.search("gemm|matmul", target) is not None
 
 
 def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
@@ -65,15 +68,12 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
 
     pads = re.search(r"pad=([-\dx_]+)", window)
     low = [int(p.split("_")[0]) for p in pads[1].split("x")] if pads else [0] * 9
-    stride, holes, rhs_holes = (
-        of_window(key, 1) for key in ("stride", "lhs_dilate", "rhs_dilate")
-    )
+    stride, holes, rhs_holes = (of_window(key, 1) for key in ("stride", "lhs_dilate", "rhs_dilate"))
     out = instruction.shapes[0].dims
     result = out[labels[2].index("b")] * out[labels[2].index("f")] * rhs[labels[1].index("i")]
     for d in range(sum(c.isdigit() for c in labels[2])):
         size, taps, steps = (
-            dims[label.index(str(d))]
-            for dims, label in zip((lhs, rhs, out), labels, strict=True)
+            dims[label.index(str(d))] for dims, label in zip((lhs, rhs, out), labels, strict=True)
         )
         at = stride[d] * np.arange(steps)[:, None] + rhs_holes[d] * np.arange(taps) - low[d]
         result *= int(((at >= 0) & (at <= (size - 1) * holes[d]) & (at % holes[d] == 0)).sum())
