@@ -158,7 +158,8 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, name = None, ""
     lines: list[Instruction] = []
-    for line in text.splitlines():
+    whole = text[: text.rfind("\n}") + 2]  # a computation that is cut off is none
+    for line in whole.splitlines():
         if found := _HEAD.match(line):
             name, lines = found[2].lstrip("%"), []
             entry = name if found[1] else entry
@@ -175,7 +176,9 @@ def parse(text: str) -> Module:
 
 def _instruction(line: str, found: re.Match[str]) -> Instruction:
     shape_end = _end(line, found.end())
-    opcode_end = line.index("(", shape_end)
+    opcode_end = line.find("(", shape_end)
+    if opcode_end < 0:
+        raise HloError(f"a line cannot be read: {line[:120]!r}; is the text cut off?")
     operands_end = _end(line, opcode_end)
     operands = _split(line[opcode_end + 1 : operands_end - 1])
     return Instruction(

@@ -8,6 +8,9 @@ from itertools import pairwise
 Place = tuple[int, ...]
 Link = tuple[Place, Place]  # directed: from, to
 
+#: A message over more hops than these is warned of.
+FAR = 2
+
 
 @dataclass(frozen=True)
 class Network:

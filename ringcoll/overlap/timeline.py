@@ -9,7 +9,7 @@ from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.costs import Costs, memory_seconds
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.loops import trip_count
-from ringcoll.overlap.network import Link, Network
+from ringcoll.overlap.network import FAR, Link, Network
 from ringcoll.overlap.transfers import COLLECTIVES, Transfer, transfer
 from ringcoll.overlap.work import traffic
 
@@ -147,6 +147,11 @@ class Timeline:
         wire, seconds = None, 0.0
         if what is not None:
             wire = transfer(where, what, self._network, self._chip)
+            if wire.hops > FAR and self._network.stated:
+                self.notes.add(
+                    f"warning: {instruction.name} goes {wire.hops} hops; order the devices so that "
+                    "neighbours are neighbours: overlap.mesh(topology, axis=size)"
+                )
             seconds = wire.seconds
             self.transfers[instruction.name] = wire, not begin
         elif self._chip and instruction.attribute("cross_program_prefetch_index") is None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ringcoll.overlap.chips import KINDS
 from ringcoll.overlap.embedding import embed
-from ringcoll.overlap.network import Network
+from ringcoll.overlap.network import FAR, Network
 
 #: What lets libtpu start where there is no TPU, and quietly. Set only where nothing is set.
 ENVIRONMENT = {
@@ -23,9 +23,6 @@ ENVIRONMENT = {
     "TPU_LOG_DIR": "disabled",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-
-#: A step of a ring over more hops than these is warned of.
-FAR = 2
 
 
 def devices(topology: str, **options: Any) -> list[Any]:
