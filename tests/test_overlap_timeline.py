@@ -244,7 +244,7 @@ def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
 
 
 def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
-    body = f"""%sum_and_slice (a: f32[500,500]) -> f32[125,500] {{
+    body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
   %a = {_shape()} parameter(0)
   %zero = s32[] constant(0)
   %sum = {_shape()} all-reduce(%a), replica_groups={{}}
@@ -252,7 +252,7 @@ def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
 }}
 
 """
-    line = "%all-reduce-scatter.1 = f32[125,500] fusion(%x), kind=kCustom, calls=%sum_and_slice"
+    line = "%y = f32[125,500] fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
     made = overlap.report(program(line, before=body), chip=CHIP)
     assert [row.kind for row in made.rows] == ["reduce-scatter"]
     assert us(made, "total", "exposed") == (375, 375)

@@ -133,7 +133,7 @@ class Timeline:
                 return role, where, what
         if any(name in self._carried for name in instruction.operands):
             return "carrier", None, None
-        if "all-reduce-scatter" in instruction.name and what.opcode == "all-reduce":
+        if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
             what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
         return "synchronous", where, what
 
