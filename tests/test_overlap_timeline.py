@@ -138,13 +138,20 @@ def test_a_slice_and_an_update_in_place_cost_what_they_touch():
     assert made.compute * 10e9 == pytest.approx(4000 + 8 + 4000 + 4)
 
 
-def test_copies_between_memories_run_beside_the_compute():
-    move = "%c = (f32[500,500]{1,0:T(8,128)S(1)}, f32[500,500]{1,0:T(8,128)}, u32[]) copy-start(%x)"
-    wait = "%v = f32[500,500]{1,0:T(8,128)S(1)} copy-done(%c)"
-    assert totals(move, wait) == (100, 0, 100, 0)
-    assert totals(move, dot("y"), wait) == (1000, 1000, 0, 0)
+@pytest.mark.parametrize(
+    ("source", "target", "took"), [("", "S(1)", 100), ("S(1)", "", 100), ("", "", 200)]
+)
+def test_copies_between_memories_run_beside_the_compute(source, target, took):
+    x, y = (f"f32[500,500]{{1,0:T(8,128){space}}}" for space in (source, target))
+    there = f"%v = {x} bitcast(%x)"
+    move = f"%c = ({y}, {x}, u32[]) copy-start(%v)"
+    wait = f"%y = {y} copy-done(%c)"
+    assert totals(there, move, wait) == (took, 0, took, 0)
+    assert totals(there, move, dot("z"), wait) == (1000, 1000, 0, 0)
     early = move + ", cross_program_prefetch_index=0"
-    assert totals(early, wait) == (0, 0, 0, 0)
+    assert totals(there, early, wait) == (0, 0, 0, 0)
+    part = f"%c = (({x}), {y.replace('500,', '50,')}, u32[]) slice-start(%v)"
+    assert totals(there, part, "%y = f32[50,500] slice-done(%c)") == (took / 10, 0, took / 10, 0)
 
 
 LOOP = (start("s"), dot("y"), done("next", "s"))
@@ -226,21 +233,45 @@ ASYNC = f"""{MATMUL}%begin (a: f32[500,500]) -> (f32[500,500], u32[]) {{
 """
 
 
+GO_ON = dot("m").replace("calls=%matmul", "calls=%go_on").replace("(%x, %w)", "(%s0, %s1, %w)")
+SPREAD = (
+    f"%s = ({_shape()}, u32[]) fusion(%x), kind=kCustom, calls=%begin",
+    f"%s0 = {_shape()} get-tuple-element(%s), index=0",
+    "%s1 = u32[] get-tuple-element(%s), index=1",
+    GO_ON.replace(f"= {_shape()} fusion", f"= ({_shape()}, {_shape()}, u32[]) fusion"),
+    f"%m1 = {_shape()} get-tuple-element(%m), index=1",
+    "%m2 = u32[] get-tuple-element(%m), index=2",
+    "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
+)
+
+
 def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
-    go_on = dot("m").replace("calls=%matmul", "calls=%go_on").replace("(%x, %w)", "(%s0, %s1, %w)")
-    lines = [
-        f"%s = ({_shape()}, u32[]) fusion(%x), kind=kCustom, calls=%begin",
-        f"%s0 = {_shape()} get-tuple-element(%s), index=0",
-        "%s1 = u32[] get-tuple-element(%s), index=1",
-        go_on.replace(f"= {_shape()} fusion", f"= ({_shape()}, {_shape()}, u32[]) fusion"),
-        f"%m1 = {_shape()} get-tuple-element(%m), index=1",
-        "%m2 = u32[] get-tuple-element(%m), index=2",
-        "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
-    ]
-    made = overlap.report(program(*lines, before=ASYNC), chip=CHIP)
+    made = overlap.report(program(*SPREAD, before=ASYNC), chip=CHIP)
     assert us(made, "total", "compute", "exposed") == (1500, 1000, 500)
     (row,) = made.rows
     assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
+
+
+def test_a_collective_of_what_a_spread_one_multiplied_is_its_own():
+    # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
+    body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
+  %a = {_shape()} parameter(0)
+  %zero = s32[] constant(0)
+  %sum = {_shape()} all-reduce(%a), replica_groups={{}}
+  ROOT %mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={{125,500}}
+}}
+
+"""
+    lines = [
+        *SPREAD[:4],
+        f"%m0 = {_shape()} get-tuple-element(%m), index=0",
+        "%r = f32[125,500] fusion(%m0), kind=kCustom, calls=%all-reduce-scatter",
+        *SPREAD[4:],
+    ]
+    made = overlap.report(program(*lines, before=ASYNC + body), chip=CHIP)
+    assert [row.kind for row in made.rows] == ["all-gather", "reduce-scatter"]
+    # The matmul hides 1000 of 1500 us; the links are free for the second collective then.
+    assert us(made, "total", "exposed") == (1500 + 375, 500 + 375)
 
 
 def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():

@@ -11,7 +11,7 @@ from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.loops import trip_count
 from ringcoll.overlap.network import FAR, Link, Network
 from ringcoll.overlap.transfers import COLLECTIVES, Transfer, transfer
-from ringcoll.overlap.work import traffic
+from ringcoll.overlap.work import copied
 
 #: Turns of a loop that are run one by one before equal ones are only counted.
 TURNS = 16
@@ -131,11 +131,16 @@ class Timeline:
         for _, inner in inside:  # a fusion that begins, goes on with or ends a collective
             if role := _MARKERS.get(inner.attribute("custom_call_target") or ""):
                 return role, where, what
-        if any(name in self._carried for name in instruction.operands):
+        if any(self._sends(name, what) for name in instruction.operands):
             return "carrier", None, None
         if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
             what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
         return "synchronous", where, what
+
+    def _sends(self, name: str, collective: Instruction) -> bool:
+        """Whether a name carries the state of this very collective, not yet waited for."""
+        pending = self._pending.get(self._carried.get(name, ""))
+        return bool(pending and pending.wire and pending.wire.kind == collective.opcode)
 
     def _start(
         self,
@@ -155,9 +160,7 @@ class Timeline:
             seconds = wire.seconds
             self.transfers[instruction.name] = wire, not begin
         elif self._chip and instruction.attribute("cross_program_prefetch_index") is None:
-            moved = traffic(self._module, where, instruction)
-            # Read once, written once; the result's tuple names the source once more.
-            seconds = memory_seconds(moved, self._chip) / 2
+            seconds = memory_seconds(copied(where, instruction), self._chip)
         before = self.tally["compute",], self.tally["flops",], self.tally["matmuls",]
         pending = Pending(instruction.name, wire, seconds, None, before)
         self._pending[instruction.name] = pending

@@ -102,6 +102,19 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
     return moved
 
 
+def copied(computation: Computation, start: Instruction) -> Counter[int]:
+    """The bytes that an asynchronous copy or slice moves, by memory space.
+
+    The result of a copy-start is (copy, source, ...), that of any other (sources, result, ...).
+    """
+    sources = computation.operands(start)
+    made = start.shapes[0 if start.opcode == "copy-start" else len(sources)]
+    moved: Counter[int] = Counter()
+    for space in (sources[0].shapes[0].space, made.space):
+        moved[space] += round(made.bytes)
+    return moved
+
+
 def _read(body: Computation, parameter: Instruction, whole: float) -> float:
     """How much of a parameter a fusion reads."""
     users = body.users[parameter.name]
