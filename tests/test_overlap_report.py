@@ -144,6 +144,7 @@ def untiled(text):
 
 
 def test_a_gpu_program_is_counted_not_timed():
+    assert not overlap.report(untiled(HIDDEN), chip=CHIP).timed
     made = overlap.report(untiled(HIDDEN))
     assert not made.timed
     assert (made.total, made.compute, made.exposed, made.communication) == (0, 0, 0, 0)

@@ -4,11 +4,16 @@ See `hlo_texts`: a transfer takes 1001 us, a matmul 1000 us, an addition 300 us.
 """
 
 import re
+from dataclasses import replace
+from itertools import product
 
 import pytest
 from hlo_texts import BACK, CHIP, MATMUL, RING, add, blocking, done, dot, loop, program, start
 
 from ringcoll import overlap
+from ringcoll.overlap import transfers
+from ringcoll.overlap.hlo import parse
+from ringcoll.overlap.network import Network
 
 
 def us(report, *fields):
@@ -60,6 +65,21 @@ def test_messages_that_meet_on_a_link_share_it():
     assert totals(start("s", pairs=three), done("d", "s"))[0] == 2002
 
 
+def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
+    # All six go over the link (1, 1, 1) -> (1, 2, 1), and none more than four hops.
+    places = tuple(product(range(3), range(4), range(3)))
+    near = [(x, y, 1) for y in (0, 1) for x in range(3)]
+    far = [(1, y, z) for y in (2, 3) for z in range(3)]
+    pairs = ",".join(
+        f"{{{places.index(a)},{places.index(b)}}}" for a, b in zip(near, far, strict=True)
+    )
+    text = program(start("s", pairs=f"source_target_pairs={{{pairs}}}"), done("d", "s"))
+    network = Network(places, (False,) * 3)
+    made = overlap.report(overlap.Program(text, network=network), chip=CHIP)
+    assert [row.hops for row in made.rows] == [4]
+    assert us(made, "total") == (6000 + 4,)
+
+
 @pytest.mark.parametrize(
     ("opcode", "seconds"),
     [
@@ -93,6 +113,21 @@ def test_groups_in_every_notation(groups, seconds):
     assert totals(blocking("all-gather", groups=groups))[0] == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2] {'b','a'}", [[0, 2, 1, 3]]),
+        ("{{3,1},{0,2}}", [[3, 1], [0, 2]]),
+    ],
+)
+def test_who_is_in_a_group(text, groups):
+    root = parse(program(blocking("all-gather", groups=text))).entry.root
+    assert transfers.groups(root, 4) == groups
+
+
 def test_groups_that_cannot_be_read_are_refused():
     with pytest.raises(overlap.HloError, match=r"replica_groups=mesh.*does not know"):
         totals(blocking("all-gather", groups="mesh['a'=4] {'a':(1)2}"))
@@ -116,6 +151,8 @@ def test_the_profile_comes_first_and_counts_for_what_is_alike():
 def test_a_matmul_without_an_estimate_is_priced_by_its_flops_or_bytes():
     bare = dot("y").partition(", backend_config")[0]
     assert totals(bare) == (300, 300, 0, 0)  # 250 MFLOP at 1 TFLOP/s are 250 us
+    slow = overlap.report(program(bare), chip=replace(CHIP, flops=1e11))
+    assert us(slow, "total") == (2500,)
 
 
 def test_a_slice_and_an_update_in_place_cost_what_they_touch():

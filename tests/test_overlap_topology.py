@@ -58,6 +58,7 @@ def test_each_axis_of_a_mesh_is_a_ring(size, shape):
 
 def test_axes_that_cannot_be_dealt_out_are_none():
     assert embed((4, 4), (False, False), (8, 2)) is None
+    assert embed((4, 4), (False, False), (4,)) is None
 
 
 def test_paths_and_ports():
