@@ -1,0 +1,35 @@
+"""`python -m ringcoll COMMAND`: what the library can say without a program around it.
+
+See `python -m ringcoll -h`, and `python -m ringcoll COMMAND -h`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ringcoll.overlap import command as overlap
+
+#: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
+#: what it does in the first line of its docstring.
+COMMANDS = {"overlap": overlap}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(prog="python -m ringcoll")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=(module.__doc__ or "").partition("\n")[0],
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

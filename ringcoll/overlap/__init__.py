@@ -1,0 +1,26 @@
+"""What a compiled program communicates, and how much of that nothing hides.
+
+The model. A chip runs one stream of instructions, in the order of the scheduled text. Beside
+it run the links to its neighbours, each direction a queue, first in, first out, and the copies
+between its memories, one more queue. A collective-permute takes hops x bytes / one-way rate of
+a link, and 1 us a hop, from the moment when it is started and its links are free; the stream
+waits where its result is asked for (`-done`), and that wait is *exposed* communication. A
+collective without start and done is exposed whole. A built-in collective is granted what no
+algorithm can beat: all that a rank gets, over all its links at once, without latency, and, where
+it is spread over other work by the compiler, from its start to its end. A loop counts as often
+as it turns. Computing takes the cycles of the static profile where there is one; else, for a
+matmul, the compiler's estimate; else bytes over the bandwidth of the memory. Nothing else takes
+time: no launch, no contention for memory, no other program, and all ranks start together.
+"""
+
+from ringcoll.overlap.chips import CHIPS as CHIPS
+from ringcoll.overlap.chips import Chip as Chip
+from ringcoll.overlap.compilation import compile_for as compile_for
+from ringcoll.overlap.hlo import HloError as HloError
+from ringcoll.overlap.program import Program as Program
+from ringcoll.overlap.reading import assert_overlapped as assert_overlapped
+from ringcoll.overlap.reading import report as report
+from ringcoll.overlap.report import Report as Report
+from ringcoll.overlap.report import Row as Row
+from ringcoll.overlap.topology import hops as hops
+from ringcoll.overlap.topology import mesh as mesh

@@ -1,0 +1,47 @@
+"""What `compile_for` runs in a process of its own: `python -m ringcoll.overlap.child FOLDER`.
+
+The compiler writes a profile of what is compiled here, as LIBTPU_INIT_ARGS tell it to.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export, tree
+from jax.sharding import Mesh
+
+from ringcoll.overlap.program import from_compiled
+from ringcoll.overlap.topology import devices
+
+
+def compile_exported(folder: Path) -> None:
+    """Compile the program that is in a folder, and leave its text and sizes there."""
+    request = json.loads((folder / "request").read_text(encoding="utf-8"))
+    found = np.array(devices(request["topology"]), object)
+    mesh = Mesh(found[request["order"]].reshape(request["shape"]), request["axes"])
+    exported = export.deserialize(bytearray((folder / "exported").read_bytes()))
+    leaves = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+        for aval, sharding in zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
+    ]
+    arguments, keywords = tree.unflatten(exported.in_tree, leaves)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return exported.call(*arguments, **keywords)
+
+    call.__name__ = exported.fun_name  # the module is named after it
+    lowered = jax.jit(call).lower(*arguments, **keywords)
+    program = from_compiled(lowered.compile(compiler_options=request["options"] or None))
+    made = {
+        "text": program.text,
+        "temporaries": program.temporaries,
+        "program_bytes": program.program_bytes,
+    }
+    (folder / "program").write_text(json.dumps(made), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    compile_exported(Path(sys.argv[1]))

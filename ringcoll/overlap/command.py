@@ -1,0 +1,110 @@
+"""Compile a program for a TPU that need not be there, and see what communication is exposed.
+
+    python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
+    python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
+
+`my.module:program` is called with the mesh, and returns a function and its operands:
+`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if more is
+exposed than --max-exposed.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ringcoll.overlap import examples, topology
+from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.reading import report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("--topology", default="v5e:4x2", help="kind:size (default: %(default)s)")
+    parser.add_argument(
+        "--mesh",
+        type=_axes,
+        default={},
+        metavar="x=4,y=2",
+        help="axes of the mesh (default: one axis x)",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--example", choices=examples.NAMES)
+    what.add_argument("--function", type=_function, metavar="MODULE:FUNCTION")
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        default=examples.SIZES,
+        metavar="M,K,F",
+        help="of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="take the cycles of the generated code, not the compiler's estimates (a minute)",
+    )
+    parser.add_argument(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the compiler; again for more",
+    )
+    parser.add_argument("--draw", metavar="FILE", help="the timeline, as svg or png")
+    parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--max-exposed", type=float, metavar="SHARE", help="such as 0.05")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, print, draw; returns the exit status."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    mesh = topology.mesh(args.topology, **args.mesh)
+    if args.example:
+        function, operands = examples.example(args.example, mesh, args.sizes)
+    else:
+        function, operands = args.function(mesh)
+    program = compile_for(
+        args.topology,
+        function,
+        *operands,
+        profile=args.profile,
+        compiler_options=dict(args.option),
+    )
+    made = report(program)
+    print(made.to_json() if args.json else made)
+    if args.text:
+        with open(args.text, "w", encoding="utf-8") as file:
+            file.write(program.text)
+    if args.draw:
+        made.draw(args.draw)
+    if args.max_exposed is not None and made.exposed_share > args.max_exposed:
+        print(f"more than {args.max_exposed:.1%} is exposed", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _axes(text: str) -> dict[str, int]:
+    return {name: int(size) for name, _, size in (part.partition("=") for part in text.split(","))}
+
+
+def _sizes(text: str) -> tuple[int, int, int]:
+    m, k, f = map(int, text.split(","))
+    return m, k, f
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    return name, {"true": True, "false": False}.get(value.lower(), value)
+
+
+def _function(text: str) -> Callable:
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error

@@ -1,0 +1,130 @@
+"""Compiling for a TPU that is not there, with the static profile of the generated code.
+
+The profile is written by the compiler if an option is set before it starts, takes as long as
+ten compilations, and aborts the process for some programs; so it is asked for in a process of
+its own, to which the program is sent as a `jax.export`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export, tree
+from jax.sharding import Mesh, NamedSharding
+
+from ringcoll.overlap.program import Program, program_of, read_profile
+from ringcoll.overlap.topology import devices
+
+#: Seconds after which a profile is given up.
+PATIENCE = 900
+
+
+def compile_for(
+    topology: str,
+    function: Callable,
+    *operands: Any,
+    profile: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Program:
+    """Compile a function for a TPU topology.
+
+    Args:
+        topology: that of the operands' mesh, as "v5e:4x2".
+        function: what `jax.jit` takes, or what it returned.
+        operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `overlap.mesh(topology)`.
+        profile: also get the static profile, in a process of its own (slow, and needs the
+            package flatbuffers, which is in the extra tpu). Where that fails, the report
+            says so and takes the compiler's estimates.
+        compiler_options: as `lowered.compile` takes them.
+
+    Returns:
+        A program for `report` and `assert_overlapped`.
+
+    Raises:
+        ValueError: no operand is sharded over a mesh.
+        Exception: what JAX and the compiler raise.
+    """
+    mesh = next(
+        (
+            leaf.sharding.mesh
+            for leaf in tree.leaves(operands)
+            if isinstance(getattr(leaf, "sharding", None), NamedSharding)
+        ),
+        None,
+    )
+    if mesh is None:
+        raise ValueError(
+            f"compile_for({topology!r}, {getattr(function, '__name__', function)}): no operand is "
+            "sharded over a mesh; give jax.ShapeDtypeStruct(shape, dtype, sharding="
+            "NamedSharding(overlap.mesh(topology), spec))"
+        )
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    options = dict(compiler_options or {})
+    compiled = jitted.lower(*operands).compile(compiler_options=options or None)
+    program = program_of(compiled, mesh=mesh)
+    if not profile:
+        return program
+    try:
+        return _profiled(program, topology, mesh, jitted, operands, options)
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return replace(program, notes=(*program.notes, f"no static profile: {first}"))
+
+
+def _profiled(
+    program: Program,
+    topology: str,
+    mesh: Mesh,
+    jitted: Any,
+    operands: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Program:
+    exported = export.export(jitted, platforms=["tpu"])(*operands)
+    number = {device.id: i for i, device in enumerate(devices(topology))}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "profile").mkdir()
+        (folder / "exported").write_bytes(exported.serialize())
+        request = {
+            "topology": topology,
+            "order": [number[device.id] for device in mesh.devices.flat],
+            "shape": mesh.devices.shape,
+            "axes": mesh.axis_names,
+            "options": options,
+        }
+        (folder / "request").write_text(json.dumps(request), encoding="utf-8")
+        flag = f"--xla_jf_dump_static_llo_profile_to={folder / 'profile'}"
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flag}".strip(),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "ringcoll.overlap.child", str(folder)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        if done.returncode != 0:
+            last = (done.stderr.strip() or "no message").splitlines()[-1][:200]
+            raise RuntimeError(f"the compiler ended with status {done.returncode}: {last}")
+        made = json.loads((folder / "program").read_text(encoding="utf-8"))
+        cycles = read_profile(folder / "profile")
+    if not cycles:
+        raise RuntimeError("the compiler wrote no profile")
+    return replace(
+        program,
+        text=made["text"],
+        temporaries=made["temporaries"],
+        program_bytes=made["program_bytes"],
+        profile=cycles,
+    )

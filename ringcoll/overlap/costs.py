@@ -1,0 +1,100 @@
+"""The seconds that an instruction computes for, and where the figure is from."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.work import flops, is_free, traffic
+
+#: Where a time can come from, best first.
+SOURCES: Mapping[str, str] = {
+    "profile": "the cycles of the static profile of the generated code",
+    "estimate": "the compiler's estimated_cycles of a matmul (within 1 to 7 % of the profile)",
+    "roofline": "bytes over the bandwidth of the memory; for a matmul FLOPs over FLOP/s if longer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds, from which of `SOURCES` ("" where nothing is done), and FLOPs of matmuls."""
+
+    seconds: float = 0.0
+    source: str = ""
+    flops: float = 0.0
+
+
+class Costs:
+    """Prices of the instructions of one program.
+
+    Args:
+        module: the program.
+        chip: what it runs on; None prices nothing, and counts FLOPs only.
+        profile: cycles by name of instruction, from the static profile; an instruction
+            that does the same as one that was profiled takes the same.
+    """
+
+    def __init__(self, module: Module, chip: Chip | None, profile: Mapping[str, int]) -> None:
+        self._module, self._chip, self._profile = module, chip, profile
+        self._known: dict[tuple[str, str], Cost] = {}
+
+    def of(self, computation: Computation, instruction: Instruction) -> Cost:
+        """The price of one instruction, which is not a collective."""
+        key = computation.name, instruction.name
+        if key not in self._known:
+            self._known[key] = self._price(computation, instruction)
+        return self._known[key]
+
+    def _price(self, computation: Computation, instruction: Instruction) -> Cost:
+        if is_free(instruction):
+            return Cost()
+        work = flops(self._module, computation, instruction)
+        if self._chip is None:
+            return Cost(flops=work)
+        cycles = self._profile.get(instruction.name)
+        if cycles is None and self._profile:
+            cycles = self._alike.get(self._signature(computation, instruction))
+        if cycles is not None:
+            return Cost(cycles / self._chip.clock, "profile", work)
+        # That of anything else is a ranking score, 7 to 35 times too high.
+        estimate = instruction.number("estimated_cycles") if work else None
+        if estimate:
+            return Cost(estimate / self._chip.clock, "estimate", work)
+        moved = traffic(self._module, computation, instruction)
+        seconds = max(work / self._chip.flops, memory_seconds(moved, self._chip))
+        return Cost(seconds, "roofline" if seconds else "", work)
+
+    @cached_property
+    def _alike(self) -> dict[str, int]:
+        """Cycles by what an instruction does: the compiler profiles one of each kind."""
+        return {
+            self._signature(computation, instruction): self._profile[instruction.name]
+            for computation in self._module.computations.values()
+            for instruction in computation.instructions
+            if instruction.name in self._profile
+        }
+
+    def _signature(self, computation: Computation, instruction: Instruction) -> str:
+        """What an instruction does, without any names."""
+        shapes = [str(o.shapes) for o in computation.operands(instruction)]
+        lines = [_nameless(instruction), *shapes]
+        for body in self._module.called(instruction):
+            place = {i.name: str(n) for n, i in enumerate(body.instructions)}
+            for inner in body.instructions:
+                lines += [place.get(name, name) for name in inner.operands]
+                lines.append(self._signature(body, inner))
+        return "|".join(lines)
+
+
+def _nameless(instruction: Instruction) -> str:
+    names = r"metadata=\{[^}]*\}|(calls|to_apply)=%?[\w.\-]+"
+    attributes = re.sub(names, "", instruction.attributes)
+    return f"{instruction.opcode}{instruction.shapes}{attributes}"
+
+
+def memory_seconds(moved: Counter[int], chip: Chip) -> float:
+    """The seconds in which bytes by memory space (0 is main memory) can be moved."""
+    return max(moved[0] / chip.hbm, sum(n for space, n in moved.items() if space) / chip.vmem)

@@ -1,0 +1,67 @@
+"""A timeline as a picture: compute above the wire."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+from ringcoll.overlap.timeline import Segment
+
+#: Row of the picture (1 above, 0 below), colour, and what the legend says.
+_LOOKS = {
+    "compute": (1, "#4477aa", "compute"),
+    "memory": (1, "#ccbb44", "wait for memory"),
+    "exposed": (1, "#ee6677", "wait for the wire: exposed"),
+    "wire": (0, "#228833", "wire"),
+    "skipped": (1, "#bbbbbb", "more turns of a loop, alike"),
+}
+
+
+def draw(segments: Sequence[Segment], title: str, path: str | PathLike[str]) -> None:
+    """Draw a timeline.
+
+    Args:
+        segments: what was done when.
+        title: stands above.
+        path: of the file; its ending says which format (svg, png).
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"draw({str(path)!r}) needs matplotlib: pip install 'ringcoll[bench]'"
+        ) from error
+    figure: Any = Figure(figsize=(11, 2.6), layout="constrained")
+    axes = figure.subplots()
+    for kind, (row, colour, legend) in _LOOKS.items():
+        lanes = _lanes([s for s in segments if s.row == kind])
+        for i, lane in enumerate(lanes):
+            axes.broken_barh(
+                [(s.start * 1e6, (s.stop - s.start) * 1e6) for s in lane],
+                (row + 0.35 - 0.7 * (i + 1) / len(lanes), 0.7 / len(lanes)),
+                facecolors=colour,
+                edgecolors="white",
+                linewidth=0.4,
+                hatch="//" if kind == "skipped" else None,
+                label=legend if i == 0 else None,
+            )
+    axes.set(yticks=(1, 0), yticklabels=("compute", "wire"), xlabel="microseconds")
+    axes.set_ylim(-0.5, 1.5)
+    axes.set_title(title, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(_LOOKS), fontsize="small", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _lanes(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments dealt out so that none of a lane overlap: two directions of a link at once."""
+    lanes: list[list[Segment]] = []
+    for segment in sorted(segments, key=lambda s: s.start):
+        free = (lane for lane in lanes if lane[-1].stop <= segment.start * (1 + 1e-9))
+        lane = next(free, None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(segment)
+    return lanes

@@ -1,0 +1,82 @@
+"""Programs to look at: an all-gather or a reduce-scatter beside a matmul, in several forms."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ringcoll.collectives import all_gather, ppermute, psum_scatter
+
+#: A function and the shapes of its operands, on a mesh.
+Made = tuple[Callable, tuple[Any, ...]]
+#: m, k and f: a layer and, mirrored, the one after it.
+SIZES = (8192, 8192, 28672)
+
+
+def all_gather_then_matmul(x: Array, w: Array) -> Array:
+    """x: [m/n, k], w: [k, f/n] -> [m, f/n], the gather first."""
+    return all_gather(x, "x", tiled=True, algorithm="lax") @ w
+
+
+def ring_matmul(x: Array, w: Array) -> Array:
+    """x: [m/n, k], w: [k, f/n] -> [m, f/n], each shard multiplied while the next comes."""
+    n, rank = lax.axis_size("x"), lax.axis_index("x")
+    rows = x.shape[0]
+    out = lax.pcast(jnp.zeros((n * rows, w.shape[1]), x.dtype), "x", to="varying")
+    for step in range(n):
+        shard = x
+        if step < n - 1:  # sent before it is multiplied
+            x = ppermute(x, "x", [(r, (r + 1) % n) for r in range(n)])
+        out = lax.dynamic_update_slice(out, shard @ w, ((rank - step) % n * rows, 0))
+    return out
+
+
+def matmul_then_psum_scatter(x: Array, w: Array) -> Array:
+    """x: [m, f/n], w: [f/n, k] -> [m/n, k], the reduce-scatter last."""
+    return psum_scatter(x @ w, "x", tiled=True, algorithm="lax")
+
+
+# Their dimensions (0, 1, 2 are m, k, f) and how these are sharded.
+_UP = ((0, 1), P("x", None)), ((1, 2), P(None, "x")), P(None, "x")
+_DOWN = ((0, 2), P(None, "x")), ((2, 1), P("x", None)), P("x", None)
+
+_FORMS: Mapping[str, tuple[Callable, tuple]] = {
+    "all_gather_then_matmul": (all_gather_then_matmul, _UP),
+    "ring_matmul": (ring_matmul, _UP),
+    "matmul_then_psum_scatter": (matmul_then_psum_scatter, _DOWN),
+}
+#: Their names.
+NAMES = tuple(_FORMS)
+
+
+def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Made:
+    """An example on a mesh with one axis x.
+
+    Args:
+        name: one of `NAMES`.
+        mesh: its ranks.
+        sizes: m, k and f, each a multiple of the number of ranks.
+
+    Returns:
+        A function, and its operands in bf16, as `compile_for` takes them.
+
+    Raises:
+        ValueError: no such example, or a mesh of other axes.
+    """
+    if name not in _FORMS:
+        raise ValueError(f"example: there is none named {name!r}, only {', '.join(NAMES)}")
+    if mesh.axis_names != ("x",):
+        raise ValueError(f"example {name!r}: it needs one axis x, the mesh has {mesh.axis_names}")
+    function, (*taken, out) = _FORMS[name]
+    operands = tuple(
+        jax.ShapeDtypeStruct(
+            tuple(sizes[d] for d in dims), jnp.bfloat16, sharding=NamedSharding(mesh, spec)
+        )
+        for dims, spec in taken
+    )
+    specs = tuple(spec for _, spec in taken)
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out), operands

@@ -1,0 +1,241 @@
+"""Scheduled HLO text, read: its computations, instructions, shapes and attributes.
+
+The text of a compiled program (`compiled.as_text()`) lists the instructions of every
+computation in the order in which they are executed. Nothing here knows of times.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+
+class HloError(ValueError):
+    """A text that is no scheduled HLO program, said in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array: its element type, its dimensions, its memory space (0 is main memory)."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    space: int = 0
+
+    @property
+    def elements(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def bytes(self) -> float:
+        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64
+        bits = int(width[0]) if width else {"pred": 8}.get(self.dtype, 0)
+        return self.elements * bits / 8
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line: `name = shapes opcode(operands), attributes`; a tuple's shapes are flat."""
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool = False
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of the result."""
+        return sum(shape.bytes for shape in self.shapes)
+
+    def attribute(self, key: str) -> str | None:
+        """The value of an attribute, with what braces it is in; None where there is none."""
+        found = re.search(rf'(?:^|[\s,{{])"?{key}"?[=:]', self.attributes)
+        if found is None:
+            return None
+        return _value(self.attributes, found.end()).strip('"')
+
+    def number(self, key: str) -> int | None:
+        """The value of an attribute that is a whole number."""
+        value = self.attribute(key)
+        return int(value) if value is not None and re.fullmatch(r"-?\d+", value) else None
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """The names of the computations that it runs (a reduction's `to_apply` too)."""
+        keys = ("calls", "to_apply", "body", "condition", "branch_computations")
+        values = [self.attribute(key) for key in (*keys, "true_computation", "false_computation")]
+        found = [name for value in values if value for name in re.findall(_NAME, value)]
+        return tuple(name.lstrip("%") for name in found)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A list of instructions in the order of execution."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """Who reads each instruction."""
+        readers: dict[str, list[Instruction]] = {i.name: [] for i in self.instructions}
+        for instruction in self.instructions:
+            for name in dict.fromkeys(instruction.operands):
+                if name in readers:
+                    readers[name].append(instruction)
+        return readers
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """The instruction of each parameter, by its number."""
+        return {int(i.operands[0]): i for i in self.instructions if i.opcode == "parameter"}
+
+    @property
+    def root(self) -> Instruction:
+        return next((i for i in self.instructions if i.root), self.instructions[-1])
+
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions that one reads, as far as they are of this computation."""
+        return [self.by_name[name] for name in instruction.operands if name in self.by_name]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A program: its computations by name, and which of them is run."""
+
+    name: str
+    entry: Computation
+    computations: dict[str, Computation]
+    ranks: int = 1
+    tiled: bool = False  # are the layouts tiled, as only a TPU's are?
+
+    def called(self, instruction: Instruction) -> Iterator[Computation]:
+        """The computations that an instruction runs."""
+        return (self.computations[n] for n in instruction.called if n in self.computations)
+
+    def within(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        """Every instruction that one runs by calling computations, at any depth."""
+        for computation in self.called(instruction):
+            for inner in computation.instructions:
+                yield computation, inner
+                yield from self.within(inner)
+
+
+_NAME = r"[%\w.\-<>]+"
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
+_LINE = re.compile(rf"^\s+(ROOT )?({_NAME}) = ")
+_HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+def parse(text: str) -> Module:
+    """Read a scheduled HLO program.
+
+    Args:
+        text: `compiled.as_text()`.
+
+    Raises:
+        HloError: the text is not HLO, or not scheduled (that of `lowered`, say).
+    """
+    head = re.search(r"^HloModule ([^\s,]+)(.*)$", text, re.MULTILINE)
+    if head is None:
+        raise HloError(
+            f"the text is not HLO: no line begins with 'HloModule' ({text[:60]!r}...); "
+            "pass compiled.as_text(), or the compiled program itself"
+        )
+    if "is_scheduled=true" not in head[2]:
+        raise HloError(
+            f"HloModule {head[1]} is not scheduled, so that its order means nothing; "
+            "pass the text of jax.jit(f).lower(...).compile(), not that of lower(...)"
+        )
+    computations: dict[str, Computation] = {}
+    entry, name = None, ""
+    lines: list[Instruction] = []
+    whole = text[: text.rfind("\n}") + 2]  # a computation that is cut off is none
+    for line in whole.splitlines():
+        if found := _HEAD.match(line):
+            name, lines = found[2].lstrip("%"), []
+            entry = name if found[1] else entry
+        elif line.startswith("}"):
+            computations[name] = Computation(name, tuple(lines))
+        elif found := _LINE.match(line):
+            lines.append(_instruction(line, found))
+    if entry is None or entry not in computations:
+        raise HloError(f"HloModule {head[1]} has no ENTRY computation: the text is cut off")
+    counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head[2])
+    ranks = prod(map(int, counts))
+    return Module(head[1], computations[entry], computations, ranks, tiled=":T(" in head[2])
+
+
+def _instruction(line: str, found: re.Match[str]) -> Instruction:
+    shape_end = _end(line, found.end())
+    opcode_end = line.find("(", shape_end)
+    if opcode_end < 0:
+        raise HloError(f"a line cannot be read: {line[:120]!r}; is the text cut off?")
+    operands_end = _end(line, opcode_end)
+    operands = _split(line[opcode_end + 1 : operands_end - 1])
+    return Instruction(
+        found[2].lstrip("%"),
+        line[shape_end:opcode_end].strip(),
+        tuple(_shapes(line[found.end() : shape_end])),
+        # An operand may be written with its shape before its name.
+        tuple(o.split()[-1].lstrip("%") for o in operands if o.strip()),
+        line[operands_end:].lstrip(", "),
+        found[1] is not None,
+    )
+
+
+def _shapes(text: str) -> Iterator[Shape]:
+    for dtype, dims, layout in _ARRAY.findall(text):
+        space = re.search(r"S\((\d+)\)", layout)
+        numbers = tuple(int(d) for d in re.findall(r"\d+", dims))
+        yield Shape(dtype, numbers, int(space[1]) if space else 0)
+
+
+def _end(text: str, start: int) -> int:
+    """Where the token at `start` ends: a space, comma or closing brace outside all braces."""
+    depth, quoted = 0, False
+    for i in range(start, len(text)):
+        c = text[i]
+        if c == '"' and text[i - 1] != "\\":
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif c in _OPEN:
+            depth += 1
+        elif c in _CLOSE:
+            depth -= 1
+            if depth < 0:
+                return i
+            if depth == 0 and text[start] == "(":
+                return i + 1
+        elif depth == 0 and c in " ,":
+            return i
+    return len(text)
+
+
+def _value(text: str, start: int) -> str:
+    """The value that begins at `start`; `mesh['x'=8] {'x'}` is one."""
+    end = _end(text, start)
+    if text.startswith("mesh[", start) and text[end : end + 2] == " {":
+        end = _end(text, end + 1)
+    return text[start:end]
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside all braces."""
+    parts, start = [], 0
+    while start < len(text):
+        end = start
+        while end < len(text) and text[end] != ",":
+            end = max(_end(text, end), end + 1)
+        parts.append(re.sub(r"/\*.*?\*/", "", text[start:end]))
+        start = end + 1
+    return parts

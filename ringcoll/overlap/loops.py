@@ -1,0 +1,81 @@
+"""How often a loop runs, read off the text."""
+
+import re
+
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often the body of a `while` runs; None if that cannot be read off the text.
+
+    Taken from `known_trip_count` or, where the compiler wrote none or a negative one, from
+    a counter that starts at a constant, grows by a constant and is compared with one.
+    """
+    known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
+    if known and int(known[0]) >= 0:
+        return int(known[0])
+    condition, body = (_named(module, loop, key) for key in ("condition", "body"))
+    tested = _test(module, condition)
+    if tested is None:
+        return None
+    counter, limit, inclusive = tested
+    index = counter.number("index")
+    if counter.opcode != "get-tuple-element" or index is None:
+        return None
+    carry = computation.operands(loop)[0]
+    first = _constant(computation, computation.by_name.get(carry.operands[index]))
+    last, step = _constant(condition, limit), _step(body, index)
+    if first is None or last is None or not step:
+        return None
+    return max(0, -((first - last - inclusive) // step))
+
+
+def _named(module: Module, instruction: Instruction, key: str) -> Computation:
+    return module.computations[(instruction.attribute(key) or "").lstrip("%")]
+
+
+def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruction, bool] | None:
+    """What a loop runs while it is less than what, or (inclusive) no more than what."""
+    test = condition.root
+    place = condition
+    if test.opcode == "fusion":  # the comparison is wrapped
+        place = next(module.called(test))
+    compare = place.root
+    if compare.opcode != "compare":
+        return None
+    sides = place.operands(compare)
+    if place is not condition:
+        outside = condition.operands(test)
+        sides = [outside[int(s.operands[0])] if s.opcode == "parameter" else s for s in sides]
+    direction = compare.attribute("direction")
+    if direction in ("GT", "GE"):
+        sides = sides[::-1]
+    elif direction not in ("LT", "LE", "NE"):
+        return None
+    return sides[0], sides[1], direction in ("LE", "GE")
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """By how much the body adds to element `index` of the carry."""
+    total, at = 0, body.by_name.get(body.root.operands[index])
+    while at is not None and at.opcode in ("add", "copy", "bitcast"):
+        others = []
+        for operand in body.operands(at):
+            constant = _constant(body, operand)
+            if constant is None:
+                others.append(operand)
+            else:
+                total += constant
+        at = others[0] if len(others) == 1 else None
+    if at is None or at.opcode != "get-tuple-element" or at.number("index") != index:
+        return None
+    return total
+
+
+def _constant(computation: Computation, instruction: Instruction | None) -> int | None:
+    while instruction is not None and instruction.opcode in ("copy", "bitcast", "convert"):
+        instruction = next(iter(computation.operands(instruction)), None)
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    value = instruction.operands[0] if instruction.operands else ""
+    return int(value) if re.fullmatch(r"-?\d+", value) else None

@@ -1,0 +1,91 @@
+"""The physical mesh: where each rank is, and over which links a message goes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+Place = tuple[int, ...]
+Link = tuple[Place, Place]  # directed: from, to
+
+#: A message over more hops than these is warned of.
+FAR = 2
+
+
+@dataclass(frozen=True)
+class Network:
+    """Ranks on a mesh or torus; each has a link, both ways, to its neighbours on each axis.
+
+    `places[r]` is where rank r is; axis i is a ring of the size that the places span if
+    `wrap[i]`, else a line. A message goes along one axis after the other, the short way.
+    """
+
+    places: tuple[Place, ...]
+    wrap: tuple[bool, ...]
+    stated: bool = True  # false: nothing is known, and the ranks are taken for a ring
+
+    @classmethod
+    def ring(cls, ranks: int) -> "Network":
+        """Ranks in a ring, in their order: what is assumed where no devices are known."""
+        return cls(tuple((r,) for r in range(ranks)), (True,), stated=False)
+
+    @cached_property
+    def size(self) -> Place:
+        """How many places each axis has."""
+        return tuple(max(axis) + 1 for axis in zip(*self.places, strict=True))
+
+    def _steps(self, axis: int, start: int, stop: int) -> list[int]:
+        """The places along one axis from start to stop, both included."""
+        size, way = self.size[axis], 1 if stop >= start else -1
+        length = abs(stop - start)
+        if self.wrap[axis] and 2 * length > size:
+            way, length = -way, size - length
+        return [(start + way * i) % size for i in range(length + 1)]
+
+    def path(self, source: int, target: int) -> list[Link]:
+        """The directed links that a message from one rank to another goes over."""
+        at, stop = list(self.places[source]), self.places[target]
+        visited = [tuple(at)]
+        for axis in range(len(at)):
+            for step in self._steps(axis, at[axis], stop[axis])[1:]:
+                at[axis] = step
+                visited.append(tuple(at))
+        return list(pairwise(visited))
+
+    def hops(self, source: int, target: int) -> int:
+        """How many links a message from one rank to another goes over."""
+        return len(self.path(source, target))
+
+    @cached_property
+    def _neighbours(self) -> dict[Place, set[Place]]:
+        there, found = set(self.places), {}
+        for place in there:
+            near = set()
+            for axis, size in enumerate(self.size):
+                for way in (1, -1):
+                    step = place[axis] + way
+                    if 0 <= step < size or self.wrap[axis]:
+                        near.add((*place[:axis], step % size, *place[axis + 1 :]))
+            found[place] = (near & there) - {place}
+        return found
+
+    @cached_property
+    def links(self) -> frozenset[Link]:
+        """All directed links."""
+        return frozenset((a, b) for a, near in self._neighbours.items() for b in near)
+
+    def ports(self, group: Sequence[int]) -> int:
+        """The fewest links that a rank of a group has to others of it; at least one.
+
+        Through these all that it gets must come, whatever the algorithm.
+        """
+        members = {self.places[r] for r in group}
+        return max(1, min(len(self._neighbours[place] & members) for place in members))
+
+    def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
+        """How many of these messages go over each link."""
+        load: dict[Link, int] = {}
+        for source, target in pairs:
+            for link in self.path(source, target):
+                load[link] = load.get(link, 0) + 1
+        return load

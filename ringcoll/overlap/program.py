@@ -1,0 +1,104 @@
+"""A compiled program as the reports need it: its text, its sizes, where its ranks are."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from jax import tree
+from jax.sharding import Mesh, NamedSharding
+from jax.stages import Compiled
+
+from ringcoll.overlap.network import Network
+from ringcoll.overlap.topology import network
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program.
+
+    kind is what `device.device_kind` says; temporaries and program_bytes are bytes, None
+    where they are not known; profile is cycles by name of instruction; notes are what a
+    reader of the report should know.
+    """
+
+    text: str
+    kind: str | None = None
+    network: Network | None = None
+    temporaries: int | None = None
+    program_bytes: int | None = None
+    profile: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def program_of(
+    compiled: object,
+    mesh: object = None,
+    wrap: Iterable[bool] | None = None,
+    profile: Mapping[str, int] | str | PathLike[str] | None = None,
+) -> Program:
+    """What `report` was given, as a `Program`; the arguments are those of `report`.
+
+    Raises:
+        TypeError: it is nothing of the kind, or the mesh is none.
+    """
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(f"report: mesh must be a jax.sharding.Mesh, got {mesh!r}")
+    if isinstance(compiled, Program):
+        program = compiled
+    elif isinstance(compiled, str):
+        program = Program(compiled)
+    elif isinstance(compiled, Compiled):
+        program = from_compiled(compiled)
+        mesh = mesh or _mesh_of(compiled)
+    else:
+        raise TypeError(
+            f"report: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
+            f"got {type(compiled).__name__}"
+        )
+    changes: dict[str, Any] = {}
+    if mesh is not None:
+        changes = {"network": network(mesh, wrap), "kind": mesh.devices.flat[0].device_kind}
+    if profile is not None:
+        changes["profile"] = profile if isinstance(profile, Mapping) else read_profile(profile)
+    return Program(**{**program.__dict__, **changes})
+
+
+def from_compiled(compiled: Compiled) -> Program:
+    """The text and the sizes of a compiled program."""
+    memory = compiled.memory_analysis()
+    return Program(
+        compiled.as_text() or "",
+        temporaries=getattr(memory, "temp_size_in_bytes", None),
+        program_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
+    )
+
+
+def _mesh_of(compiled: Compiled) -> Mesh | None:
+    """The mesh that a program was compiled for, as its operands or results are sharded."""
+    for sharding in tree.leaves((compiled.input_shardings, compiled.output_shardings)):
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+def read_profile(directory: str | PathLike[str]) -> dict[str, int]:
+    """The cycles by name of instruction of a static profile.
+
+    Args:
+        directory: that of `LIBTPU_INIT_ARGS=--xla_jf_dump_static_llo_profile_to=DIR`, into
+            which one program was compiled, and no other.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+    """
+    cycles = {}
+    for path in sorted(Path(directory).iterdir()):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        name = re.search(r'hlo_op_name: "(.*)"', text)
+        count = re.search(r"estimated_cycles: (\d+)", text)
+        if name and count:
+            cycles[name[1]] = int(count[1])
+    return cycles

@@ -1,0 +1,173 @@
+"""Reading a compiled program: `report`, and the assertion on it."""
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+
+from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import chip as named_chip
+from ringcoll.overlap.costs import SOURCES
+from ringcoll.overlap.hlo import Module, parse
+from ringcoll.overlap.network import Network
+from ringcoll.overlap.program import Program, program_of
+from ringcoll.overlap.report import Report, Row
+from ringcoll.overlap.timeline import Timeline
+from ringcoll.overlap.transfers import source_target_pairs
+
+
+def report(
+    compiled: object,
+    *,
+    mesh: object = None,
+    chip: str | Chip | None = None,
+    wrap: Iterable[bool] | None = None,
+    profile: Mapping[str, int] | str | PathLike[str] | None = None,
+) -> Report:
+    """Read a compiled program, and say what of its communication is exposed.
+
+    Args:
+        compiled: what `jax.jit(f).lower(...).compile()` returns, what `compile_for`
+            returns, or a string of scheduled HLO.
+        mesh: the mesh that it was compiled for; needed only where its shardings do not tell
+            (a string of HLO: without one, its ranks are taken for a ring, in order).
+        chip: a key of `CHIPS` or a `Chip` of other constants; needed only for a string.
+        wrap: which axes of the chips' coordinates are rings; by default, by the kind of
+            chip and the size: see `topology.wraps`.
+        profile: cycles by name of instruction, or the directory of the static profile that
+            this very program was compiled with.
+
+    Raises:
+        HloError: the text is not scheduled HLO, or does not fit the mesh.
+        TypeError: `compiled` is none of these.
+        ValueError: the chip is not known, or was not given.
+    """
+    program = program_of(compiled, mesh=mesh, wrap=wrap, profile=profile)
+    module = parse(program.text)
+    if isinstance(chip, str) or (chip is None and program.kind is not None and module.tiled):
+        chip = named_chip(chip or program.kind or "")
+    if chip is None and module.tiled:
+        raise ValueError(
+            f"report: {module.name} is a TPU program, but nothing says of which; pass chip='v5e' "
+            "(or v5p, v6e, tpu7x), or the compiled program in place of its text"
+        )
+    if not module.tiled:
+        chip = None  # no figure in a CPU's or GPU's text is a time
+    network = program.network or Network.ring(_ranks(module))
+    timeline = Timeline(module, network, chip, program.profile).run()
+    return _report(program, module, network, chip, timeline)
+
+
+def _report(
+    program: Program, module: Module, network: Network, chip: Chip | None, timeline: Timeline
+) -> Report:
+    tally = timeline.tally
+    rows = tuple(
+        Row(
+            name=name,
+            kind=wire.kind,
+            asynchronous=asynchronous,
+            count=round(tally[name, "count"]),
+            bytes=wire.bytes,
+            hops=wire.hops,
+            wire=wire.seconds,
+            compute=tally[name, "compute"],
+            flops=tally[name, "flops"],
+            matmuls=round(tally[name, "matmuls"]),
+            bare=round(tally[name, "bare"]),
+            exposed=tally[name, "exposed"],
+        )
+        for name, (wire, asynchronous) in timeline.transfers.items()
+    )
+    sources = {source: tally["source", source] for source in SOURCES}
+    return Report(
+        name=module.name,
+        chip=chip,
+        ranks=len(network.places),
+        rows=rows,
+        total=timeline.now,
+        compute=tally["compute",],
+        memory=tally["memory",],
+        exposed=tally["exposed",],
+        communication=max((v for k, v in tally.items() if k[0] == "busy"), default=0.0),
+        flops=tally["flops",],
+        sources={source: seconds for source, seconds in sources.items() if seconds},
+        temporaries=program.temporaries,
+        program_bytes=program.program_bytes,
+        assumptions=tuple(_assumptions(program, network, chip, sources, timeline)),
+        segments=tuple(timeline.segments),
+    )
+
+
+def _assumptions(
+    program: Program,
+    network: Network,
+    chip: Chip | None,
+    sources: Mapping[str, float],
+    timeline: Timeline,
+) -> Iterable[str]:
+    if chip is None:
+        yield (
+            "no times: the text of a CPU or GPU program holds none that can be trusted; counted "
+            "is only what stands between start and done"
+        )
+    else:
+        yield (
+            f"{chip.name}: {chip.clock / 1e9:g} GHz, {chip.flops / 1e12:g} TFLOP/s bf16, memory "
+            f"{chip.hbm / 1e9:g} GB/s, a link {chip.link / 1e9:g} GB/s each way and "
+            f"{chip.hop * 1e6:g} us a hop"
+        )
+        yield (
+            "one stream of instructions; each direction of a link a queue; a permute takes hops x "
+            "bytes / rate; a built-in collective the least that its links allow"
+        )
+        used = sum(sources.values()) or 1.0
+        for source, seconds in sources.items():
+            if seconds:
+                yield f"{seconds / used:.0%} of the compute time from {SOURCES[source]}"
+        if network.stated:
+            axes = "x".join(map(str, network.size))
+            rings = [i for i, w in enumerate(network.wrap) if w and network.size[i] > 2]
+            yield f"{axes} devices, {f'rings along axes {rings}' if rings else 'no axis a ring'}"
+    if not network.stated:
+        yield f"no devices known: {len(network.places)} ranks taken for a ring, in their order"
+    yield from program.notes
+    yield from sorted(timeline.notes)
+
+
+def _ranks(module: Module) -> int:
+    """How many ranks a program names."""
+    named = [
+        max(pair, default=0)
+        for computation in module.computations.values()
+        for instruction in computation.instructions
+        if instruction.attribute("source_target_pairs")
+        for pair in source_target_pairs(instruction)
+    ]
+    return max(module.ranks, 1 + max(named, default=0))
+
+
+def assert_overlapped(compiled: object, max_exposed: float = 0.05, **options: object) -> Report:
+    """Assert that a compiled program hides its communication; one line in a test-suite.
+
+    Args:
+        compiled: as for `report`.
+        max_exposed: the largest share of the time that may be exposed. Of a CPU or GPU
+            program: the largest share of its collectives with no matmul under them.
+        options: as for `report`.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: more is exposed. The message is the report.
+        HloError, TypeError, ValueError: as `report`.
+    """
+    made = report(compiled, **options)  # type: ignore[arg-type]
+    if made.exposed_share > max_exposed:
+        what = "the time" if made.timed else "the collectives"
+        raise AssertionError(
+            f"{made.exposed_share:.1%} of {what} of {made.name} is exposed communication, more "
+            f"than the {max_exposed:.1%} allowed. Start a transfer before the work that can run "
+            "meanwhile, and let that work not depend on it; the largest of those exposed:\n"
+            f"{made}"
+        )
+    return made

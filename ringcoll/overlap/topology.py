@@ -1,0 +1,167 @@
+"""TPU topologies without a TPU: their devices, meshes in a good order, hops of a ring."""
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from ringcoll.overlap.chips import KINDS
+from ringcoll.overlap.embedding import embed
+from ringcoll.overlap.network import FAR, Network
+
+#: What lets libtpu start where there is no TPU, and quietly. Set only where nothing is set.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def devices(topology: str, **options: Any) -> list[Any]:
+    """The devices of a TPU topology, to be compiled for; none of them need be there.
+
+    Args:
+        topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1".
+        options: passed on to `jax.experimental.topologies.get_topology_desc`.
+
+    Raises:
+        ModuleNotFoundError: libtpu is not installed.
+        ValueError: libtpu knows no such topology.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if find_spec("libtpu") is None:
+        raise ModuleNotFoundError(
+            f"overlap: to compile for {topology!r} needs the TPU compiler: "
+            "pip install 'ringcoll[tpu]' (no TPU is needed)"
+        )
+    try:
+        return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
+    except Exception as error:  # what is raised has differed from version to version
+        raise ValueError(
+            f"overlap: libtpu has no topology {topology!r} ({error}); name a kind and a size, "
+            "such as v5e:4x2, v5p:2x2x2, v6e:4x4"
+        ) from error
+
+
+def mesh(topology: str, **axes: int) -> Mesh:
+    """A mesh on a TPU topology, ordered so that each axis is a ring of short steps.
+
+    Args:
+        topology: as for `devices`.
+        axes: name and size of each axis, major first; without any, one axis x of all.
+
+    Raises:
+        ModuleNotFoundError, ValueError: as `devices`; or the sizes do not multiply to the
+            number of devices.
+    """
+    found = devices(topology)
+    axes = axes or {"x": len(found)}
+    shape = tuple(axes.values())
+    if prod(shape) != len(found):
+        raise ValueError(
+            f"mesh: axes {axes} are {prod(shape)} devices, but {topology} has {len(found)}; "
+            "let the sizes multiply to that"
+        )
+    places = [_place(device) for device in found]
+    size = [max(axis) + 1 for axis in zip(*places, strict=True)]
+    kind = KINDS.get(found[0].device_kind, "")
+    ordered = embed(size, wraps(kind, size), shape)
+    array = np.empty(len(found), object)
+    if ordered is None:
+        array[:] = found
+    else:
+        at = dict(zip(places, found, strict=True))
+        array[:] = [at[tuple(place)] for place in ordered.reshape(-1, len(size)).tolist()]
+    return Mesh(array.reshape(shape), tuple(axes))
+
+
+def _place(device: Any) -> tuple[int, ...]:
+    """Where a device is: its chip, and which core of it (a step of one hop)."""
+    return (*device.coords, getattr(device, "core_on_chip", 0))
+
+
+def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
+    """Which axes of a slice are rings, going by its kind and size.
+
+    A v5e or v6e closes an axis of 16; others are whole cubes of 4 x 4 x 4 chips closed on
+    every axis, or not at all. (Google's documents of these; a slice may be set up otherwise.)
+    The last axis is the cores of a chip.
+    """
+    chips = tuple(size[:3])
+    if kind in ("v5e", "v6e"):
+        return (*(n == 16 for n in chips), False)
+    cubes = all(n % 4 == 0 for n in chips)
+    return (*(cubes,) * len(chips), False)
+
+
+def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
+    """Where the ranks of a mesh are; None if its devices do not say.
+
+    Args:
+        mesh: of TPU devices.
+        wrap: which axes of the chips' coordinates are rings; None: see `wraps`.
+
+    Raises:
+        ValueError: `wrap` is not of as many axes as the coordinates.
+    """
+    flat = list(mesh.devices.flat)
+    if not all(hasattr(device, "coords") for device in flat):
+        return None
+    places = tuple(_place(device) for device in flat)
+    size = [max(axis) + 1 for axis in zip(*places, strict=True)]
+    given = None if wrap is None else tuple(wrap)
+    if given is not None and len(given) not in (len(size) - 1, len(size)):
+        raise ValueError(
+            f"overlap: wrap={given} is of {len(given)} axes, but the chips have {len(size) - 1}: "
+            f"{flat[0].coords}; give one bool for each"
+        )
+    kind = KINDS.get(flat[0].device_kind, "")
+    return Network(places, wraps(kind, size) if given is None else (*given, False)[: len(size)])
+
+
+def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]:
+    """The physical hops of each step of a ring along an axis, from i to i + 1; the worst.
+
+    Args:
+        mesh: of TPU devices.
+        axis: the name of one of its axes.
+        wrap: as for `network`.
+
+    Warns:
+        UserWarning: a step is longer than two hops; all ranks wait for it in every round.
+
+    Raises:
+        ValueError: the mesh has no such axis, or its devices have no coordinates.
+    """
+    if axis not in mesh.axis_names:
+        raise ValueError(f"hops: the mesh has no axis {axis!r}, only {mesh.axis_names}")
+    known = network(mesh, wrap)
+    if known is None:
+        raise ValueError(
+            f"hops: {mesh.devices.flat[0]} has no coordinates; pass a mesh of TPU devices"
+        )
+    ranks = np.arange(mesh.size).reshape(mesh.devices.shape)
+    place = mesh.axis_names.index(axis)
+    rings = np.moveaxis(ranks, place, 0).reshape(mesh.shape[axis], -1).tolist()
+    steps = [
+        max(known.hops(a, b) for a, b in zip(here, there, strict=True))
+        for here, there in zip(rings, rings[1:] + rings[:1], strict=True)
+    ]
+    if max(steps) > FAR:
+        warnings.warn(
+            f"hops: along {axis!r} a step of the ring is {max(steps)} hops, and every round of a "
+            "ring waits for its longest step; order the devices so that neighbours are "
+            "neighbours: overlap.mesh(topology, axis=size), or "
+            "jax.experimental.mesh_utils.create_device_mesh",
+            stacklevel=2,
+        )
+    return steps

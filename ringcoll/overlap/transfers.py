@@ -1,0 +1,128 @@
+"""What a collective puts on the wire, and the seconds that it takes there."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.hlo import Computation, HloError, Instruction
+from ringcoll.overlap.network import Link, Network
+
+#: The compiler's collectives; each also as -start and -done.
+BUILT_IN = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-broadcast",
+)
+PERMUTE = "collective-permute"
+COLLECTIVES = (*BUILT_IN, PERMUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one execution of a collective does to the wire.
+
+    bytes are those that a rank sends; hops those of the longest way (0 for a built-in
+    collective, whose ways are its own); links are what it occupies; seconds is 0 where no
+    chip is given.
+    """
+
+    kind: str
+    bytes: float
+    hops: int
+    seconds: float
+    links: frozenset[Link]
+
+
+def transfer(
+    computation: Computation, instruction: Instruction, network: Network, chip: Chip | None
+) -> Transfer:
+    """Price a collective.
+
+    A permute takes hops x bytes / rate of a link, one way, and a latency per hop; where
+    more messages than hops share a link, as many times the bytes as messages. A built-in
+    collective is granted what no algorithm can beat: the time in which all that a rank
+    gets comes in over all its links to the group, without latency.
+
+    Raises:
+        HloError: a permute names a rank that the network has not.
+    """
+    kind = instruction.opcode.removesuffix("-start")
+    sent = sum(operand.bytes for operand in computation.operands(instruction))
+    rate = chip.link if chip else 1.0
+    if kind == PERMUTE:
+        pairs = source_target_pairs(instruction)
+        if any(max(pair) >= len(network.places) for pair in pairs):
+            raise HloError(
+                f"{instruction.name} sends between more than the {len(network.places)} ranks "
+                "of the network; pass mesh= the mesh that the program was compiled for"
+            )
+        load = network.load(pairs)
+        hops = max((network.hops(*pair) for pair in pairs), default=0)
+        seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
+        return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
+    members = groups(instruction, len(network.places))
+    leaving = [_sent(kind, sent, len(group)) for group in members]
+    least = max(
+        (b / network.ports(group) for b, group in zip(leaving, members, strict=True)), default=0.0
+    )
+    if kind.endswith("all-to-all"):  # nothing is copied on its way, so count the ways
+        ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
+        least = max(least, ways * sent / max(1, len(network.links)))
+    return Transfer(
+        kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, network.links
+    )
+
+
+def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
+    """Who sends to whom."""
+    numbers = re.findall(r"\d+", instruction.attribute("source_target_pairs") or "")
+    return [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _sent(kind: str, operand: float, n: int) -> float:
+    """The bytes that a rank of n sends by a bandwidth-optimal algorithm."""
+    if kind == "all-gather":
+        return operand * (n - 1)
+    if kind == "all-reduce":
+        return 2 * operand * (n - 1) / n
+    if kind == "collective-broadcast":
+        return operand
+    return operand * (n - 1) / n  # reduce-scatter, all-to-all
+
+
+def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
+    """The groups of ranks that a built-in collective works in.
+
+    Written as lists `{{0,1},{2,3}}`, as an iota `[2,2]<=[4]` with an optional transposition
+    `T(1,0)`, or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`.
+
+    Raises:
+        HloError: they are written in another way.
+    """
+    text = instruction.attribute("replica_groups") or ""
+    if iota := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        shape, dims, axes = ([int(n) for n in re.findall(r"\d+", g or "")] for g in iota.groups())
+        order = np.arange(np.prod(dims)).reshape(dims).transpose(axes or range(len(dims)))
+        return order.reshape(shape).tolist()
+    if mesh := re.match(r"mesh\[(.*?)\]\s*\{(.*)\}$", text):
+        sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
+        used, names = re.findall(r"'([^']*)'", mesh[2]), list(sizes)
+        if set(used) <= sizes.keys() and ":" not in mesh[2]:
+            grid = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
+            rest = [names.index(name) for name in names if name not in used]
+            order = grid.transpose(rest + [names.index(name) for name in used])
+            return order.reshape(-1, int(np.prod([sizes[name] for name in used]))).tolist()
+    if text in ("", "{}"):
+        return [list(range(ranks))]
+    if re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
+        lists = re.findall(r"\{([\d,]+)\}", text)
+        return [[int(n) for n in numbers.split(",")] for numbers in lists]
+    raise HloError(
+        f"{instruction.name}: replica_groups={text} is written in a way that overlap does not "
+        "know; please report it with the text of the program"
+    )

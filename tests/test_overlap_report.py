@@ -1,0 +1,205 @@
+"""Reports: what is taken, refused, printed, written and drawn; the assertion; the command."""
+
+import builtins
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hlo_texts import CHIP, blocking, done, dot, program, start
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+from ringcoll import __main__ as command_line
+from ringcoll import overlap
+from ringcoll.overlap import hlo
+from ringcoll.overlap.network import Network
+
+HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
+BARE = program(dot("y"), start("s", "y"), done("d", "s"))
+
+
+def test_text_is_parsed_into_instructions():
+    line = (
+        "%f.1 = (bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/u32[], pred[2], s4[3]) fusion("
+        'f32[2,2]{1,0} %x, %w), kind=kLoop, calls=%matmul, metadata={op_name="a, b={c}" line=3}, '
+        'backend_config={"estimated_cycles":"12","list":["1","2"],"debug":"say \\"x, y}\\""}'
+    )
+    found = hlo.parse(program(line)).entry.root
+    assert (found.name, found.opcode, found.operands) == ("f.1", "fusion", ("x", "w"))
+    assert found.shapes[0] == hlo.Shape("bf16", (8, 128), space=1)
+    assert [shape.bytes for shape in found.shapes] == [2048, 4, 2, 1.5]
+    assert found.called == ("matmul",)
+    assert found.number("estimated_cycles") == 12
+    assert found.attribute("list") == '["1","2"]'
+    assert found.attribute("none_such") is None
+    assert found.root
+
+
+def test_names_without_a_percent_sign():
+    text = HIDDEN.replace("%", "")
+    assert str(overlap.report(text, chip=CHIP)) == str(overlap.report(HIDDEN, chip=CHIP))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("module @jit_f {}", "no line begins with 'HloModule'"),
+        (HIDDEN.replace("is_scheduled=true, ", ""), r"not scheduled.*compile\(\)"),
+        (HIDDEN[: HIDDEN.index("ENTRY")], "no ENTRY"),
+        (HIDDEN[: HIDDEN.index("%y =") + 30], "no ENTRY"),
+        (HIDDEN[: HIDDEN.index("%y =") + 30] + "\n}\n", r"cannot be read: '  %y = f32"),
+    ],
+)
+def test_what_is_no_scheduled_hlo_is_refused(text, complaint):
+    with pytest.raises(overlap.HloError, match=complaint):
+        overlap.report(text, chip=CHIP)
+
+
+def test_other_arguments_are_refused():
+    with pytest.raises(TypeError, match="got int"):
+        overlap.report(3)
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
+        overlap.report(HIDDEN, mesh=("x",))
+    with pytest.raises(ValueError, match="nothing says of which; pass chip='v5e'"):
+        overlap.report(HIDDEN)
+    with pytest.raises(ValueError, match="no chip named 'v9'"):
+        overlap.report(HIDDEN, chip="v9")
+    with pytest.raises(FileNotFoundError):
+        overlap.report(HIDDEN, chip=CHIP, profile="/none/such")
+
+
+def test_the_assertion_is_green_and_red():
+    assert overlap.assert_overlapped(HIDDEN, chip=CHIP).exposed_share == pytest.approx(1 / 2001)
+    with pytest.raises(AssertionError, match=r"50.0% of the time of jit_f.*5.0% allowed"):
+        overlap.assert_overlapped(BARE, chip=CHIP)
+    overlap.assert_overlapped(BARE, max_exposed=0.51, chip=CHIP)
+    overlap.assert_overlapped(program(dot("y")), max_exposed=0.0, chip=CHIP)
+    with pytest.raises(AssertionError, match="exposed"):
+        overlap.assert_overlapped(program(blocking("all-reduce")), chip=CHIP)
+
+
+def test_the_table_shows_rows_totals_and_assumptions():
+    text = str(overlap.report(HIDDEN, chip=CHIP))
+    row = next(line for line in text.splitlines() if line.startswith("s "))
+    assert " ".join(row.split()) == "s collective-permute 1 1.00 1 1001.0 1000.0 0.2 1.0"
+    assert "total 2001 us = compute 2000 + memory 0 + exposed 1 us (0.0%)" in text
+    assert "toy: 1 GHz, 1 TFLOP/s bf16, memory 10 GB/s, a link 1 GB/s each way" in text
+    assert "100% of the compute time from the compiler's estimated_cycles" in text
+    assert "no devices known: 4 ranks taken for a ring" in text
+
+
+def test_many_rows_are_cut_to_the_most_exposed():
+    lines = [
+        line for i in range(40) for line in (start(f"s{i}"), done(f"d{i}", f"s{i}"), dot(f"y{i}"))
+    ]
+    text = str(overlap.report(program(*lines), chip=CHIP))
+    assert "... and 16 more" in text
+
+
+def test_json_holds_all_figures():
+    made = json.loads(overlap.report(HIDDEN, chip=CHIP).to_json())
+    assert made["total"] == pytest.approx(2001e-6)
+    assert made["rows"][0]["bytes"] == 1_000_000
+    assert made["chip"]["link"] == 1e9
+    assert made["exposed_share"] == pytest.approx(1 / 2001)
+    assert "segments" not in made
+    assert made["assumptions"]
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_timeline_is_drawn(tmp_path, kind):
+    path = tmp_path / f"timeline.{kind}"
+    overlap.report(HIDDEN, chip=CHIP).draw(path)
+    head = path.read_bytes()[:200]
+    assert head.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+
+
+def test_two_directions_at_once_are_drawn_apart(tmp_path):
+    back = start("t", pairs="source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
+    both = overlap.report(program(start("s"), back, done("d", "s"), done("e", "t")), chip=CHIP)
+    wires = [segment for segment in both.segments if segment.row == "wire"]
+    assert len(overlap.draw._lanes(wires)) == 2
+    assert len(overlap.draw._lanes([*wires[:1], *wires[:1], *wires[1:]])) == 3
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return imported(name, *args, **kwargs)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs matplotlib: pip install 'ringcoll\[bench"
+    ):
+        overlap.report(HIDDEN, chip=CHIP).draw(tmp_path / "timeline.svg")
+
+
+def untiled(text):
+    """The text as a GPU's: its layouts have no tiles."""
+    return text.replace(":T(8,128)", "").replace(":T(128)", "")
+
+
+def test_a_gpu_program_is_counted_not_timed():
+    assert not overlap.report(untiled(HIDDEN), chip=CHIP).timed
+    made = overlap.report(untiled(HIDDEN))
+    assert not made.timed
+    assert (made.total, made.compute, made.exposed, made.communication) == (0, 0, 0, 0)
+    assert "1 of 1 collectives have a matmul between start and done" in str(made)
+    assert "no times" in made.assumptions[0]
+    assert made.exposed_share == 0
+    assert overlap.report(untiled(BARE)).exposed_share == 1
+    with pytest.raises(AssertionError, match=r"100\.0% of the collectives"):
+        overlap.assert_overlapped(untiled(BARE))
+    with pytest.raises(ValueError, match="no times to draw"):
+        made.draw("timeline.svg")
+
+
+def test_a_library_matmul_of_a_gpu_counts():
+    gemm = (
+        '%g = f32[500,500]{1,0} custom-call(%x, %w), custom_call_target="__cublas$gemm", '
+        'backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
+        '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}'
+    )
+    (row,) = overlap.report(untiled(program(start("s"), gemm, done("d", "s")))).rows
+    assert (row.matmuls, row.bare, row.flops) == (1, 0, 2 * 500**3)
+
+
+def test_a_compiled_cpu_program_is_read():
+    mesh = make_mesh(8)
+    operand = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+
+    @jax.shard_map(mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    def f(x):
+        return jax.lax.ppermute(x, "x", [(r, (r + 1) % 8) for r in range(8)])
+
+    compiled = jax.jit(f).lower(operand).compile()
+    made = overlap.report(compiled)
+    assert (made.timed, made.ranks) == (False, 8)
+    (row,) = made.rows
+    assert (row.kind, row.bytes, row.bare) == ("collective-permute", 8 * 8 * 4, 1)
+    assert made.temporaries is not None
+    with pytest.raises(TypeError, match="got Lowered"):
+        overlap.report(jax.jit(f).lower(operand))
+
+
+def test_a_permute_beyond_the_mesh_is_refused():
+    smaller = overlap.Program(HIDDEN, network=Network.ring(2))
+    with pytest.raises(overlap.HloError, match=r"s sends between more than the 2 ranks.*mesh="):
+        overlap.report(smaller, chip=CHIP)
+
+
+def test_the_command_refuses_in_words(capsys):
+    for argv in (
+        ["overlap", "--example", "none_such"],
+        ["overlap", "--function", "no_colon"],
+        ["overlap", "--function", "math:none_such"],
+        ["overlap"],
+        [],
+    ):
+        with pytest.raises(SystemExit):
+            command_line.main(argv)
+    assert "'math:none_such' is no module:function" in capsys.readouterr().err

@@ -1,0 +1,362 @@
+"""Programs of a few lines, run on paper: every time here was worked out by hand.
+
+See `hlo_texts`: a transfer takes 1001 us, a matmul 1000 us, an addition 300 us.
+"""
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hlo_texts import BACK, CHIP, MATMUL, RING, add, blocking, done, dot, loop, program, start
+
+from ringcoll import overlap
+from ringcoll.overlap import transfers
+from ringcoll.overlap.hlo import parse
+from ringcoll.overlap.network import Network
+
+
+def us(report, *fields):
+    """Microseconds of a report, rounded."""
+    return tuple(round(1e6 * getattr(report, field)) for field in fields)
+
+
+def totals(*lines, **options):
+    """Total, compute, waits for memory and exposed, in microseconds."""
+    made = overlap.report(program(*lines), chip=CHIP, **options)
+    return us(made, "total", "compute", "memory", "exposed")
+
+
+def test_what_stands_between_start_and_done_hides_it():
+    assert totals(start("s"), dot("y"), done("d", "s")) == (1001, 1000, 0, 1)
+    assert totals(start("s"), dot("y", cycles=400_000), done("d", "s")) == (1001, 400, 0, 601)
+    assert totals(start("s"), dot("y"), dot("z", "y"), done("d", "s")) == (2000, 2000, 0, 0)
+
+
+def test_what_stands_before_or_after_hides_nothing():
+    assert totals(dot("y"), start("s", "y"), done("d", "s")) == (2001, 1000, 0, 1001)
+    assert totals(start("s"), done("d", "s"), dot("y", "d")) == (2001, 1000, 0, 1001)
+
+
+def test_each_direction_is_a_queue():
+    one_way = [start("s"), start("t"), done("d", "s"), done("e", "t")]
+    both_ways = [start("s"), start("t", pairs=BACK), done("d", "s"), done("e", "t")]
+    assert totals(*one_way) == (2002, 0, 0, 2002)
+    assert totals(*both_ways) == (1001, 0, 0, 1001)
+
+
+def test_the_wire_works_on_while_another_transfer_is_waited_for():
+    lines = [start("s"), start("t"), done("d", "s"), dot("y", "d"), done("e", "t")]
+    assert totals(*lines) == (1001 + 1001, 1000, 0, 1001 + 1)
+
+
+def test_hops_multiply_the_bytes_and_add_latency():
+    two = RING.replace("{0,1},{1,2},{2,3},{3,0}", "{0,2},{1,3},{2,0},{3,1}")
+    made = overlap.report(program(start("s", pairs=two), done("d", "s")), chip=CHIP)
+    assert [row.hops for row in made.rows] == [2]
+    assert us(made, "total", "exposed", "communication") == (2002, 2002, 2002)
+
+
+def test_messages_that_meet_on_a_link_share_it():
+    # 0 -> 1 and 3 -> 1 of a ring of 4 (the second by way of 0) share the link 0 -> 1.
+    shared = "source_target_pairs={{0,1},{3,1}}"
+    three = "source_target_pairs={{0,2},{1,2},{3,2}}"  # 0 -> 1 -> 2 and 1 -> 2 share one
+    assert totals(start("s", pairs=shared), done("d", "s"))[0] == 2002
+    assert totals(start("s", pairs=three), done("d", "s"))[0] == 2002
+
+
+def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
+    # All six go over the link (1, 1, 1) -> (1, 2, 1), and none more than four hops.
+    places = tuple(product(range(3), range(4), range(3)))
+    near = [(x, y, 1) for y in (0, 1) for x in range(3)]
+    far = [(1, y, z) for y in (2, 3) for z in range(3)]
+    pairs = ",".join(
+        f"{{{places.index(a)},{places.index(b)}}}" for a, b in zip(near, far, strict=True)
+    )
+    text = program(start("s", pairs=f"source_target_pairs={{{pairs}}}"), done("d", "s"))
+    network = Network(places, (False,) * 3)
+    made = overlap.report(overlap.Program(text, network=network), chip=CHIP)
+    assert [row.hops for row in made.rows] == [4]
+    assert us(made, "total") == (6000 + 4,)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "seconds"),
+    [
+        # A rank of 4 has two links. It gets 3 shards of 1 MB; 3/4 MB; that twice; and so on.
+        ("all-gather", 1500),
+        ("reduce-scatter", 375),
+        ("all-reduce", 750),
+        ("collective-broadcast", 500),
+        # 12 blocks of 1/4 MB go 16 hops in all (1 + 2 + 1 from each rank) over 8 links.
+        ("all-to-all", 500),
+    ],
+)
+def test_a_built_in_collective_takes_what_its_links_allow_and_is_exposed(opcode, seconds):
+    assert totals(dot("y"), blocking(opcode), dot("z")) == (2000 + seconds, 2000, 0, seconds)
+
+
+@pytest.mark.parametrize(
+    ("groups", "seconds"),
+    [
+        ("{{0,1},{2,3}}", 1000),  # one shard from the one neighbour in the group
+        ("[2,2]<=[4]", 1000),
+        ("[2,2]<=[2,2]T(1,0)", 1000),  # 0 and 2 are no neighbours, and are granted one link
+        ("[1,4]<=[4]", 1500),
+        ("{}", 1500),
+        ("mesh['a'=2,'b'=2] {'b'}", 1000),
+        ("mesh['a'=2,'b'=2] {'a','b'}", 1500),
+        ("{{0,1,2,3}}", 1500),
+    ],
+)
+def test_groups_in_every_notation(groups, seconds):
+    assert totals(blocking("all-gather", groups=groups))[0] == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2] {'b','a'}", [[0, 2, 1, 3]]),
+        ("{{3,1},{0,2}}", [[3, 1], [0, 2]]),
+    ],
+)
+def test_who_is_in_a_group(text, groups):
+    root = parse(program(blocking("all-gather", groups=text))).entry.root
+    assert transfers.groups(root, 4) == groups
+
+
+def test_groups_that_cannot_be_read_are_refused():
+    with pytest.raises(overlap.HloError, match=r"replica_groups=mesh.*does not know"):
+        totals(blocking("all-gather", groups="mesh['a'=4] {'a':(1)2}"))
+
+
+def test_an_addition_is_priced_by_its_bytes_not_by_its_estimate():
+    made = overlap.report(program(add("y"), dot("z", "y")), chip=CHIP)
+    assert us(made, "compute") == (300 + 1000,)
+    assert made.sources == pytest.approx({"roofline": 300e-6, "estimate": 1000e-6})
+    assert any("23% of the compute time from bytes" in line for line in made.assumptions)
+
+
+def test_the_profile_comes_first_and_counts_for_what_is_alike():
+    # y and z do the same; v does it in fewer cycles by the compiler's own estimate.
+    lines = [dot("y"), dot("z", "y"), dot("v", "z", cycles=999)]
+    made = overlap.report(program(*lines), chip=CHIP, profile={"y": 2_000_000})
+    assert us(made, "compute") == (2000 + 2000 + 1,)
+    assert made.sources == pytest.approx({"profile": 4e-3, "estimate": 0.999e-6})
+
+
+def test_a_matmul_without_an_estimate_is_priced_by_its_flops_or_bytes():
+    bare = dot("y").partition(", backend_config")[0]
+    assert totals(bare) == (300, 300, 0, 0)  # 250 MFLOP at 1 TFLOP/s are 250 us
+    slow = overlap.report(program(bare), chip=replace(CHIP, flops=1e11))
+    assert us(slow, "total") == (2500,)
+
+
+def test_a_slice_and_an_update_in_place_cost_what_they_touch():
+    body = """%update (q0: f32[500,500], q1: f32[1,500], q2: s32[]) -> f32[500,500] {
+  %q0 = f32[500,500]{1,0:T(8,128)} parameter(0)
+  %q1 = f32[1,500]{1,0:T(8,128)} parameter(1)
+  %q2 = s32[] parameter(2)
+  ROOT %dus = f32[500,500]{1,0:T(8,128)} dynamic-update-slice(%q0, %q1, %q2, %q2)
+}
+
+"""
+    lines = (
+        "%zero = s32[] constant(0)",
+        "%row = f32[1,500]{1,0:T(8,128)} dynamic-slice(%w, %zero, %zero), "
+        "dynamic_slice_sizes={1,500}",
+        "%y = f32[500,500]{1,0:T(8,128)} fusion(%x, %row, %zero), kind=kLoop, calls=%update",
+    )
+    made = overlap.report(program(*lines, before=body), chip=CHIP)
+    # Both read and write 2,000 bytes; the indices are 4 bytes each.
+    assert made.compute * 10e9 == pytest.approx(4000 + 8 + 4000 + 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "took"), [("", "S(1)", 100), ("S(1)", "", 100), ("", "", 200)]
+)
+def test_copies_between_memories_run_beside_the_compute(source, target, took):
+    x, y = (f"f32[500,500]{{1,0:T(8,128){space}}}" for space in (source, target))
+    there = f"%v = {x} bitcast(%x)"
+    move = f"%c = ({y}, {x}, u32[]) copy-start(%v)"
+    wait = f"%y = {y} copy-done(%c)"
+    assert totals(there, move, wait) == (took, 0, took, 0)
+    assert totals(there, move, dot("z"), wait) == (1000, 1000, 0, 0)
+    early = move + ", cross_program_prefetch_index=0"
+    assert totals(there, early, wait) == (0, 0, 0, 0)
+    part = f"%c = (({x}), {y.replace('500,', '50,')}, u32[]) slice-start(%v)"
+    assert totals(there, part, "%y = f32[50,500] slice-done(%c)") == (took / 10, 0, took / 10, 0)
+
+
+LOOP = (start("s"), dot("y"), done("next", "s"))
+
+
+@pytest.mark.parametrize("turns", ['", backend_config={"known_trip_count":{"n":"7"}}'[1:], ""])
+def test_a_loop_counts_as_often_as_it_turns(turns):
+    made = overlap.report(loop(turns, *LOOP), chip=CHIP)
+    assert us(made, "total", "compute", "exposed") == (7007, 7000, 7)
+    (row,) = made.rows
+    assert (row.count, row.matmuls, row.bare) == (7, 7, 0)
+    assert round(row.flops) == 7 * 250_000_000
+    assert len([s for s in made.segments if s.row == "wire"]) == 7
+
+
+def test_the_turns_are_read_off_the_counter():
+    negative = ', backend_config={"known_trip_count":{"n":"-1"}}'
+    for options, turns in [
+        ({"bound": "3", "first": "-2"}, 5),
+        ({"bound": "7", "step": "2"}, 4),
+        ({"bound": "0", "first": "3"}, 0),
+    ]:
+        made = overlap.report(loop(negative, *LOOP, **options), chip=CHIP)
+        assert us(made, "compute") == (1000 * turns,)
+
+
+def test_a_loop_whose_turns_are_unknown_says_so():
+    text = loop("", *LOOP).replace("s32[] constant(7)", "s32[] custom-call()")
+    made = overlap.report(text, chip=CHIP)
+    assert us(made, "compute") == (1000,)
+    assert any("turns of while cannot be read" in line for line in made.assumptions)
+
+
+def test_a_long_loop_is_counted_without_being_run():
+    made = overlap.report(loop("", *LOOP, bound="100000"), chip=CHIP)
+    # 12 bytes for the counter, every turn: 1.2 ns, which nothing on the wire waits for.
+    assert us(made, "total", "exposed", "communication") == (100_100_120, 100_000, 100_100_000)
+    assert made.rows[0].count == 100_000
+    assert len(made.segments) < 100
+
+
+def test_a_loop_inside_a_loop():
+    # The transfer of a turn begins with it; its matmuls are called from a computation.
+    called = f"%twice (a: f32[500,500]) -> f32[500,500] {{\n  %x = {_shape()} parameter(0)\n"
+    called += f"  %w = {_shape()} parameter(1)\n  {dot('a')}\n  ROOT {dot('b', 'a')}\n}}\n\n"
+    body = (start("s"), f"%y = {_shape()} call(%x, %w), to_apply=%twice", done("next", "s"))
+    text = loop("", *body).replace("%body (c", called + "%body (c")
+    assert us(overlap.report(text, chip=CHIP), "total", "exposed") == (14_000, 0)
+
+
+def _shape():
+    return "f32[500,500]{1,0:T(8,128)}"
+
+
+FULL = "f32[2000,500]{1,0:T(8,128)}"
+GATHER = "replica_groups={{0,1,2,3}}, dimensions={0}"
+ASYNC = f"""{MATMUL}%begin (a: f32[500,500]) -> (f32[500,500], u32[]) {{
+  %a = {_shape()} parameter(0)
+  %g = {FULL} all-gather(%a), {GATHER}
+  ROOT %as = ({_shape()}, u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}}
+
+%go_on (b: f32[500,500], u: u32[], bw: f32[500,500]) -> (f32[500,500], f32[500,500], u32[]) {{
+  %b = {_shape()} parameter(0)
+  %u = u32[] parameter(1)
+  %bw = {_shape()} parameter(2)
+  %bc = {_shape()} convolution(%b, %bw), dim_labels=bf_io->bf
+  %bg = {FULL} all-gather(%b), {GATHER}
+  ROOT %bt = ({_shape()}, {_shape()}, u32[]) tuple(%bc, %b, %u)
+}}
+
+%finish (e: f32[500,500], v: u32[]) -> f32[2000,500] {{
+  %e = {_shape()} parameter(0)
+  %v = u32[] parameter(1)
+  %eg = {FULL} all-gather(%e), {GATHER}
+  ROOT %ed = {FULL} custom-call(%e, %eg), custom_call_target="AsyncCollectiveDone"
+}}
+
+"""
+
+
+GO_ON = dot("m").replace("calls=%matmul", "calls=%go_on").replace("(%x, %w)", "(%s0, %s1, %w)")
+SPREAD = (
+    f"%s = ({_shape()}, u32[]) fusion(%x), kind=kCustom, calls=%begin",
+    f"%s0 = {_shape()} get-tuple-element(%s), index=0",
+    "%s1 = u32[] get-tuple-element(%s), index=1",
+    GO_ON.replace(f"= {_shape()} fusion", f"= ({_shape()}, {_shape()}, u32[]) fusion"),
+    f"%m1 = {_shape()} get-tuple-element(%m), index=1",
+    "%m2 = u32[] get-tuple-element(%m), index=2",
+    "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
+)
+
+
+def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
+    made = overlap.report(program(*SPREAD, before=ASYNC), chip=CHIP)
+    assert us(made, "total", "compute", "exposed") == (1500, 1000, 500)
+    (row,) = made.rows
+    assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
+
+
+def test_a_collective_of_what_a_spread_one_multiplied_is_its_own():
+    # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
+    body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
+  %a = {_shape()} parameter(0)
+  %zero = s32[] constant(0)
+  %sum = {_shape()} all-reduce(%a), replica_groups={{}}
+  ROOT %mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={{125,500}}
+}}
+
+"""
+    lines = [
+        *SPREAD[:4],
+        f"%m0 = {_shape()} get-tuple-element(%m), index=0",
+        "%r = f32[125,500] fusion(%m0), kind=kCustom, calls=%all-reduce-scatter",
+        *SPREAD[4:],
+    ]
+    made = overlap.report(program(*lines, before=ASYNC + body), chip=CHIP)
+    assert [row.kind for row in made.rows] == ["all-gather", "reduce-scatter"]
+    # The matmul hides 1000 of 1500 us; the links are free for the second collective then.
+    assert us(made, "total", "exposed") == (1500 + 375, 500 + 375)
+
+
+def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
+    body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
+  %a = {_shape()} parameter(0)
+  %zero = s32[] constant(0)
+  %sum = {_shape()} all-reduce(%a), replica_groups={{}}
+  ROOT %mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={{125,500}}
+}}
+
+"""
+    line = "%y = f32[125,500] fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
+    made = overlap.report(program(line, before=body), chip=CHIP)
+    assert [row.kind for row in made.rows] == ["reduce-scatter"]
+    assert us(made, "total", "exposed") == (375, 375)
+
+
+def test_a_call_that_is_announced_begins_with_its_update():
+    body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
+  %a = {_shape()} parameter(0)
+  ROOT %rs = f32[125,500] reduce-scatter(%a), replica_groups={{}}, dimensions={{0}}
+}}, execution_thread="sparsecore"
+
+"""
+    lines = [
+        "%s = ((), (), s32[1]) call-start(), to_apply=%offloaded",
+        dot("y"),
+        f"%u = (({_shape()}), f32[125,500]) call-update(%s, %y)",
+        dot("z", cycles=200_000),
+        "%d = f32[125,500] call-done(%u)",
+    ]
+    made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
+    assert us(made, "total", "compute", "exposed") == (1375, 1200, 175)
+
+
+def test_of_a_conditional_the_longest_branch_is_taken():
+    branches = "".join(
+        f"%{name} (a: f32[500,500]) -> f32[500,500] {{\n  %x = {_shape()} parameter(0)\n"
+        f"  %w = {_shape()} parameter(1)\n  ROOT {dot('in_' + name, cycles=cycles)}\n}}\n\n"
+        for name, cycles in (("short", 1000), ("long", 500_000))
+    )
+    line = f"%y = {_shape()} conditional(%x, %x, %w), branch_computations={{%short, %long}}"
+    made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
+    assert us(made, "compute") == (500,)
+    assert any("longest branch" in line for line in made.assumptions)
+
+
+def test_constants_can_be_changed():
+    text = program(start("s"), done("d", "s"))
+    assert us(overlap.report(text, chip="v5e"), "total") == (round(1e12 / 45e9) + 1,)
+    assert re.search("v5e: 1.5 GHz, 197 TFLOP/s", str(overlap.report(text, chip="v5e")))

@@ -1,0 +1,107 @@
+"""Where ranks are: orders of a mesh, hops, links; and compiling for TPUs that are not there."""
+
+import os
+from itertools import pairwise, product
+from math import prod
+
+import numpy as np
+import pytest
+from support import make_mesh
+
+from ringcoll import overlap
+from ringcoll.overlap import topology
+from ringcoll.overlap.embedding import embed, ring_order
+from ringcoll.overlap.network import Network
+
+
+def longest_step(order, wrap):
+    """Of the ring through these places."""
+    network = Network(tuple(order), wrap)
+    ranks = [*range(len(order)), 0]
+    return max(network.hops(a, b) for a, b in pairwise(ranks))
+
+
+@pytest.mark.parametrize("size", [(4, 2), (2, 4), (4, 4), (8, 8), (3, 4), (2, 2, 2), (4, 2, 3, 1)])
+def test_a_ring_through_a_box_of_an_even_side_takes_single_hops(size):
+    order = ring_order(size, (False,) * len(size))
+    assert sorted(order) == list(product(*map(range, size)))
+    assert longest_step(order, (False,) * len(size)) == 1
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_a_ring_along_a_line_takes_two_hops_at_most(n):
+    assert longest_step(ring_order((n,), (False,)), (False,)) == min(2, n - 1)
+    assert longest_step(ring_order((1, n), (True, True)), (True, True)) == 1
+
+
+def test_an_odd_box_is_walked_whole():
+    order = ring_order((3, 3), (False, False))
+    assert sorted(order) == list(product(range(3), range(3)))
+    assert all(sum(map(abs, np.subtract(a, b))) == 1 for a, b in pairwise(order))
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [((4, 2), (8,)), ((4, 2), (4, 2)), ((4, 2), (2, 4)), ((2, 2, 2), (4, 2)), ((4, 4), (1, 16))],
+)
+def test_each_axis_of_a_mesh_is_a_ring(size, shape):
+    wrap = (False,) * len(size)
+    places = embed(size, wrap, shape)
+    assert sorted(map(tuple, places.reshape(prod(size), -1).tolist())) == list(
+        product(*map(range, size))
+    )
+    for axis in range(len(shape)):
+        rings = np.moveaxis(places, axis, 0).reshape(shape[axis], -1, len(size))
+        for ring in np.moveaxis(rings, 1, 0).tolist():
+            assert longest_step([tuple(place) for place in ring], wrap) <= 2
+
+
+def test_axes_that_cannot_be_dealt_out_are_none():
+    assert embed((4, 4), (False, False), (8, 2)) is None
+    assert embed((4, 4), (False, False), (4,)) is None
+
+
+def test_paths_and_ports():
+    line, ring = (Network(tuple((i,) for i in range(5)), (wrap,)) for wrap in (False, True))
+    assert (line.hops(0, 4), ring.hops(0, 4), ring.hops(0, 2), ring.hops(3, 0)) == (4, 1, 2, 2)
+    assert line.path(1, 0) == [((1,), (0,))]
+    assert line.path(3, 3) == []
+    assert (line.ports(range(5)), ring.ports(range(5)), ring.ports([0, 2])) == (1, 2, 1)
+    assert (len(line.links), len(ring.links)) == (8, 10)
+    square = Network(tuple(product(range(2), range(2))), (False, False))
+    assert square.path(0, 3) == [((0, 0), (1, 0)), ((1, 0), (1, 1))]
+    assert square.ports(range(4)) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "closed"),
+    [
+        ("v5e", (4, 2, 1, 1), (False, False, False, False)),
+        ("v5e", (16, 16, 1, 1), (True, True, False, False)),
+        ("v6e", (16, 8, 1, 1), (True, False, False, False)),
+        ("v5p", (4, 4, 4, 1), (True, True, True, False)),
+        ("v5p", (2, 2, 4, 1), (False, False, False, False)),
+    ],
+)
+def test_which_axes_are_rings(kind, size, closed):
+    assert topology.wraps(kind, size) == closed
+
+
+def test_devices_without_coordinates_are_refused():
+    with pytest.raises(ValueError, match="has no coordinates; pass a mesh of TPU devices"):
+        overlap.hops(make_mesh(4), "x")
+    with pytest.raises(ValueError, match="no axis 'q', only"):
+        overlap.hops(make_mesh(4), "q")
+
+
+def test_operands_without_a_mesh_are_refused():
+    with pytest.raises(ValueError, match="no operand is sharded over a mesh"):
+        overlap.compile_for("v5e:4x2", abs, np.zeros(3))
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(topology, "find_spec", lambda name: None)
+    for name in topology.ENVIRONMENT:
+        monkeypatch.setenv(name, os.environ.get(name, topology.ENVIRONMENT[name]))
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[tpu\]'"):
+        topology.devices("v5e:4x2")

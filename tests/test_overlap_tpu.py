@@ -1,0 +1,146 @@
+"""Programs of the real TPU compiler: what it overlaps is green, what it cannot is red.
+
+No TPU is needed, only libtpu. The programs are compiled in a process of their own, because
+libtpu is one to a process and stays: see `tpu_programs`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.tpu_aot,
+    pytest.mark.skipif(
+        find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+    ),
+]
+
+HERE = Path(__file__).parent.parent
+
+
+def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[str]:
+    found = os.pathsep.join(map(str, (HERE, path)))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": found},
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict:
+    """What `tpu_programs` has compiled, and what was refused."""
+    done = python("tests/tpu_programs.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_ring_that_multiplies_what_it_sends_is_overlapped(programs):
+    report = programs["overlapped"]
+    assert report["verdict"] == "green", report["text"]
+    assert [row["kind"] for row in report["rows"]] == ["collective-permute"] * 7
+    assert all(row["asynchronous"] and row["hops"] == 1 for row in report["rows"])
+    assert {row["bytes"] for row in report["rows"]} == {512 * 4096 * 2}
+    assert report["flops"] == 2 * 4096 * 4096 * 40960 / 8
+
+
+def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(programs):
+    report = programs["after_the_matmul"]
+    assert report["verdict"].startswith("red: "), report["text"]
+    # Seven hops of 4 MiB at 45 GB/s, and 1 us each, with no matmul under them.
+    hops = 7 * (512 * 4096 * 2 / 45e9 + 1e-6)
+    assert 0.9 * hops < report["exposed"] <= 1.0001 * hops
+    assert all(row["bare"] for row in report["rows"])
+    assert report["flops"] == programs["overlapped"]["flops"]
+
+
+def test_a_loop_counts_its_turns(programs):
+    report = programs["loop"]
+    (row,) = report["rows"]
+    assert (row["count"], row["matmuls"]) == (7, 7)
+    assert row["wire"] == pytest.approx(512 * 4096 * 2 / 45e9 + 1e-6)
+
+
+def test_a_built_in_all_gather_is_exposed_whole(programs):
+    report = programs["plain"]
+    (row,) = report["rows"]
+    assert (row["kind"], row["asynchronous"]) == ("all-gather", False)
+    # Each corner of the 4 x 2 has two links, over which seven shards come.
+    assert report["exposed"] == pytest.approx(7 * 512 * 4096 * 2 / 90e9)
+    assert report["verdict"].startswith("red: ")
+
+
+def test_all_gathers_that_the_compiler_spreads_are_read(programs):
+    rows = programs["layers"]["rows"]
+    assert [row["kind"] for row in rows] == ["all-gather"] * 4
+    spread = [row for row in rows if row["asynchronous"]]
+    assert len(spread) == 3
+    assert all(row["matmuls"] == 1 and row["exposed"] == 0 for row in spread)
+
+
+def test_the_times_are_near_what_the_chip_can_do(programs):
+    for name in ("overlapped", "plain", "layers"):
+        report = programs[name]
+        assert report["compute"] == pytest.approx(report["flops"] / 197e12, rel=0.2)
+
+
+def test_a_static_profile_is_taken_first(programs):
+    report = programs["profiled"]
+    assert report["sources"].keys() == {"profile"}, report["text"]
+    assert report["temporaries"] is not None
+    assert report["program_bytes"] > 0
+
+
+def test_rings_take_single_hops_in_the_order_of_mesh(programs):
+    hops = programs["hops"]
+    assert hops["good"] == [[1] * 8, [1] * 64, [1] * 8]
+    assert hops["axes"] == [[2, 1, 2, 1], [1, 1]]  # a line of four, and one of two
+    assert hops["far"] == 14
+    assert len(hops["said"]) == 1
+    assert "a step of the ring is 14 hops" in hops["said"][0]
+    assert "overlap.mesh(topology" in hops["said"][0]
+
+
+def test_a_permute_over_many_hops_is_warned_of(programs):
+    report = programs["far"]
+    assert report["rows"][0]["hops"] == 14
+    assert any("14 hops" in line and "overlap.mesh" in line for line in report["assumptions"])
+
+
+def test_what_cannot_be_is_refused(programs):
+    assert "no topology 'v5e:5x7'" in programs["refused topology"]
+    assert "4 devices, but v5e:4x2 has 8" in programs["refused axes"]
+    assert "wrap=(True,) is of 1 axes" in programs["refused wrap"]
+
+
+def test_the_command_compiles_an_example(tmp_path):
+    picture, text = tmp_path / "timeline.svg", tmp_path / "program.txt"
+    files = ("--draw", str(picture), "--text", str(text))
+    example = ("--example", "ring_matmul", "--sizes", "1024,1024,2048")
+    done = python("-m", "ringcoll", "overlap", *example, *files)
+    assert done.returncode == 0, done.stderr
+    assert "jit_ring_matmul: 8 x v5e" in done.stdout
+    assert picture.read_bytes().startswith(b"<?xml")
+    assert "is_scheduled=true" in text.read_text(encoding="utf-8")
+
+
+def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from ringcoll.overlap.examples import example\n"
+        "def program(mesh):\n"
+        "    return example('all_gather_then_matmul', mesh, (1024, 1024, 2048))\n",
+        encoding="utf-8",
+    )
+    own = ("--function", "own:program", "--json", "--max-exposed", "0.05")
+    done = python("-m", "ringcoll", "overlap", *own, path=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "more than 5.0% is exposed" in done.stderr
+    assert json.loads(done.stdout)["rows"][0]["kind"] == "all-gather"

@@ -1,0 +1,127 @@
+"""Compile the programs of `test_overlap_tpu`, and print what is reported of them as JSON."""
+
+import json
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ringcoll import overlap
+
+TOPOLOGY = "v5e:4x2"
+mesh = overlap.mesh(TOPOLOGY)
+
+
+def ring(x, w, step):
+    """Eight matmuls and seven hops; `step` says what the hop may depend on."""
+    n, rank, rows = 8, lax.axis_index("x"), x.shape[0]
+    out = lax.pcast(jnp.zeros((n * rows, w.shape[1]), x.dtype), "x", to="varying")
+    for i in range(n):
+        x, y = step(x, w, i)
+        out = lax.dynamic_update_slice(out, y, ((rank - i) % n * rows, 0))
+    return out
+
+
+def hop(x, i):
+    n = lax.axis_size("x")
+    return lax.ppermute(x, "x", [(r, (r + 1) % n) for r in range(n)]) if i < 7 else x
+
+
+def overlapped(x, w, i):
+    return hop(x, i), x @ w
+
+
+def after_the_matmul(x, w, i):
+    x, y = lax.optimization_barrier((x, x @ w))
+    return hop(x, i), y
+
+
+def loop(x, w):
+    """The same as a loop: each turn sends a shard and multiplies it."""
+    out = lax.pcast(jnp.zeros((8 * x.shape[0], w.shape[1]), x.dtype), "x", to="varying")
+
+    def turn(i, state):
+        x, out = state
+        y = x @ w
+        return hop(x, 0), lax.dynamic_update_slice(out, y, (i * x.shape[0], 0))
+
+    return lax.fori_loop(0, 7, turn, (x, out))[1]
+
+
+def plain(x, w):
+    return lax.all_gather(x, "x", tiled=True) @ w
+
+
+def layers(x, w):
+    """Four layers, their weights gathered each before it is used."""
+    for _ in range(4):
+        x = jnp.tanh(x @ lax.all_gather(w, "x", tiled=True) * 2)
+        w = w + 1
+    return x
+
+
+COLUMNS = (P("x", None), P(None, "x")), P(None, "x")
+ROWS = (P("x", None), P("x", None)), P("x", None)
+SHAPES = (4096, 4096), (4096, 40960)
+
+
+def jitted(f, shapes, sharded, mesh):
+    """A function, and its operands as they are compiled for."""
+    specs, out = sharded
+    operands = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, specs, strict=True)
+    ]
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=out)), operands
+
+
+def reported(f, shapes=SHAPES, sharded=COLUMNS, mesh=mesh):
+    """Its report as plain data, and whether it is overlapped."""
+    f, operands = jitted(f, shapes, sharded, mesh)
+    compiled = f.lower(*operands).compile()
+    report = overlap.report(compiled)
+    try:
+        overlap.assert_overlapped(compiled)
+        verdict = "green"
+    except AssertionError as error:
+        verdict = f"red: {error}"
+    return {**report.to_dict(), "verdict": verdict, "text": str(report)}
+
+
+reports = {
+    "overlapped": reported(lambda x, w: ring(x, w, overlapped)),
+    "after_the_matmul": reported(lambda x, w: ring(x, w, after_the_matmul)),
+    "loop": reported(loop),
+    "plain": reported(plain),
+    "layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS),
+}
+f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
+profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
+reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}
+
+flat = overlap.topology.devices("v5e:8x8")
+far = Mesh(np.array(flat), ("x",))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    reports["hops"] = {
+        "good": [overlap.hops(overlap.mesh(t), "x") for t in ("v5e:4x2", "v5e:8x8", "v5p:2x2x2")],
+        "axes": [overlap.hops(overlap.mesh("v5e:4x2", a=4, b=2), axis) for axis in "ab"],
+        "far": max(overlap.hops(far, "x")),
+        "said": [str(warning.message) for warning in caught],
+    }
+reports["far"] = reported(lambda x, w: hop(x, 0) @ w, ((64 * 64, 1024), (1024, 1024)), COLUMNS, far)
+for name, call in {
+    "topology": lambda: overlap.mesh("v5e:5x7"),
+    "axes": lambda: overlap.mesh(TOPOLOGY, x=4),
+    "wrap": lambda: overlap.report(f.lower(*operands).compile(), wrap=(True,)),
+}.items():
+    try:
+        call()
+    except ValueError as error:
+        reports[f"refused {name}"] = str(error)
+json.dump(reports, sys.stdout)
