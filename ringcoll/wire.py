@@ -23,7 +23,7 @@ def as_bits(
 ) -> tuple[Array, Callable[[Array], Array]]:
     """x as unsigned integers of its own width if it is a narrow float, and the way back.
 
-    XLA:CPU promotes narrow floats in collectives, even where nothing is computed: bf16
+    XLA:CPU, and no other, promotes narrow floats in collectives, even where nothing is computed: bf16
     travels as f32, float8 as f16, twice the bytes and two conversions. Integers of the
     same width travel as they are, and a bitcast in or out of a message costs nothing.
 
@@ -81,7 +81,7 @@ class Ppermute(Collective, name="ppermute"):
         return lax.ppermute(x, axes, pairs)
 
     def by_hand(self, x: Array, platform: str) -> Array:
-        return moved_as_bits(self, x)
+        return moved_as_bits(self, x) if platform == "cpu" else self.by_lax(x)
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
