@@ -23,9 +23,9 @@ def as_bits(
 ) -> tuple[Array, Callable[[Array], Array]]:
     """x as unsigned integers of its own width if it is a narrow float, and the way back.
 
-    XLA:CPU, and no other, promotes narrow floats in collectives, even where nothing is computed: bf16
-    travels as f32, float8 as f16, twice the bytes and two conversions. Integers of the
-    same width travel as they are, and a bitcast in or out of a message costs nothing.
+    XLA:CPU (and no other) promotes narrow floats in collectives, even where nothing is
+    computed: bf16 travels as f32, float8 as f16, twice the bytes and two conversions.
+    Integers of the same width travel as they are, and a bitcast costs nothing there.
 
     Args:
         x: anything but a complex array.
