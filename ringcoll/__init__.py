@@ -14,6 +14,11 @@ from ringcoll.all_to_alls import pswapaxes as pswapaxes
 from ringcoll.broadcasts import pbroadcast as pbroadcast
 from ringcoll.gathers import all_gather as all_gather
 from ringcoll.gathers import psum_scatter as psum_scatter
+from ringcoll.matmuls import all_gather_einsum as all_gather_einsum
+from ringcoll.matmuls import all_gather_matmul as all_gather_matmul
+from ringcoll.matmuls import einsum_reduce_scatter as einsum_reduce_scatter
+from ringcoll.matmuls import matmul_all_reduce as matmul_all_reduce
+from ringcoll.matmuls import matmul_reduce_scatter as matmul_reduce_scatter
 from ringcoll.permutes import ppermute as ppermute
 from ringcoll.permutes import pshuffle as pshuffle
 from ringcoll.schedule import AllToAllSchedule as AllToAllSchedule

@@ -146,9 +146,8 @@ def reduce(
         combine: `(received, mine) -> partial`, associative as far as the caller cares.
             What has not been combined yet travels as it was produced.
         operands: what it takes work to produce from, if it does. Every round hands them on
-            through a barrier together with what came, so that the compiler neither merges
-            the work of two rounds nor fuses it with the combining of what comes: work that
-            waits for the wire is not hidden.
+            through a barrier together with its sums, so that the compiler does not merge the
+            work of two rounds: work that waits for the wire is not hidden.
 
     Returns:
         This rank's shard, a share for each lane.
@@ -190,12 +189,12 @@ class _Sums:
         received = self._hops(moves, [_stack(self.partial, keys) for keys in arrived])
         keys = [k for m in moves for k in _sent(m)]
         self.want(keys)
-        mine = {k: self.partial[k] for k in keys}
-        received, mine, self.operands = self._tied(received, mine, self.operands)
-        self.partial.update(mine)
+        mine = self._apart({k: self.partial[k] for k in keys})
         for move, stack in zip(moves, received, strict=True):
             for key, value in zip(_sent(move), stack, strict=True):
-                self.partial[key] = self.combine(value, self.partial[key])
+                mine[key] = self.combine(value, mine[key])
+        mine, self.operands = self._tied(mine, self.operands)
+        self.partial.update(mine)
 
     def loop(self, rounds: Sequence[Round]) -> None:
         """Rounds of a stretch, backward, without its first and its last.
@@ -207,9 +206,8 @@ class _Sums:
         sent = [_sent(move) for move in moves]
         every = [key for moves in rounds for m in moves for key in _sent(m)]
         stacks = None
-        if not self.partial.keys().isdisjoint(
-            every
-        ):  # run before, and left partials (a product of rings)
+        before = not self.partial.keys().isdisjoint(every)
+        if before:  # rounds run before have left partials (a product of rings)
             self.want(every)
             stacks = [
                 _together([_stack(self.partial, _sent(a_round[m])) for a_round in rounds])
@@ -228,9 +226,9 @@ class _Sums:
                 values = iter(self.produce(operands, slots))
                 mine = [jnp.stack([next(values) for _ in keys]) for keys in sent]
                 mine = [varying(x, self.ranks.axes) for x in mine]
-            received, mine, operands = self._tied(received, mine, operands)
-            moved = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
-            return (moved, operands), None
+            mine = self._apart(mine)
+            summed = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
+            return self._tied(summed, operands), None
 
         moving = [_stack(self.partial, _arrived(self.schedule, m)) for m in moves]
         steps = jnp.arange(len(rounds), dtype=jnp.int32), stacks
@@ -241,9 +239,15 @@ class _Sums:
     def _hops(self, moves: Round, messages: Sequence[Array]) -> list[Array]:
         return [self.ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, messages, strict=True)]
 
-    def _tied(self, received: Any, mine: Any, operands: Any) -> Any:
-        tied = received, mine, operands
-        return tied if operands is None else lax.optimization_barrier(tied)
+    def _apart(self, mine: Any) -> Any:
+        """A lone product would be fused with its addition, and so wait for the wire."""
+        alone = self.operands is not None and len(mine) == 1
+        return lax.optimization_barrier(mine) if alone else mine
+
+    def _tied(self, sums: Any, operands: Any) -> Any:
+        """The next round's products wait for this one's sums, or they would be merged."""
+        both = sums, operands
+        return both if operands is None else lax.optimization_barrier(both)
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:

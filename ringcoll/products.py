@@ -13,7 +13,7 @@ one gather of its cotangent. So derivatives of every order overlap as the functi
 """
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -111,6 +111,9 @@ gathered.defvjp(_gathered_forward, _gathered_backward)
 
 def _gathered(how, label, moving, products, x, others, keep=False):
     """The results, and the whole x if it is kept."""
+    if how.algorithm == "auto":
+        by = lambda how: partial(_gathered, how, label, moving, products, keep=keep)  # noqa: E731
+        return _by_platform(how, by, x, others)
     if how.algorithm == LAX:
         whole = lax.all_gather(x, how.axes, axis=moving.index(label), tiled=True)
         results = [
@@ -183,6 +186,9 @@ def scattered(
         dtype: of the result.
         pairs: each a and b.
     """
+    if how.algorithm == "auto":
+        by = lambda how: partial(scattered, how, label, out, terms, dtype)  # noqa: E731
+        return _by_platform(how, by, pairs)
     specs = [f"{a},{b}->{out}" for a, b in terms]
     if how.algorithm == LAX:
         total = sum(
@@ -233,6 +239,15 @@ def _scattered_backward(how, label, out, terms, dtype, pairs, ct):
 
 
 scattered.defvjp(_scattered_forward, _scattered_backward)
+
+
+def _by_platform(how: How, by: Callable[[How], Callable[..., Any]], *operands: Any) -> Any:
+    """What "auto" is, where it is known: when the program is lowered."""
+    return lax.platform_dependent(
+        *operands,
+        cpu=by(replace(how, algorithm=LAX)),
+        default=by(replace(how, algorithm="bidirectional_ring")),
+    )
 
 
 def _joined(pieces: Sequence[Array], dim: int) -> Array:

@@ -35,7 +35,9 @@ ORDER = (
     "all_reduces",
     "broadcasts",
     "permutes",
+    "labels",
     "products",
+    "matmuls",
     "lax",
     "__init__",
     "overlap.hlo",
@@ -62,6 +64,7 @@ ORDER = (
 #: Drawing and reports come before what asks JAX for devices.
 WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
+    "labels",
     *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.topology")],
 )
 LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn

@@ -9,7 +9,9 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringcoll.collectives import all_gather, ppermute, psum_scatter
+from ringcoll.gathers import all_gather, psum_scatter
+from ringcoll.matmuls import all_gather_matmul, matmul_reduce_scatter
+from ringcoll.permutes import ppermute
 
 #: A function and the shapes of its operands, on a mesh.
 Made = tuple[Callable, tuple[Any, ...]]
@@ -47,7 +49,9 @@ _DOWN = ((0, 2), P(None, "x")), ((2, 1), P("x", None)), P("x", None)
 _FORMS: Mapping[str, tuple[Callable, tuple]] = {
     "all_gather_then_matmul": (all_gather_then_matmul, _UP),
     "ring_matmul": (ring_matmul, _UP),
+    "all_gather_matmul": (lambda x, w: all_gather_matmul(x, w, "x"), _UP),
     "matmul_then_psum_scatter": (matmul_then_psum_scatter, _DOWN),
+    "matmul_reduce_scatter": (lambda x, w: matmul_reduce_scatter(x, w, "x"), _DOWN),
 }
 #: Their names.
 NAMES = tuple(_FORMS)

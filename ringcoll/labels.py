@@ -1,0 +1,62 @@
+"""Einsum specs of two factors, read and checked: what is multiplied, and what travels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of two factors and of their product, as in "bsd,df->bsf"."""
+
+    x: str
+    w: str
+    out: str
+
+    @staticmethod
+    def of(spec: str) -> "Labels":
+        """Read a spec.
+
+        Raises:
+            ValueError: it is not of two factors, or its derivatives would be no products:
+                every label has to stand in two of the three, and once in each at most.
+        """
+        factors, arrow, out = spec.replace(" ", "").partition("->")
+        x, comma, w = factors.partition(",")
+        if not arrow or not comma or "," in w:
+            raise ValueError("the spec is not of two factors and a result; write 'mk,kf->mf'")
+        made = Labels(x, w, out)
+        for labels in (x, w, out):
+            if not (labels.isalpha() and labels.isascii()) and labels:
+                raise ValueError(f"{labels!r} is not made of letters; give every dimension one")
+            if len(set(labels)) < len(labels):
+                raise ValueError(f"{labels!r} has a label twice; take the diagonal first")
+        for label in sorted(set(x + w + out)):
+            if sum(label in labels for labels in (x, w, out)) < 2:
+                raise ValueError(
+                    f"label {label!r} stands in one place only; sum over it before, or name it "
+                    "in the result"
+                )
+        return made
+
+    def sizes(self, x: tuple[int, ...], w: tuple[int, ...], times: Mapping[str, tuple[int, int]]):
+        """The size of every label.
+
+        Args:
+            x, w: the shapes of the factors.
+            times: for a label, how many times its size in x and in w it is in all.
+
+        Raises:
+            ValueError: there are not as many labels as dimensions, or they do not agree.
+        """
+        found: dict[str, int] = {}
+        for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
+            if len(labels) != len(shape):
+                raise ValueError(f"{labels!r} is not of the {len(shape)} dimensions of {name}")
+            for label, size in zip(labels, shape, strict=True):
+                whole = size * times.get(label, (1, 1))[which]
+                if found.setdefault(label, whole) != whole:
+                    raise ValueError(
+                        f"label {label!r} is of size {found[label]} in x and {whole} in w"
+                        + (", counting all shards" if label in times else "")
+                    )
+        return found
