@@ -25,4 +25,5 @@ from ringcoll.schedule import AllToAllSchedule as AllToAllSchedule
 from ringcoll.schedule import Move as Move
 from ringcoll.schedule import Schedule as Schedule
 from ringcoll.schedule import ScheduleError as ScheduleError
+from ringcoll.sharded import sharded_matmul as sharded_matmul
 from ringcoll.table import Table as Table

@@ -38,6 +38,7 @@ ORDER = (
     "labels",
     "products",
     "matmuls",
+    "sharded",
     "lax",
     "__init__",
     "overlap.hlo",

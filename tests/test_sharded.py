@@ -1,0 +1,65 @@
+"""The cases of a sharded matmul on a 2 x 2 mesh, each with the collective it takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import data, make_mesh
+
+import ringcoll
+
+CASES = [
+    (P("x", None), P(None, "y"), P("x", "y"), 0),
+    (P(None, "x"), P(None, None), P(None, None), 1),
+    (P("y", "x"), P(None, None), P("y", None), 1),
+    (P("x", None), P("y", None), P("x", None), 1),
+    (P(None, "x"), P("x", None), P(None, None), 2),
+    (P(None, "x"), P("x", None), P("x", None), 1),
+    (P(None, "x"), P("x", "y"), P(None, ("y", "x")), 1),
+    (P("x", None), P(None, "x"), P("x", None), 1),
+    (P("x", None), P(None, "x"), P(None, "x"), 1),
+    (P(("x", "y"), None), P(None, None), P(None, None), 3),
+]
+
+
+@pytest.mark.parametrize(("a_spec", "b_spec", "out_spec", "permutes"), CASES, ids=str)
+def test_the_shards_are_those_of_the_product(a_spec, b_spec, out_spec, permutes):
+    mesh = make_mesh(2, 2)
+    a, b = data((8, 4)) % 5, data((4, 8)) % 7
+    mapped = jax.jit(
+        jax.shard_map(
+            lambda a, b: ringcoll.sharded_matmul(a, b, a_spec, b_spec, out_spec, algorithm="ring"),
+            mesh=mesh,
+            in_specs=(a_spec, b_spec),
+            out_specs=out_spec,
+            check_vma=False,
+        )
+    )
+    placed = [
+        jax.device_put(jnp.asarray(x), NamedSharding(mesh, spec))
+        for x, spec in ((a, a_spec), (b, b_spec))
+    ]
+    np.testing.assert_array_equal(mapped(*placed), a @ b)
+    text = mapped.lower(*placed).as_text()
+    assert text.count("stablehlo.collective_permute") == permutes
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ((P("x"), P(None, "x"), P("x", "x")), "names an axis twice"),
+        (
+            (P("x", "y"), P("x", None), P("x", None)),
+            "J is sharded over ('y',) in a and ('x',) in b",
+        ),
+        ((P("x"), P(), P("y")), "I is sharded over ('x',), the result's over ('y',)"),
+        ((P("x"), P(None, "y"), P()), "more than one collective"),
+        ((P("x", None, None), P(), P()), "not the spec of a matrix"),
+    ],
+)
+def test_what_cannot_be_is_refused(specs, words):
+    with pytest.raises(ValueError, match="sharded_matmul") as error:
+        ringcoll.sharded_matmul(jnp.ones((2, 2)), jnp.ones((2, 2)), *specs)
+    assert words in str(error.value)
