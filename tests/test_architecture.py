@@ -178,7 +178,7 @@ def test_imports(module):
         ("overlap.hlo", "from ringcoll.overlap.work import flops", "above it"),
         ("overlap.hlo", "from ringcoll import overlap", "above it"),
         ("__init__", "from ringcoll import overlap as overlap", "above it"),
-        ("collectives", "from ringcoll.overlap.chips import CHIPS", "above it"),
+        ("gathers", "from ringcoll.overlap.chips import CHIPS", "above it"),
         ("overlap.draw", "from matplotlib.figure import Figure", "only inside the function"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
     ],

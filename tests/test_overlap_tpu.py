@@ -62,6 +62,14 @@ def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(pr
     assert report["flops"] == programs["overlapped"]["flops"]
 
 
+@pytest.mark.parametrize("both", ["", " both"])
+@pytest.mark.parametrize("matmul", ["gathers", "scatters"])
+def test_our_matmuls_hide_what_they_send_and_the_built_in_forms_do_not(programs, matmul, both):
+    ours, plain = (programs[f"{matmul}{both} {algorithm}"] for algorithm in ("auto", "lax"))
+    assert ours["exposed_share"] <= 0.02, ours["text"]
+    assert plain["verdict"].startswith("red: "), plain["text"]
+
+
 def test_a_loop_counts_its_turns(programs):
     report = programs["loop"]
     (row,) = report["rows"]

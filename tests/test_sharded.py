@@ -20,7 +20,7 @@ CASES = [
     (P(None, "x"), P("x", "y"), P(None, ("y", "x")), 1),
     (P("x", None), P(None, "x"), P("x", None), 1),
     (P("x", None), P(None, "x"), P(None, "x"), 1),
-    (P(("x", "y"), None), P(None, None), P(None, None), 3),
+    (P(("x", "y"), None), P(None, None), P(None, None), 2),
 ]
 
 

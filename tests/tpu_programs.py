@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import ringcoll
 from ringcoll import overlap
 
 TOPOLOGY = "v5e:4x2"
@@ -65,9 +66,29 @@ def layers(x, w):
     return x
 
 
+def with_gradients(call):
+    """The result and both gradients; the cotangent waits for the result, as a loss's does."""
+
+    def both(x, w):
+        y, pull_back = jax.vjp(call, x, w)
+        return y, *pull_back(y * y)
+
+    return both
+
+
+def gathers(**how):
+    return lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **how)
+
+
+def scatters(**how):
+    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **how)
+
+
 COLUMNS = (P("x", None), P(None, "x")), P(None, "x")
 ROWS = (P("x", None), P("x", None)), P("x", None)
+DOWN = (P(None, "x"), P("x", None)), P("x", None)
 SHAPES = (4096, 4096), (4096, 40960)
+DOWN_SHAPES = (4096, 40960), (40960, 4096)
 
 
 def jitted(f, shapes, sharded, mesh):
@@ -100,6 +121,19 @@ reports = {
     "plain": reported(plain),
     "layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS),
 }
+for algorithm in ("auto", "lax"):
+    how = {"algorithm": algorithm}
+    reports |= {
+        f"gathers {algorithm}": reported(gathers(**how)),
+        f"scatters {algorithm}": reported(scatters(**how), DOWN_SHAPES, DOWN),
+        f"gathers both {algorithm}": reported(
+            with_gradients(gathers(**how, residuals="save")),
+            sharded=(COLUMNS[0], (P(None, "x"), *COLUMNS[0])),
+        ),
+        f"scatters both {algorithm}": reported(
+            with_gradients(scatters(**how)), DOWN_SHAPES, (DOWN[0], (P("x", None), *DOWN[0]))
+        ),
+    }
 f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
 profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
 reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}

@@ -1,0 +1,79 @@
+"""What collective matmuls send, forward and backward, and what they never do."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+
+N = 4
+BUILT_IN = re.compile(r"stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all)")
+
+
+def lowered(call, ins, out, shapes):
+    mesh = make_mesh(N)
+    operands = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, ins, strict=True)
+    ]
+    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=ins, out_specs=out)).lower(*operands)
+
+
+def gather(**how):
+    call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **how)  # noqa: E731
+    return call, (P("x"), P(None, "x")), ((8, 6), (6, 8))
+
+
+def scatter(**how):
+    call = lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **how)  # noqa: E731
+    return call, (P(None, "x"), P("x")), ((8, 8), (8, 6))
+
+
+def gradients(call):
+    return lambda x, w: jax.grad(lambda x, w: (call(x, w) ** 2).sum(), (0, 1))(x, w)
+
+
+@pytest.mark.parametrize(
+    ("made", "lanes", "forward", "backward"),
+    [
+        # There and back: x travels, its cotangents return, and x travels once more.
+        (gather(algorithm="ring"), 1, 1, 3),
+        (gather(algorithm="ring", residuals="save"), 1, 1, 2),
+        (gather(algorithm="bidirectional_ring"), 2, 1, 3),
+        # One gather of the cotangent serves both factors' gradients.
+        (scatter(algorithm="ring"), 1, 1, 2),
+        (scatter(algorithm="bidirectional_ring"), 2, 1, 2),
+    ],
+)
+def test_how_often_shards_go_round(made, lanes, forward, backward):
+    call, ins, shapes = made
+    for function, out, rounds in [
+        (call, P(), forward),
+        (gradients(call), ins, backward),
+    ]:
+        mesh_out = out if function is not call else P("x")
+        text = lowered(function, ins, mesh_out, shapes).as_text()
+        sent = len(re.findall(r"stablehlo\.collective_permute", text))
+        assert sent == rounds * lanes * (N - 1)
+        assert not BUILT_IN.search(text)
+
+
+def test_a_long_ring_is_a_loop():
+    def program(n):
+        call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", algorithm="ring")  # noqa: E731
+        traced = jax.make_jaxpr(call, axis_env=[("x", n)])(np.ones((2, 3)), np.ones((3, 2)))
+        return str(traced).count("\n")
+
+    assert program(64) == program(256)
+    assert "scan" in str(
+        jax.make_jaxpr(
+            lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", algorithm="ring"),
+            axis_env=[("x", 64)],
+        )(np.ones((128, 3)), np.ones((3, 2)))
+    )
