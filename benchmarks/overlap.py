@@ -6,7 +6,7 @@ schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its
   plain     the built-in collective, then the multiplication (or the other way about)
   compiler  jit with shardings and no shard_map: XLA's own collective matmul where it finds one
   others    algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
-            /save keeps what was gathered for the gradient
+            /regather gathers once more for the gradient, in place of keeping
   above     how far the total is above the longer of computing (plain's) and communicating
 """
 
@@ -28,7 +28,7 @@ import ringcoll
 from benchmarks import options, report
 
 PLAIN, COMPILER = "plain", "compiler"
-OURS = ("ring", "bidirectional_ring", "bidirectional_ring/save", "two_ended")
+OURS = ("ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2")
 SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
 
@@ -176,8 +176,8 @@ def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable
     if algorithm == COMPILER:
         out = NamedSharding(mesh, form.out)
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
-    name, _, saves = algorithm.partition("/")
-    how = {"algorithm": name, **({"residuals": "save"} if saves else {})}
+    name, _, residuals = algorithm.partition("/")
+    how = {"algorithm": name, **({"residuals": residuals} if residuals else {})}
     function = form.plain if name == PLAIN else lambda x, w: form.by_hand(x, w, **how)
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 

@@ -57,7 +57,13 @@ class Key(NamedTuple):
 
 
 def gather(
-    schedule: Schedule, ranks: Ranks, own: Sequence[Array], visit: Visit[Carry], carry: Carry
+    schedule: Schedule,
+    ranks: Ranks,
+    own: Sequence[Array],
+    visit: Visit[Carry],
+    carry: Carry,
+    *,
+    works: bool = False,
 ) -> Carry:
     """Bring the shard of every rank to every rank, and visit them as they come.
 
@@ -68,6 +74,9 @@ def gather(
         visit: `(carry, shards) -> carry`, called with what one round brought (first of
             all this rank's own) while the next round is on the wire.
         carry: what the first visit gets; its shapes, dtypes and types must not change.
+        works: whether a visit takes work under which the wire can hide. Then what has come
+            is handed on through a barrier with the carry: no round is sent before the visit
+            of the round before is done, or a compiler may do all of one and then the other.
 
     Returns:
         What the last visit returned.
@@ -82,6 +91,8 @@ def gather(
             carry, arriving = _gather_loop(
                 schedule, ranks, (start, stop), arriving, visit, carry, held
             )
+        if works:
+            carry, arriving = lax.optimization_barrier((carry, arriving))
         came = []
         for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
             arrived = _arrived(schedule, move)

@@ -47,7 +47,7 @@ def all_gather_einsum(
     gather: str,
     operand: int = 0,
     algorithm: Algorithm = "auto",
-    residuals: str = "regather",
+    residuals: str = "save",
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
@@ -61,9 +61,9 @@ def all_gather_einsum(
 
     n-1 rounds of one shard by a ring, half of it each way by "bidirectional_ring".
 
-    Gradient: of the factor that is gathered, `einsum_reduce_scatter`; of the other, a product
-    of a second gather (`residuals="regather"`), or of the gathered factor, which is then kept
-    (`residuals="save"`).
+    Gradient: of the factor that is gathered, `einsum_reduce_scatter`; of the other, one product
+    of the gathered factor, which is kept for it (`residuals="save"`, as autodiff of the plain
+    form does), or of a second gather (`"regather"`: less memory, more time).
 
     Raises:
         ValueError: the spec is none of two factors, lacks `gather`, or has another size.
@@ -232,9 +232,7 @@ class _Call:
         except ValueError as error:
             raise self.refusal(str(error)) from error
 
-    def how(
-        self, algorithm: Algorithm, precision: Any, wide: Any, residuals: str = "regather"
-    ) -> How:
+    def how(self, algorithm: Algorithm, precision: Any, wide: Any, residuals: str = "save") -> How:
         if residuals not in ("regather", "save"):
             raise self.refusal(f"residuals={residuals!r}; choose from regather, save")
         if algorithm not in ("auto", LAX):

@@ -163,7 +163,7 @@ def _gathered(how, label, moving, products, x, others, keep=False):
         whole = empty([s * ranks.size if d == dim else s for d, s in enumerate(x.shape)], x, ())
     typed = jax.typeof(x).mat.varying
     buffers = [varying(buffer(i), typed) for i in range(len(products))]
-    results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole))
+    results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole), works=True)
     return [y.astype(p.dtype) for p, y in zip(products, results, strict=True)], whole
 
 

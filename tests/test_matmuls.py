@@ -92,7 +92,7 @@ FORMS = {
         lambda x, w: lax.psum(x @ w, "x"),
     ),
 }
-SAVING = ("rows gathered", "contraction gathered", "weight gathered", "several weights")
+BOTH_WAYS = ("rows gathered", "contraction gathered", "weight gathered", "several weights")
 
 
 def operands(form, n):
@@ -121,8 +121,8 @@ def with_gradients(call):
 def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
     form, mesh = FORMS[name], make_mesh(n)
     hows = [{"algorithm": algorithm} for algorithm in [*runnable("all_gather", n), "auto", "lax"]]
-    if name in SAVING:
-        hows += [{"algorithm": "bidirectional_ring", "residuals": "save"}]
+    if name in BOTH_WAYS:
+        hows += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
 
     def program(x, w):
         return {

@@ -127,7 +127,7 @@ for algorithm in ("auto", "lax"):
         f"gathers {algorithm}": reported(gathers(**how)),
         f"scatters {algorithm}": reported(scatters(**how), DOWN_SHAPES, DOWN),
         f"gathers both {algorithm}": reported(
-            with_gradients(gathers(**how, residuals="save")),
+            with_gradients(gathers(**how)),
             sharded=(COLUMNS[0], (P(None, "x"), *COLUMNS[0])),
         ),
         f"scatters both {algorithm}": reported(
