@@ -12,7 +12,6 @@ gathered one again; the gradients of a scattered product by both factors are two
 one gather of its cotangent. So derivatives of every order overlap as the function does.
 """
 
-import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,9 +121,9 @@ def _gathered(how, label, moving, products, x, others, keep=False):
         ]
         return results, whole if keep else None
     schedule, ranks = how.schedule()
-    dim, size = moving.index(label), x.shape[moving.index(label)]
-    cuts = [lane * size // schedule.lanes for lane in range(schedule.lanes + 1)]
-    own = [lax.slice_in_dim(x, lo, hi, axis=dim) for lo, hi in itertools.pairwise(cuts)]
+    dim = moving.index(label)
+    shares = _Shares(x.shape[dim], schedule.lanes)
+    own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     specs = [f"{moving},{p.other}->{p.out}" for p in products]
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
@@ -134,10 +133,7 @@ def _gathered(how, label, moving, products, x, others, keep=False):
 
     def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
         results, whole = carry
-        places = [
-            (shard.origin * size + cuts[shard.lane], cuts[shard.lane + 1] - cuts[shard.lane])
-            for shard in shards
-        ]
+        places = shares.places(shards)
         piece = _joined([shard.value for shard in shards], dim)
         made = []
         for i, result in enumerate(results):
@@ -152,7 +148,7 @@ def _gathered(how, label, moving, products, x, others, keep=False):
 
     def buffer(i: int) -> Array:
         p = products[i]
-        y = jax.eval_shape(lambda: multiplied(x, [(0, size)], i))
+        y = jax.eval_shape(lambda: multiplied(x, [(0, shares.size)], i))
         if label not in p.out:
             return jnp.zeros(y.shape, y.dtype)
         shape = [s * ranks.size if d == p.out.index(label) else s for d, s in enumerate(y.shape)]
@@ -198,30 +194,25 @@ def scattered(
             total, how.axes, scatter_dimension=out.index(label), tiled=True
         ).astype(dtype)
     schedule, ranks = how.schedule()
-    (a_labels, b_labels), (a, b) = terms[0], pairs[0]
-    labels, operand = (a_labels, a) if label in a_labels else (b_labels, b)
-    size = operand.shape[labels.index(label)] // ranks.size
-    cuts = [lane * size // schedule.lanes for lane in range(schedule.lanes + 1)]
-    dim = out.index(label)
+    factors = [x for pair in pairs for x in pair]
+    labels = [labels for term in terms for labels in term]
+    sliced = [label in own for own in labels]
+    some = sliced.index(True)
+    size = factors[some].shape[labels[some].index(label)] // ranks.size
+    shares, dim = _Shares(size, schedule.lanes), out.index(label)
 
-    def produce(operands: list[tuple[Array, Array]], slots: list[engine.Slot]) -> list[Array]:
-        places = [
-            (slot.origin * size + cuts[slot.lane], cuts[slot.lane + 1] - cuts[slot.lane])
-            for slot in slots
+    def produce(whole: list[Array], slots: list[engine.Slot]) -> list[Array]:
+        places, rest = shares.places(slots), iter(whole)
+        parts = [
+            _sliced(x, own, label, places) if is_sliced else next(rest)
+            for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
         ]
-        y = sum(
-            how.einsum(
-                spec,
-                _sliced(a, a_labels, label, places),
-                _sliced(b, b_labels, label, places),
-                dtype,
-            )
-            for spec, (a_labels, b_labels), (a, b) in zip(specs, terms, operands, strict=True)
-        )
-        ends = np.cumsum([width for _, width in places])
-        return jnp.split(y, ends[:-1], dim)
+        y = sum(how.einsum(spec, *parts[2 * i : 2 * i + 2], dtype) for i, spec in enumerate(specs))
+        return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
 
-    mine = engine.reduce(schedule, ranks, produce, lax.add, pairs)
+    # Not the sliced ones: a slice that waits for a barrier is a copy.
+    whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
+    mine = engine.reduce(schedule, ranks, produce, lax.add, whole)
     return _joined(mine, dim).astype(dtype)
 
 
@@ -248,6 +239,27 @@ def _by_platform(how: How, by: Callable[[How], Callable[..., Any]], *operands: A
         cpu=by(replace(how, algorithm=LAX)),
         default=by(replace(how, algorithm="bidirectional_ring")),
     )
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """How a shard is shared out among the lanes: as evenly as may be, along its label."""
+
+    size: int
+    lanes: int
+
+    def of(self, lane: int) -> tuple[int, int]:
+        """Where a lane's share of the shard starts, and how long it is."""
+        start, stop = (i * self.size // self.lanes for i in (lane, lane + 1))
+        return start, stop - start
+
+    def places(self, slots: Sequence[engine.Slot | engine.Shard]) -> list[tuple[Any, int]]:
+        """The same in the whole, of the ranks that the slots are of."""
+        return [
+            (slot.origin * self.size + start, width)
+            for slot in slots
+            for start, width in [self.of(slot.lane)]
+        ]
 
 
 def _joined(pieces: Sequence[Array], dim: int) -> Array:
