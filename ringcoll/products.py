@@ -12,6 +12,7 @@ gathered one again; the gradients of a scattered product by both factors are two
 one gather of its cotangent. So derivatives of every order overlap as the function does.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -186,15 +187,17 @@ def scattered(
         by = lambda how: partial(scattered, how, label, out, terms, dtype)  # noqa: E731
         return _by_platform(how, by, pairs)
     specs = [f"{a},{b}->{out}" for a, b in terms]
+    factors = [x for pair in pairs for x in pair]
+
+    def summed(factors: Sequence[Array]) -> Array:
+        of_terms = zip(specs, factors[::2], factors[1::2], strict=True)
+        return functools.reduce(lax.add, [how.einsum(s, a, b, dtype) for s, a, b in of_terms])
+
     if how.algorithm == LAX:
-        total = sum(
-            how.einsum(spec, a, b, dtype) for spec, (a, b) in zip(specs, pairs, strict=True)
-        )
         return lax.psum_scatter(
-            total, how.axes, scatter_dimension=out.index(label), tiled=True
+            summed(factors), how.axes, scatter_dimension=out.index(label), tiled=True
         ).astype(dtype)
     schedule, ranks = how.schedule()
-    factors = [x for pair in pairs for x in pair]
     labels = [labels for term in terms for labels in term]
     sliced = [label in own for own in labels]
     some = sliced.index(True)
@@ -207,7 +210,7 @@ def scattered(
             _sliced(x, own, label, places) if is_sliced else next(rest)
             for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
         ]
-        y = sum(how.einsum(spec, *parts[2 * i : 2 * i + 2], dtype) for i, spec in enumerate(specs))
+        y = summed(parts)
         return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
 
     # Not the sliced ones: a slice that waits for a barrier is a copy.
