@@ -100,3 +100,21 @@ DEVICES: Mapping[str, Model] = MappingProxyType(
         "tpu7x": _tpu(90e9, 3690e9),
     }
 )
+
+
+def hides_adding(added_bytes: float, gathered_bytes: float, ranks: int) -> bool:
+    """Whether a gather is better hidden under products that are added up, or done before.
+
+    Where the gathered dimension is summed over, each of the n rounds reads and writes all of
+    the results: 2 n y bytes of memory, to hide g bytes of which half go either way. That is
+    worth it while 2 n y / memory rate < g / (2 link rate); the rates are those of the entry
+    of `DEVICES` whose memory is slowest beside its links.
+
+    Args:
+        added_bytes: of the results that are added up (y); 0 is always worth it.
+        gathered_bytes: of what is gathered, in all (g).
+        ranks: n.
+    """
+    # A byte added is three moved.
+    memory_over_link = min(3 * device.beta / device.gamma for device in DEVICES.values())
+    return 4 * ranks * added_bytes <= gathered_bytes * memory_over_link

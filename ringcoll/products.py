@@ -24,7 +24,9 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms, engine
+from ringcoll.cost import hides_adding
 from ringcoll.manual import empty, varying
+from ringcoll.pieces import Shares, joined, placed, sliced_along
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import ranks_of
 from ringcoll.table import LAX, Algorithm
@@ -113,7 +115,15 @@ def _gathered(how, label, moving, products, x, others, keep=False):
     """The results, and the whole x if it is kept."""
     if how.algorithm == "auto":
         by = lambda how: partial(_gathered, how, label, moving, products, keep=keep)  # noqa: E731
-        return _by_platform(how, by, x, others)
+        results, _ = jax.eval_shape(by(replace(how, algorithm=LAX)), x, others)
+        added = sum(
+            y.size * y.dtype.itemsize
+            for p, y in zip(products, results, strict=True)
+            if label not in p.out
+        )
+        ranks = ranks_of(LAX, how.axes, None).size
+        hides = hides_adding(added, ranks * x.size * x.dtype.itemsize, ranks)
+        return _by_platform(how, by, x, others, by_default="bidirectional_ring" if hides else LAX)
     if how.algorithm == LAX:
         whole = lax.all_gather(x, how.axes, axis=moving.index(label), tiled=True)
         results = [
@@ -123,29 +133,29 @@ def _gathered(how, label, moving, products, x, others, keep=False):
         return results, whole if keep else None
     schedule, ranks = how.schedule()
     dim = moving.index(label)
-    shares = _Shares(x.shape[dim], schedule.lanes)
+    shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     specs = [f"{moving},{p.other}->{p.out}" for p in products]
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
-        other = _sliced(other, p.other, label, places)
+        other = sliced_along(other, p.other, label, places)
         return how.einsum(specs[i], piece, other, p.dtype)
 
     def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
         results, whole = carry
         places = shares.places(shards)
-        piece = _joined([shard.value for shard in shards], dim)
+        piece = joined([shard.value for shard in shards], dim)
         made = []
         for i, result in enumerate(results):
             y = multiplied(piece, places, i)
             out = products[i].out
             made.append(
-                _placed(result, y.astype(result.dtype), out.index(label), places)
+                placed(result, y.astype(result.dtype), out.index(label), places)
                 if label in out
                 else result + y
             )
-        return made, whole if whole is None else _placed(whole, piece, dim, places)
+        return made, whole if whole is None else placed(whole, piece, dim, places)
 
     def buffer(i: int) -> Array:
         p = products[i]
@@ -202,21 +212,21 @@ def scattered(
     sliced = [label in own for own in labels]
     some = sliced.index(True)
     size = factors[some].shape[labels[some].index(label)] // ranks.size
-    shares, dim = _Shares(size, schedule.lanes), out.index(label)
+    shares, dim = Shares(size, schedule.lanes), out.index(label)
 
     def produce(whole: list[Array], slots: list[engine.Slot]) -> list[Array]:
         places, rest = shares.places(slots), iter(whole)
         parts = [
-            _sliced(x, own, label, places) if is_sliced else next(rest)
-            for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
+            sliced_along(x, own, label, places) if issliced_along else next(rest)
+            for x, own, issliced_along in zip(factors, labels, sliced, strict=True)
         ]
         y = summed(parts)
         return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
 
     # Not the sliced ones: a slice that waits for a barrier is a copy.
-    whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
+    whole = [x for x, issliced_along in zip(factors, sliced, strict=True) if not issliced_along]
     mine = engine.reduce(schedule, ranks, produce, lax.add, whole)
-    return _joined(mine, dim).astype(dtype)
+    return joined(mine, dim).astype(dtype)
 
 
 def _scattered_forward(how, label, out, terms, dtype, pairs):
@@ -235,54 +245,15 @@ def _scattered_backward(how, label, out, terms, dtype, pairs, ct):
 scattered.defvjp(_scattered_forward, _scattered_backward)
 
 
-def _by_platform(how: How, by: Callable[[How], Callable[..., Any]], *operands: Any) -> Any:
+def _by_platform(
+    how: How,
+    by: Callable[[How], Callable[..., Any]],
+    *operands: Any,
+    by_default: str = "bidirectional_ring",
+) -> Any:
     """What "auto" is, where it is known: when the program is lowered."""
     return lax.platform_dependent(
         *operands,
         cpu=by(replace(how, algorithm=LAX)),
-        default=by(replace(how, algorithm="bidirectional_ring")),
+        default=by(replace(how, algorithm=by_default)),
     )
-
-
-@dataclass(frozen=True)
-class _Shares:
-    """How a shard is shared out among the lanes: as evenly as may be, along its label."""
-
-    size: int
-    lanes: int
-
-    def of(self, lane: int) -> tuple[int, int]:
-        """Where a lane's share of the shard starts, and how long it is."""
-        start, stop = (i * self.size // self.lanes for i in (lane, lane + 1))
-        return start, stop - start
-
-    def places(self, slots: Sequence[engine.Slot | engine.Shard]) -> list[tuple[Any, int]]:
-        """The same in the whole, of the ranks that the slots are of."""
-        return [
-            (slot.origin * self.size + start, width)
-            for slot in slots
-            for start, width in [self.of(slot.lane)]
-        ]
-
-
-def _joined(pieces: Sequence[Array], dim: int) -> Array:
-    """One array to multiply, not several: two small products are slower than one."""
-    return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
-
-
-def _sliced(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
-    """Its slices along `label`, if it has that, put together."""
-    if label not in labels:
-        return x
-    dim = labels.index(label)
-    return _joined([lax.dynamic_slice_in_dim(x, at, width, dim) for at, width in places], dim)
-
-
-def _placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
-    """`whole` with the parts of y, which follow on each other along `dim`, in their places."""
-    start = 0
-    for at, width in places:
-        part = lax.slice_in_dim(y, start, start + width, axis=dim)
-        whole = lax.dynamic_update_slice_in_dim(whole, part, at, dim)
-        start += width
-    return whole

@@ -36,6 +36,7 @@ ORDER = (
     "broadcasts",
     "permutes",
     "labels",
+    "pieces",
     "products",
     "matmuls",
     "sharded",

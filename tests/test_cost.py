@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.cost import DEVICES, Model, Sample, fit
+from ringcoll.cost import DEVICES, Model, Sample, fit, hides_adding
 from ringcoll.cost import seconds as modelled
 from ringcoll.pricing import price
 
@@ -99,3 +99,10 @@ def test_fit_is_the_least_squares_with_no_negative_coefficient(seed, count):
 def test_fit_refuses_what_took_no_time(bad):
     with pytest.raises(ValueError, match="fit needs samples of more than 0 seconds, got "):
         fit(bad)
+
+
+def test_a_gather_hides_under_sums_of_small_results_only():
+    v5e = 810 / 45  # the slowest memory beside its links
+    assert hides_adding(0, 1, 8)
+    assert hides_adding(100, 100 * 4 * 8 / v5e * 1.01, 8)
+    assert not hides_adding(100, 100 * 4 * 8 / v5e * 0.99, 8)

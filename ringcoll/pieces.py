@@ -1,0 +1,53 @@
+"""The pieces of arrays that a round brings or asks for: where they are, taken and put."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array, lax
+
+from ringcoll import engine
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a shard is shared out among the lanes: as evenly as may be, along its label."""
+
+    size: int
+    lanes: int
+
+    def of(self, lane: int) -> tuple[int, int]:
+        """Where a lane's share of the shard starts, and how long it is."""
+        start, stop = (i * self.size // self.lanes for i in (lane, lane + 1))
+        return start, stop - start
+
+    def places(self, slots: Sequence[engine.Slot | engine.Shard]) -> list[tuple[Any, int]]:
+        """The same in the whole, of the ranks that the slots are of."""
+        return [
+            (slot.origin * self.size + start, width)
+            for slot in slots
+            for start, width in [self.of(slot.lane)]
+        ]
+
+
+def joined(pieces: Sequence[Array], dim: int) -> Array:
+    """One array to multiply, not several: two small products are slower than one."""
+    return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
+
+
+def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
+    """Its slices along `label`, if it has that, put together."""
+    if label not in labels:
+        return x
+    dim = labels.index(label)
+    return joined([lax.dynamic_slice_in_dim(x, at, width, dim) for at, width in places], dim)
+
+
+def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
+    """`whole` with the parts of y, which follow on each other along `dim`, in their places."""
+    start = 0
+    for at, width in places:
+        part = lax.slice_in_dim(y, start, start + width, axis=dim)
+        whole = lax.dynamic_update_slice_in_dim(whole, part, at, dim)
+        start += width
+    return whole
