@@ -115,12 +115,10 @@ def _gathered(how, label, moving, products, x, others, keep=False):
     """The results, and the whole x if it is kept."""
     if how.algorithm == "auto":
         by = lambda how: partial(_gathered, how, label, moving, products, keep=keep)  # noqa: E731
-        results, _ = jax.eval_shape(by(replace(how, algorithm=LAX)), x, others)
-        added = sum(
-            y.size * y.dtype.itemsize
-            for p, y in zip(products, results, strict=True)
-            if label not in p.out
-        )
+        added = 0
+        if not any(label in p.out for p in products):  # beside one that is placed, it hides
+            results, _ = jax.eval_shape(by(replace(how, algorithm=LAX)), x, others)
+            added = sum(y.size * y.dtype.itemsize for y in results)
         ranks = ranks_of(LAX, how.axes, None).size
         hides = hides_adding(added, ranks * x.size * x.dtype.itemsize, ranks)
         return _by_platform(how, by, x, others, by_default="bidirectional_ring" if hides else LAX)
