@@ -12,6 +12,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 from benchmarks import join, loop, overlap, sweep, tune  # JAX reads the environment when imported
+from ringcoll.__main__ import add_commands
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
@@ -28,16 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sweep.add_arguments(parser)
     parser.set_defaults(run=sweep.run)
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        about = (module.__doc__ or "").partition("\n")[0]
-        command = commands.add_parser(
-            name,
-            help=about,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    add_commands(commands, COMMANDS)
     args = parser.parse_args(argv)
     return args.run(args)
 

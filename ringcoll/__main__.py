@@ -5,7 +5,8 @@ See `python -m ringcoll -h`, and `python -m ringcoll COMMAND -h`.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ringcoll.overlap import command as overlap
 
@@ -14,11 +15,9 @@ from ringcoll.overlap import command as overlap
 COMMANDS = {"overlap": overlap}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command."""
-    parser = argparse.ArgumentParser(prog="python -m ringcoll")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
+def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
+    """A command for every module, to what `add_subparsers` returned."""
+    for name, module in modules.items():
         command = commands.add_parser(
             name,
             help=(module.__doc__ or "").partition("\n")[0],
@@ -27,6 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(prog="python -m ringcoll")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    add_commands(commands, COMMANDS)
     args = parser.parse_args(argv)
     return args.run(args)
 

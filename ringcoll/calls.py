@@ -78,9 +78,7 @@ class Call:
 
     @property
     def axes(self) -> tuple[Hashable, ...]:
-        if isinstance(self.axis_name, tuple | list):
-            return tuple(self.axis_name)
-        return (self.axis_name,)
+        return axes_of(self.axis_name)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -261,6 +259,11 @@ class Call:
     def rank_count(self) -> int:
         """How many ranks there are over the axes."""
         return math.prod(lax.axis_size(axis) for axis in self.axes)
+
+
+def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
+    """Several axes as they were given, or the one."""
+    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
 def _holds(wide: Any, dtype: Any) -> bool:

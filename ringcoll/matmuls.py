@@ -18,7 +18,6 @@ All raise, before anything is sent, NameError for an axis that is not bound, and
 for shapes and specs that do not fit and for algorithms that cannot run.
 """
 
-from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll import algorithms
-from ringcoll.calls import AxisName
+from ringcoll.calls import AxisName, axes_of
 from ringcoll.gathers import all_gather
 from ringcoll.labels import Labels
 from ringcoll.manual import varying
@@ -193,7 +192,7 @@ def matmul_all_reduce(x: Array, w: Array, axis_name: AxisName, **options) -> Arr
 
     Raises, source and options: as `einsum_reduce_scatter`.
     """
-    axes = _axes(axis_name)
+    axes = axes_of(axis_name)
     rows = x.shape[-2]
     n = ranks_of(LAX, axes, None).size
     padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
@@ -213,7 +212,7 @@ class _Call:
 
     def __init__(self, name: str, spec: str, axis_name: AxisName, said: str) -> None:
         self.name, self.spec, self.said, self.axis_name = name, spec, said, axis_name
-        self.axes = _axes(axis_name)
+        self.axes = axes_of(axis_name)
 
     def refusal(self, words: str) -> ValueError:
         call = f"{self.spec!r}, x, w, axis_name={self.axis_name!r}, {self.said}"
@@ -250,10 +249,6 @@ class _Call:
         """Typed alike, so that a derivative has the type of what it is of."""
         types = [jax.typeof(factor).mat.varying for factor in factors]
         return [varying(factor, (*self.axes, *frozenset().union(*types))) for factor in factors]
-
-
-def _axes(axis_name: AxisName) -> tuple[Hashable, ...]:
-    return tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
 
 
 def _ndim(x: Arrays) -> int:

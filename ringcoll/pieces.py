@@ -11,7 +11,7 @@ from ringcoll import engine
 
 @dataclass(frozen=True)
 class Shares:
-    """How a shard is shared out among the lanes: as evenly as may be, along its label."""
+    """How a dimension of a shard is shared out among the lanes: as evenly as may be."""
 
     size: int
     lanes: int
@@ -31,7 +31,7 @@ class Shares:
 
 
 def joined(pieces: Sequence[Array], dim: int) -> Array:
-    """One array to multiply, not several: two small products are slower than one."""
+    """End to end, if they are several. (Two small products are slower than one.)"""
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
 

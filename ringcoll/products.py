@@ -122,18 +122,18 @@ def _gathered(how, label, moving, products, x, others, keep=False):
         ranks = ranks_of(LAX, how.axes, None).size
         hides = hides_adding(added, ranks * x.size * x.dtype.itemsize, ranks)
         return _by_platform(how, by, x, others, by_default="bidirectional_ring" if hides else LAX)
+    dim = moving.index(label)
+    specs = [f"{moving},{p.other}->{p.out}" for p in products]
     if how.algorithm == LAX:
-        whole = lax.all_gather(x, how.axes, axis=moving.index(label), tiled=True)
+        whole = lax.all_gather(x, how.axes, axis=dim, tiled=True)
         results = [
-            how.einsum(f"{moving},{p.other}->{p.out}", whole, other, p.dtype).astype(p.dtype)
-            for p, other in zip(products, others, strict=True)
+            how.einsum(spec, whole, other, p.dtype).astype(p.dtype)
+            for spec, p, other in zip(specs, products, others, strict=True)
         ]
         return results, whole if keep else None
     schedule, ranks = how.schedule()
-    dim = moving.index(label)
     shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
-    specs = [f"{moving},{p.other}->{p.out}" for p in products]
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
@@ -155,17 +155,17 @@ def _gathered(how, label, moving, products, x, others, keep=False):
             )
         return made, whole if whole is None else placed(whole, piece, dim, places)
 
+    def of_all(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+        return tuple(s * ranks.size if d == dim else s for d, s in enumerate(shape))
+
     def buffer(i: int) -> Array:
         p = products[i]
         y = jax.eval_shape(lambda: multiplied(x, [(0, shares.size)], i))
         if label not in p.out:
             return jnp.zeros(y.shape, y.dtype)
-        shape = [s * ranks.size if d == p.out.index(label) else s for d, s in enumerate(y.shape)]
-        return lax.empty(tuple(shape), p.dtype)
+        return lax.empty(of_all(y.shape, p.out.index(label)), p.dtype)
 
-    whole = None
-    if keep:
-        whole = empty([s * ranks.size if d == dim else s for d, s in enumerate(x.shape)], x, ())
+    whole = empty(of_all(x.shape, dim), x, ()) if keep else None
     typed = jax.typeof(x).mat.varying
     buffers = [varying(buffer(i), typed) for i in range(len(products))]
     results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole), works=True)
@@ -215,14 +215,14 @@ def scattered(
     def produce(whole: list[Array], slots: list[engine.Slot]) -> list[Array]:
         places, rest = shares.places(slots), iter(whole)
         parts = [
-            sliced_along(x, own, label, places) if issliced_along else next(rest)
-            for x, own, issliced_along in zip(factors, labels, sliced, strict=True)
+            sliced_along(x, own, label, places) if is_sliced else next(rest)
+            for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
         ]
         y = summed(parts)
         return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
 
     # Not the sliced ones: a slice that waits for a barrier is a copy.
-    whole = [x for x, issliced_along in zip(factors, sliced, strict=True) if not issliced_along]
+    whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
     mine = engine.reduce(schedule, ranks, produce, lax.add, whole)
     return joined(mine, dim).astype(dtype)
 

@@ -152,9 +152,8 @@ class Table:
         """
         names(collective)  # a misspelt one would match no row, and be LAX in silence
         for row in self.rows:
-            if not row.covers(collective, platform, ranks, nbytes, dtype, jax):
-                continue
-            if _runs(row, ranks):
+            covers = row.covers(collective, platform, ranks, nbytes, dtype, jax)
+            if covers and _runs(row, ranks):
                 return row.algorithm
         return LAX
 

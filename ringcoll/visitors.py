@@ -1,7 +1,6 @@
 """What the collectives do with shards: the visitors and producers of the engine."""
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from jax import Array, lax
 from ringcoll import engine
 from ringcoll.algorithms import Stages
 from ringcoll.manual import empty, sharded_dims
+from ringcoll.pieces import Shares, joined
 from ringcoll.schedule import AllToAllSchedule, Schedule
 from ringcoll.wire import Ranks, as_bits
 
@@ -21,8 +21,8 @@ def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[
     # A cut through a dimension that is sharded elsewhere would move data; if all are, so be it.
     free = [d for d in range(len(shape)) if d not in sharded_dims(x)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
-    cuts = [lane * shape[dim] // lanes for lane in range(lanes + 1)]
-    return dim, [(lo, hi - lo) for lo, hi in itertools.pairwise(cuts)]
+    shares = Shares(shape[dim], lanes)
+    return dim, [shares.of(lane) for lane in range(lanes)]
 
 
 def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Any]:
@@ -98,7 +98,7 @@ def reduce_along(
     mine = engine.reduce(
         schedule, ranks, lambda _, slots: [contribution(slot) for slot in slots], combine
     )
-    return lax.concatenate(mine, lane_dim) if len(mine) > 1 else mine[0]
+    return joined(mine, lane_dim)
 
 
 def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -> Array:

@@ -122,17 +122,15 @@ _TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us")
 _UNTIMED = (*_WHAT, "matmuls under it", "GFLOP", "bare")
 
 
-def _kind(row: Row) -> str:
-    return row.kind if row.asynchronous else f"{row.kind} (blocks)"
+def _what(row: Row) -> tuple[str, ...]:
+    kind = row.kind if row.asynchronous else f"{row.kind} (blocks)"
+    return row.name, kind, f"{row.count}", f"{row.bytes / 1e6:.2f}"
 
 
 def _timed(row: Row) -> tuple[str, ...]:
     n = row.count or 1
     return (
-        row.name,
-        _kind(row),
-        f"{row.count}",
-        f"{row.bytes / 1e6:.2f}",
+        *_what(row),
         f"{row.hops or '-'}",
         f"{row.wire * 1e6:.1f}",
         f"{row.compute / n * 1e6:.1f}",
@@ -144,10 +142,7 @@ def _timed(row: Row) -> tuple[str, ...]:
 def _untimed(row: Row) -> tuple[str, ...]:
     n = row.count or 1
     return (
-        row.name,
-        _kind(row),
-        f"{row.count}",
-        f"{row.bytes / 1e6:.2f}",
+        *_what(row),
         f"{row.matmuls / n:g}",
         f"{row.flops / n / 1e9:.1f}",
         f"{row.bare}",
