@@ -21,6 +21,8 @@ MATMUL = """%matmul (p0: f32[500,500], p1: f32[500,500]) -> f32[500,500] {
 
 """
 
+#: Of every matrix.
+SHAPE = "f32[500,500]{1,0:T(8,128)}"
 RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
 BACK = "source_target_pairs={{0,3},{1,0},{2,1},{3,2}}"
 _X = "f32[500,500]{1,0:T(8,128)}"
@@ -95,3 +97,8 @@ def loop(turns: str, *body: str, bound: str = "7", first: str = "0", step: str =
         f"%out = {_X} get-tuple-element(%while), index=1",
         before=before,
     )
+
+
+def us(report, *fields):
+    """Microseconds of a report, rounded."""
+    return tuple(round(1e6 * getattr(report, field)) for field in fields)

@@ -5,7 +5,7 @@ import inspect
 import textwrap
 
 import pytest
-from test_schedule import exchanged, exists, gathered, reduced
+from machine import exchanged, exists, gathered, reduced
 
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names

@@ -8,17 +8,25 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hlo_texts import BACK, CHIP, MATMUL, RING, add, blocking, done, dot, loop, program, start
+from hlo_texts import (
+    BACK,
+    CHIP,
+    RING,
+    SHAPE,
+    add,
+    blocking,
+    done,
+    dot,
+    loop,
+    program,
+    start,
+    us,
+)
 
 from ringcoll import overlap
 from ringcoll.overlap import transfers
 from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.network import Network
-
-
-def us(report, *fields):
-    """Microseconds of a report, rounded."""
-    return tuple(round(1e6 * getattr(report, field)) for field in fields)
 
 
 def totals(*lines, **options):
@@ -232,128 +240,11 @@ def test_a_long_loop_is_counted_without_being_run():
 
 def test_a_loop_inside_a_loop():
     # The transfer of a turn begins with it; its matmuls are called from a computation.
-    called = f"%twice (a: f32[500,500]) -> f32[500,500] {{\n  %x = {_shape()} parameter(0)\n"
-    called += f"  %w = {_shape()} parameter(1)\n  {dot('a')}\n  ROOT {dot('b', 'a')}\n}}\n\n"
-    body = (start("s"), f"%y = {_shape()} call(%x, %w), to_apply=%twice", done("next", "s"))
+    called = f"%twice (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
+    called += f"  %w = {SHAPE} parameter(1)\n  {dot('a')}\n  ROOT {dot('b', 'a')}\n}}\n\n"
+    body = (start("s"), f"%y = {SHAPE} call(%x, %w), to_apply=%twice", done("next", "s"))
     text = loop("", *body).replace("%body (c", called + "%body (c")
     assert us(overlap.report(text, chip=CHIP), "total", "exposed") == (14_000, 0)
-
-
-def _shape():
-    return "f32[500,500]{1,0:T(8,128)}"
-
-
-FULL = "f32[2000,500]{1,0:T(8,128)}"
-GATHER = "replica_groups={{0,1,2,3}}, dimensions={0}"
-ASYNC = f"""{MATMUL}%begin (a: f32[500,500]) -> (f32[500,500], u32[]) {{
-  %a = {_shape()} parameter(0)
-  %g = {FULL} all-gather(%a), {GATHER}
-  ROOT %as = ({_shape()}, u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
-}}
-
-%go_on (b: f32[500,500], u: u32[], bw: f32[500,500]) -> (f32[500,500], f32[500,500], u32[]) {{
-  %b = {_shape()} parameter(0)
-  %u = u32[] parameter(1)
-  %bw = {_shape()} parameter(2)
-  %bc = {_shape()} convolution(%b, %bw), dim_labels=bf_io->bf
-  %bg = {FULL} all-gather(%b), {GATHER}
-  ROOT %bt = ({_shape()}, {_shape()}, u32[]) tuple(%bc, %b, %u)
-}}
-
-%finish (e: f32[500,500], v: u32[]) -> f32[2000,500] {{
-  %e = {_shape()} parameter(0)
-  %v = u32[] parameter(1)
-  %eg = {FULL} all-gather(%e), {GATHER}
-  ROOT %ed = {FULL} custom-call(%e, %eg), custom_call_target="AsyncCollectiveDone"
-}}
-
-"""
-
-
-GO_ON = dot("m").replace("calls=%matmul", "calls=%go_on").replace("(%x, %w)", "(%s0, %s1, %w)")
-SPREAD = (
-    f"%s = ({_shape()}, u32[]) fusion(%x), kind=kCustom, calls=%begin",
-    f"%s0 = {_shape()} get-tuple-element(%s), index=0",
-    "%s1 = u32[] get-tuple-element(%s), index=1",
-    GO_ON.replace(f"= {_shape()} fusion", f"= ({_shape()}, {_shape()}, u32[]) fusion"),
-    f"%m1 = {_shape()} get-tuple-element(%m), index=1",
-    "%m2 = u32[] get-tuple-element(%m), index=2",
-    "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
-)
-
-
-def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
-    made = overlap.report(program(*SPREAD, before=ASYNC), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (1500, 1000, 500)
-    (row,) = made.rows
-    assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
-
-
-def test_a_collective_of_what_a_spread_one_multiplied_is_its_own():
-    # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
-    body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
-  %a = {_shape()} parameter(0)
-  %zero = s32[] constant(0)
-  %sum = {_shape()} all-reduce(%a), replica_groups={{}}
-  ROOT %mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={{125,500}}
-}}
-
-"""
-    lines = [
-        *SPREAD[:4],
-        f"%m0 = {_shape()} get-tuple-element(%m), index=0",
-        "%r = f32[125,500] fusion(%m0), kind=kCustom, calls=%all-reduce-scatter",
-        *SPREAD[4:],
-    ]
-    made = overlap.report(program(*lines, before=ASYNC + body), chip=CHIP)
-    assert [row.kind for row in made.rows] == ["all-gather", "reduce-scatter"]
-    # The matmul hides 1000 of 1500 us; the links are free for the second collective then.
-    assert us(made, "total", "exposed") == (1500 + 375, 500 + 375)
-
-
-def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
-    body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
-  %a = {_shape()} parameter(0)
-  %zero = s32[] constant(0)
-  %sum = {_shape()} all-reduce(%a), replica_groups={{}}
-  ROOT %mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={{125,500}}
-}}
-
-"""
-    line = "%y = f32[125,500] fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
-    made = overlap.report(program(line, before=body), chip=CHIP)
-    assert [row.kind for row in made.rows] == ["reduce-scatter"]
-    assert us(made, "total", "exposed") == (375, 375)
-
-
-def test_a_call_that_is_announced_begins_with_its_update():
-    body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
-  %a = {_shape()} parameter(0)
-  ROOT %rs = f32[125,500] reduce-scatter(%a), replica_groups={{}}, dimensions={{0}}
-}}, execution_thread="sparsecore"
-
-"""
-    lines = [
-        "%s = ((), (), s32[1]) call-start(), to_apply=%offloaded",
-        dot("y"),
-        f"%u = (({_shape()}), f32[125,500]) call-update(%s, %y)",
-        dot("z", cycles=200_000),
-        "%d = f32[125,500] call-done(%u)",
-    ]
-    made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (1375, 1200, 175)
-
-
-def test_of_a_conditional_the_longest_branch_is_taken():
-    branches = "".join(
-        f"%{name} (a: f32[500,500]) -> f32[500,500] {{\n  %x = {_shape()} parameter(0)\n"
-        f"  %w = {_shape()} parameter(1)\n  ROOT {dot('in_' + name, cycles=cycles)}\n}}\n\n"
-        for name, cycles in (("short", 1000), ("long", 500_000))
-    )
-    line = f"%y = {_shape()} conditional(%x, %x, %w), branch_computations={{%short, %long}}"
-    made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
-    assert us(made, "compute") == (500,)
-    assert any("longest branch" in line for line in made.assumptions)
 
 
 def test_constants_can_be_changed():

@@ -1,128 +1,14 @@
-"""`Schedule.check` against the machine itself.
-
-The machine below is n ranks of plain Python: each holds what it holds, and sends what the
-rounds say. It shares no code with the schedule, not even the arithmetic of ranks, and
-knows nothing of offsets that "arrive": whether a schedule is right is seen at the end.
-"""
+"""`Schedule.check` against a machine that executes what it is told; see `machine`."""
 
 from dataclasses import replace
-from fractions import Fraction
-from itertools import product as pairs
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from machine import Fault, exchanged, exists, gathered, neighbour, reduced
 
 from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, bruck, pairwise, ring
 from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product
-
-
-class Fault(Exception):
-    """The machine did what it was told, and that was wrong."""
-
-
-def digits(shape, rank):
-    out = []
-    for p in reversed(shape):
-        rank, digit = divmod(rank, p)
-        out.insert(0, digit)
-    return out
-
-
-def number(shape, of):
-    out = 0
-    for p, digit in zip(shape, of, strict=True):
-        out = out * p + digit % p
-    return out
-
-
-def plus(shape, rank, offset, sign=1):
-    both = zip(digits(shape, rank), digits(shape, offset), strict=True)
-    return number(shape, [r + sign * o for r, o in both])
-
-
-def neighbour(shape, rank, move):
-    there = digits(shape, rank)
-    there[move.axis] += move.shift
-    return number(shape, there)
-
-
-def gathered(schedule):
-    """Run it forward: at the end every rank holds the shard of every rank, once."""
-    shape, everybody = schedule.shape, range(schedule.size)
-    held = {(rank, lane): {rank} for rank in everybody for lane in range(schedule.lanes)}
-    for moves in schedule.rounds:
-        post = []
-        for move, rank in pairs(moves, everybody):
-            for origin in [plus(shape, rank, offset, -1) for offset in move.offsets]:
-                if origin not in held[rank, move.lane]:
-                    raise Fault("not held")
-                post.append(((neighbour(shape, rank, move), move.lane), origin))
-        for to, origin in post:
-            if origin in held[to]:
-                raise Fault("held already")
-            held[to].add(origin)
-    if any(shards != set(everybody) for shards in held.values()):
-        raise Fault("not gathered")
-
-
-def reduced(schedule):
-    """Run it backward: at the end every rank holds its own sum of everybody's, and no other.
-
-    Returns what a rank sent in all, and in messages without a partial sum, in shards.
-    """
-    shape, everybody = schedule.shape, range(schedule.size)
-    partial = {
-        (rank, lane): {owner: {rank} for owner in everybody}
-        for rank in everybody
-        for lane in range(schedule.lanes)
-    }
-    sent, raw = 0, 0
-    for moves in reversed(schedule.rounds):
-        post = []
-        for move, rank in pairs(moves, everybody):
-            sender = partial[neighbour(shape, rank, move), move.lane]
-            message = []
-            for owner in [plus(shape, rank, offset, -1) for offset in move.offsets]:
-                if owner not in sender:
-                    raise Fault("given away already")
-                message.append(((rank, move.lane), owner, sender.pop(owner)))
-            sent += len(message)
-            raw += len(message) * all(len(contributors) == 1 for *_, contributors in message)
-            post += message
-        for to, owner, contributors in post:
-            mine = partial[to].get(owner)
-            if mine is None or mine & contributors:
-                raise Fault("nothing to add to, or added twice")
-            mine |= contributors
-    for (rank, _), sums in partial.items():
-        if sums != {rank: set(everybody)}:
-            raise Fault("not reduced")
-    shards = schedule.size * schedule.lanes
-    return Fraction(sent, shards), Fraction(raw, shards)
-
-
-def exchanged(schedule):
-    """Run an all-to-all: at the end slot d holds the block that rank r - d has for rank r."""
-    shape, everybody = schedule.shape, range(schedule.size)
-    held = {
-        (rank, lane): {slot: (rank, plus(shape, rank, slot)) for slot in everybody}
-        for rank in everybody
-        for lane in range(schedule.lanes)
-    }
-    for moves in schedule.rounds:
-        post = []
-        for move, rank in pairs(moves, everybody):
-            for slot in move.offsets:
-                if slot not in held[rank, move.lane]:
-                    raise Fault("sent already")
-                block = held[rank, move.lane].pop(slot)
-                post.append(((neighbour(shape, rank, move), move.lane), slot, block))
-        for to, slot, block in post:
-            held[to][slot] = block
-    for (rank, _), blocks in held.items():
-        if blocks != {slot: (plus(shape, rank, slot, -1), rank) for slot in everybody}:
-            raise Fault("not exchanged")
 
 
 def runs(machine, schedule):
@@ -138,10 +24,6 @@ def passes(schedule):
         return schedule.check() is schedule
     except ScheduleError:
         return False
-
-
-def exists(name, shape):
-    return name != "recursive_doubling" or all(n & (n - 1) == 0 for n in shape)
 
 
 # -- check: what is wrong, in words --
