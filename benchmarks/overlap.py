@@ -3,11 +3,13 @@
 No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and its
 schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring.
 
-  plain     the built-in collective, then the multiplication (or the other way about)
-  compiler  jit with shardings and no shard_map: XLA's own collective matmul where it finds one
-  others    algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
-            /regather gathers once more for the gradient, in place of keeping
-  above     how far the total is above the longer of computing (plain's) and communicating
+  plain      the built-in collective, then the multiplication (or the other way about)
+  post_spmd  the same, with the options that let the compiler make a collective matmul of it
+  compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
+  others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
+             /regather gathers once more for the gradient, in place of keeping
+  above      how far the total is above the longer of computing (plain's) and communicating
+  built in   the quickest of the three built-in forms that were compiled, beside plain
 """
 
 import argparse
@@ -15,6 +17,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,19 @@ import ringcoll
 from benchmarks import options, report
 
 PLAIN, COMPILER = "plain", "compiler"
-OURS = ("ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
-TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2")
+#: With the options of the compiler that were found to matter. (With shardings and no shard_map
+#: the same options, a lower threshold for windowed einsums and decomposed einsums changed nothing
+#: or came to the program of post_spmd.)
+BUILT_IN: dict[str, dict[str, str]] = {
+    PLAIN: {},
+    "post_spmd": {
+        "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
+        "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
+    },
+    COMPILER: {},
+}
+OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
+TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
 SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
 
 
@@ -92,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, listed = parser.add_argument, options.listed
     add("--topology", default=",".join(TOPOLOGIES), metavar="LIST", help="such as v5e:4x2")
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
-    known = (PLAIN, COMPILER, *OURS)
+    known = (*BUILT_IN, *OURS)
     add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
     add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
     add("--direction", type=listed("forward", "both"), default="all", metavar="LIST")
@@ -139,11 +153,13 @@ def _found(
     mesh = overlap.mesh(topology)
     function, operands = program(FORMS[form], shape, algorithm, mesh)
     function = _with_gradient(function) if backward else function
+    flags = BUILT_IN.get(algorithm, {})
+    compiling = partial(overlap.compile_for, topology, function, *operands, compiler_options=flags)
     start = time.perf_counter()
-    compiled = overlap.compile_for(topology, function, *operands)
+    compiled = compiling()
     seconds = time.perf_counter() - start
     if profile:
-        compiled = overlap.compile_for(topology, function, *operands, profile=True)
+        compiled = compiling(profile=True)
     seen = overlap.report(compiled)
     if draw:
         name = f"{form}-{'both' if backward else 'forward'}-{topology}-{shape}-{algorithm}"
@@ -178,7 +194,7 @@ def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
     name, _, residuals = algorithm.partition("/")
     how = {"algorithm": name, **({"residuals": residuals} if residuals else {})}
-    function = form.plain if name == PLAIN else lambda x, w: form.by_hand(x, w, **how)
+    function = form.plain if name in BUILT_IN else lambda x, w: form.by_hand(x, w, **how)
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 
 
@@ -195,7 +211,7 @@ def _with_gradient(function: Callable) -> Callable:
 def _print(found: list[Found]) -> None:
     heads = ["topology", "form", "direction", "shape", "algorithm"]
     figures = (
-        "total\nus", "exposed\n%", "above\n%", "plain\nover it", "compiler\nover it",
+        "total\nus", "exposed\n%", "above\n%", "plain\nover it", "built in\nover it",
         "temp\nMiB", "program\nKiB", "compile\ns",
     )  # fmt: skip
     made = report.table(*heads, *figures)
@@ -209,8 +225,10 @@ def _print(found: list[Found]) -> None:
         total = {other.algorithm: other.total for other in same}
         plain = next((other for other in same if other.algorithm == PLAIN), None)
         least = max(plain.total - plain.exposed, one.communication) if plain else None
+        built_in = [total[name] for name in BUILT_IN if name in total]
         over = [
-            f"{total[name] / one.total:.2f}" if name in total else "" for name in (PLAIN, COMPILER)
+            f"{plain.total / one.total:.2f}" if plain else "",
+            f"{min(built_in) / one.total:.2f}" if built_in else "",
         ]
         made.add_row(
             one.topology,

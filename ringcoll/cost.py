@@ -1,7 +1,8 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
 `seconds` multiplies the counts of `ringcoll.pricing` with a `Model`; `fit` finds the
-model of a machine from what was measured on it.
+model of a machine from what was measured on it; `hidden_seconds` and `bare_seconds` price a
+collective with a matmul, under it and beside it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +21,18 @@ class Model:
     """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
 
     Messages that leave by different ports at once share one alpha: it is paid for the
-    `startups` of a price.
+    `startups` of a price. delta is the seconds of a floating-point operation of a matmul.
     """
 
     alpha: float
     beta: float
     gamma: float
+    delta: float = 0.0
+
+    @property
+    def memory(self) -> float:
+        """Seconds a byte read or written: a byte added is two read and one written."""
+        return self.gamma / 3
 
 
 def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: float = 1) -> float:
@@ -83,38 +90,64 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     return Model(alpha, beta, gamma), float(np.median(abs(scaled @ best - 1)))
 
 
-def _tpu(link_bytes_per_second: float, hbm_bytes_per_second: float) -> Model:
-    # A byte added is three moved: two read, one written.
-    return Model(1e-6, 1 / link_bytes_per_second, 3 / hbm_bytes_per_second)
+def _tpu(link: float, memory: float, flops: float) -> Model:
+    """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul."""
+    return Model(1e-6, 1 / link, 3 / memory, 1 / flops)
 
 
 #: Modelled, not measured: 1 us a message (an assumption, for a hop to the neighbour); a link
 #: carries, each way, nine tenths of the rate published for a port (50 or 100 GB/s);
-#: additions run at the rate of the memory. Published at docs.cloud.google.com/tpu/docs/v5e,
-#: v5p, v6e, tpu7x, whose device is half a chip. Price with the `network` of the torus.
+#: additions run at the rate of the memory, matmuls at that of bf16. Published at
+#: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x, whose device is half a chip. Price with
+#: the `network` of the torus.
 DEVICES: Mapping[str, Model] = MappingProxyType(
     {
-        "v5e": _tpu(45e9, 810e9),
-        "v5p": _tpu(90e9, 2760e9),
-        "v6e": _tpu(90e9, 1640e9),
-        "tpu7x": _tpu(90e9, 3690e9),
+        "v5e": _tpu(45e9, 810e9, 197e12),
+        "v5p": _tpu(90e9, 2760e9, 459e12),
+        "v6e": _tpu(90e9, 1640e9, 918e12),
+        "tpu7x": _tpu(90e9, 3690e9, 1153e12),
+    }
+)
+
+#: As `device.device_kind` calls them.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "TPU v5 lite": "v5e",
+        "TPU v5e": "v5e",
+        "TPU v5": "v5p",
+        "TPU v5p": "v5p",
+        "TPU v6 lite": "v6e",
+        "TPU v6e": "v6e",
+        "TPU7x": "tpu7x",
     }
 )
 
 
-def hides_adding(added_bytes: float, gathered_bytes: float, ranks: int) -> bool:
-    """Whether a gather is better hidden under products that are added up, or done before.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is computed beside a collective: FLOPs of matmuls, and bytes of memory.
 
-    Where the gathered dimension is summed over, each of the n rounds reads and writes all of
-    the results: 2 n y bytes of memory, to hide g bytes of which half go either way. That is
-    worth it while 2 n y / memory rate < g / (2 link rate); the rates are those of the entry
-    of `DEVICES` whose memory is slowest beside its links.
+    The bytes are those that only the pieces move: sums of partial results, a round.
+    """
+
+    flops: float
+    bytes_a_round: float = 0.0
+
+
+def hidden_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> float:
+    """Of a matmul in as many pieces as ranks, each under a round of a bidirectional ring.
 
     Args:
-        added_bytes: of the results that are added up (y); 0 is always worth it.
-        gathered_bytes: of what is gathered, in all (g).
+        work: of the whole.
+        shard_bytes: what a round carries, half of it each way.
         ranks: n.
+        model: of the machine.
     """
-    # A byte added is three moved.
-    memory_over_link = min(3 * device.beta / device.gamma for device in DEVICES.values())
-    return 4 * ranks * added_bytes <= gathered_bytes * memory_over_link
+    piece = work.flops * model.delta / ranks + work.bytes_a_round * model.memory
+    hop = model.alpha + model.beta * shard_bytes / 2
+    return piece + (ranks - 1) * max(piece, hop)
+
+
+def bare_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> float:
+    """The same matmul whole, before or after the collective, which takes no latency."""
+    return work.flops * model.delta + (ranks - 1) * model.beta * shard_bytes / 2

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -60,3 +62,12 @@ class Labels:
                         + (", counting all shards" if label in times else "")
                     )
         return found
+
+
+@dataclass(frozen=True)
+class Product:
+    """The labels of the other factor and of the result, and the dtype of the result."""
+
+    other: str
+    out: str
+    dtype: np.dtype

@@ -23,6 +23,12 @@ def _is_typed(axis: Hashable) -> bool:
     return axis in jax.typeof(lax.axis_index(axis)).mat.varying
 
 
+def device_kind() -> str | None:
+    """What the devices of the mesh call themselves, if it is known of which they are."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    return getattr(device, "device_kind", None)
+
+
 def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     """x, typed as varying over `axes` wherever types are checked."""
     missing = tuple(a for a in axes if a not in jax.typeof(x).mat.varying and _is_typed(a))

@@ -5,9 +5,12 @@ w: [k/n, f] make [m/n, f] without the sum ever being held whole. By which algori
 travel is said as for the collectives (see `ringcoll.lax`): "auto", the name of a gather in
 `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather, then
 multiply; multiply, then scatter). "auto" is "bidirectional_ring", half of the payload each
-way round; "lax" where products would be added up in larger results than it is worth (the rule
-is `ringcoll.cost.hides_adding`: shard w by columns rather than rows), and on CPU, where the
-devices of a process share what they compute with.
+way round, or "lax", whichever `ringcoll.cost` has quicker for these shapes on the devices of
+the mesh (`hidden_seconds` against `bare_seconds`): "lax" for small matmuls, whose hops are all
+latency, and where products would be added up in large results (shard w by columns rather than
+rows). Of several products, those that would be added up in large results may be made once, of
+the whole gathered factor, after the others. On CPU, where the devices of a process share what
+they compute with, it is "lax".
 
 Below, n is the number of ranks over `axis_name`. All have derivatives of every order that
 overlap as well; forward mode (`jvp`) is refused by JAX, as for every `custom_vjp`.

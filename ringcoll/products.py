@@ -23,9 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll import algorithms, engine
-from ringcoll.cost import hides_adding
-from ringcoll.manual import empty, varying
+from ringcoll import algorithms, engine, quickest
+from ringcoll.cost import DEVICES, KINDS, Model
+from ringcoll.labels import Product
+from ringcoll.manual import device_kind, empty, varying
 from ringcoll.pieces import Shares, joined, placed, sliced_along
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import ranks_of
@@ -43,6 +44,10 @@ class How:
     accumulate_dtype: np.dtype | None = None
     saves: bool = False  # whether what was gathered is kept for the gradient
 
+    def ranks(self) -> int:
+        """How many they are."""
+        return ranks_of(LAX, self.axes, None).size
+
     def schedule(self) -> tuple[Schedule, Ranks]:
         ranks = ranks_of(self.algorithm, self.axes, None)
         made = algorithms.build("all_gather", self.algorithm, ranks.shape)
@@ -55,15 +60,6 @@ class How:
         return jnp.einsum(
             spec, a, b, precision=self.precision, preferred_element_type=wide or dtype
         )
-
-
-@dataclass(frozen=True)
-class Product:
-    """The labels of the other factor and of the result, and the dtype of the result."""
-
-    other: str
-    out: str
-    dtype: np.dtype
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
@@ -111,29 +107,30 @@ def _gathered_backward(how, label, moving, products, residuals, cts):
 gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
-def _gathered(how, label, moving, products, x, others, keep=False):
-    """The results, and the whole x if it is kept."""
+def _gathered(how, label, moving, products, x, others, keep=False, late=()):
+    """The results, and the whole x if it is kept.
+
+    The products numbered in `late` are made of the whole x, once all of it has come.
+    """
     if how.algorithm == "auto":
-        by = lambda how: partial(_gathered, how, label, moving, products, keep=keep)  # noqa: E731
-        added = 0
-        if not any(label in p.out for p in products):  # beside one that is placed, it hides
-            results, _ = jax.eval_shape(by(replace(how, algorithm=LAX)), x, others)
-            added = sum(y.size * y.dtype.itemsize for y in results)
-        ranks = ranks_of(LAX, how.axes, None).size
-        hides = hides_adding(added, ranks * x.size * x.dtype.itemsize, ranks)
-        return _by_platform(how, by, x, others, by_default="bidirectional_ring" if hides else LAX)
+        algorithm, late = quickest.gathered(
+            _machine(), how.ranks(), label, moving, products, x, others
+        )
+        by = lambda how: partial(_gathered, how, label, moving, products, keep=keep, late=late)  # noqa: E731
+        return _by_platform(how, by, x, others, by_default=algorithm)
     dim = moving.index(label)
     specs = [f"{moving},{p.other}->{p.out}" for p in products]
+
+    def of_whole(whole: Array, i: int) -> Array:
+        return how.einsum(specs[i], whole, others[i], products[i].dtype).astype(products[i].dtype)
+
     if how.algorithm == LAX:
         whole = lax.all_gather(x, how.axes, axis=dim, tiled=True)
-        results = [
-            how.einsum(spec, whole, other, p.dtype).astype(p.dtype)
-            for spec, p, other in zip(specs, products, others, strict=True)
-        ]
-        return results, whole if keep else None
+        return [of_whole(whole, i) for i in range(len(products))], whole if keep else None
     schedule, ranks = how.schedule()
     shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
+    early = [i for i in range(len(products)) if i not in late]
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
@@ -145,7 +142,7 @@ def _gathered(how, label, moving, products, x, others, keep=False):
         places = shares.places(shards)
         piece = joined([shard.value for shard in shards], dim)
         made = []
-        for i, result in enumerate(results):
+        for i, result in zip(early, results, strict=True):
             y = multiplied(piece, places, i)
             out = products[i].out
             made.append(
@@ -165,11 +162,14 @@ def _gathered(how, label, moving, products, x, others, keep=False):
             return jnp.zeros(y.shape, y.dtype)
         return lax.empty(of_all(y.shape, p.out.index(label)), p.dtype)
 
-    whole = empty(of_all(x.shape, dim), x, ()) if keep else None
+    whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
     typed = jax.typeof(x).mat.varying
-    buffers = [varying(buffer(i), typed) for i in range(len(products))]
+    buffers = [varying(buffer(i), typed) for i in early]
     results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole), works=True)
-    return [y.astype(p.dtype) for p, y in zip(products, results, strict=True)], whole
+    made = dict(zip(early, results, strict=True))
+    if whole is not None:
+        made |= {i: of_whole(whole, i) for i in late}
+    return [made[i].astype(p.dtype) for i, p in enumerate(products)], whole if keep else None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
@@ -192,8 +192,9 @@ def scattered(
         pairs: each a and b.
     """
     if how.algorithm == "auto":
+        algorithm = quickest.scattered(_machine(), how.ranks(), out, terms, dtype, pairs)
         by = lambda how: partial(scattered, how, label, out, terms, dtype)  # noqa: E731
-        return _by_platform(how, by, pairs)
+        return _by_platform(how, by, pairs, by_default=algorithm)
     specs = [f"{a},{b}->{out}" for a, b in terms]
     factors = [x for pair in pairs for x in pair]
 
@@ -243,11 +244,13 @@ def _scattered_backward(how, label, out, terms, dtype, pairs, ct):
 scattered.defvjp(_scattered_forward, _scattered_backward)
 
 
+def _machine() -> Model:
+    """That of the mesh; if it is not known, the one with the slowest wire beside its matmuls."""
+    return DEVICES[KINDS.get(device_kind() or "", "v6e")]
+
+
 def _by_platform(
-    how: How,
-    by: Callable[[How], Callable[..., Any]],
-    *operands: Any,
-    by_default: str = "bidirectional_ring",
+    how: How, by: Callable[[How], Callable[..., Any]], *operands: Any, by_default: str
 ) -> Any:
     """What "auto" is, where it is known: when the program is lowered."""
     return lax.platform_dependent(

@@ -37,6 +37,7 @@ ORDER = (
     "broadcasts",
     "permutes",
     "labels",
+    "quickest",
     "products",
     "matmuls",
     "sharded",
@@ -67,6 +68,7 @@ ORDER = (
 WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
     "labels",
+    "quickest",
     *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.topology")],
 )
 LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.cost import DEVICES, Model, Sample, fit, hides_adding
+from ringcoll.cost import DEVICES, Model, Sample, Work, bare_seconds, fit, hidden_seconds
 from ringcoll.cost import seconds as modelled
 from ringcoll.pricing import price
 
@@ -101,8 +101,10 @@ def test_fit_refuses_what_took_no_time(bad):
         fit(bad)
 
 
-def test_a_gather_hides_under_sums_of_small_results_only():
-    v5e = 810 / 45  # the slowest memory beside its links
-    assert hides_adding(0, 1, 8)
-    assert hides_adding(100, 100 * 4 * 8 / v5e * 1.01, 8)
-    assert not hides_adding(100, 100 * 4 * 8 / v5e * 0.99, 8)
+def test_a_collective_under_its_matmul_takes_the_longer_of_the_two_a_round():
+    machine = Model(alpha=1, beta=1, gamma=3, delta=1)  # a byte of memory: 1 s
+    assert hidden_seconds(Work(80), 10, 8, machine) == 10 + 7 * 10  # a piece 10, a hop 6
+    assert hidden_seconds(Work(16), 10, 8, machine) == 2 + 7 * 6  # a piece 2
+    assert hidden_seconds(Work(80, 5), 10, 8, machine) == 8 * 15
+    assert bare_seconds(Work(80, 5), 10, 8, machine) == 80 + 7 * 5
+    assert hidden_seconds(Work(80, 5), 10, 1, machine) == 85

@@ -150,10 +150,18 @@ def test_an_addition_is_priced_by_its_bytes_not_by_its_estimate():
 
 def test_the_profile_comes_first_and_counts_for_what_is_alike():
     # y and z do the same; v does it in fewer cycles by the compiler's own estimate.
-    lines = [dot("y"), dot("z", "y"), dot("v", "z", cycles=999)]
+    lines = [dot("y"), dot("z", "y"), dot("v", "z", cycles=500_000)]
     made = overlap.report(program(*lines), chip=CHIP, profile={"y": 2_000_000})
-    assert us(made, "compute") == (2000 + 2000 + 1,)
-    assert made.sources == pytest.approx({"profile": 4e-3, "estimate": 0.999e-6})
+    assert us(made, "compute") == (2000 + 2000 + 500,)
+    assert made.sources == pytest.approx({"profile": 4e-3, "estimate": 5e-4})
+
+
+def test_what_moves_more_than_its_cycles_allow_waits_for_the_memory():
+    # Three arrays of 1 MB at 10 GB/s take 300 us.
+    fast = dot("y", cycles=100_000)
+    made = overlap.report(program(fast), chip=CHIP)
+    assert us(made, "compute") == (300,)
+    assert made.sources == pytest.approx({"roofline": 3e-4})
 
 
 def test_a_matmul_without_an_estimate_is_priced_by_its_flops_or_bytes():

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ringcoll.cost import DEVICES
+from ringcoll.cost import DEVICES, KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +27,20 @@ class Chip:
         return 4096 * self.clock
 
 
-def _chip(name: str, clock: float, flops: float, hbm: float) -> Chip:
+def _chip(name: str, clock: float) -> Chip:
     model = DEVICES[name]
-    return Chip(name, clock, 1 / model.beta, flops, hbm, model.alpha)
+    return Chip(name, clock, 1 / model.beta, 1 / model.delta, 1 / model.memory, model.alpha)
 
 
-#: Published at docs.cloud.google.com/tpu/docs (v5e, v5p, v6e, tpu7x): FLOP/s and memory.
-#: Links carry nine tenths of the published rate of a port, a hop takes 1 us (assumptions of
-#: `ringcoll.cost.DEVICES`). Clocks are those with which the compiler's cycles for a matmul
-#: that keeps the matrix unit busy come out at the published FLOP/s. A v5p is one device
+#: The rates of `ringcoll.cost.DEVICES`, and clocks with which the compiler's cycles for a
+#: matmul that keeps the matrix unit busy come out at the published FLOP/s. A v5p is one device
 #: with two cores; a tpu7x device is one of a chip's two.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
-        "v5e": _chip("v5e", 1.5e9, 197e12, 810e9),
-        "v5p": _chip("v5p", 1.75e9, 459e12, 2760e9),
-        "v6e": _chip("v6e", 1.75e9, 918e12, 1640e9),
-        "tpu7x": _chip("tpu7x", 2.2e9, 1153e12, 3690e9),
-    }
-)
-
-#: As `device.device_kind` calls them.
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "TPU v5 lite": "v5e",
-        "TPU v5e": "v5e",
-        "TPU v5": "v5p",
-        "TPU v5p": "v5p",
-        "TPU v6 lite": "v6e",
-        "TPU v6e": "v6e",
-        "TPU7x": "tpu7x",
+        "v5e": _chip("v5e", 1.5e9),
+        "v5p": _chip("v5p", 1.75e9),
+        "v6e": _chip("v6e", 1.75e9),
+        "tpu7x": _chip("tpu7x", 2.2e9),
     }
 )
 

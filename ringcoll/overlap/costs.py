@@ -14,7 +14,8 @@ from ringcoll.overlap.work import flops, is_free, traffic
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul (within 1 to 7 % of the profile)",
-    "roofline": "bytes over the bandwidth of the memory; for a matmul FLOPs over FLOP/s if longer",
+    "roofline": "bytes over the bandwidth of the memory, where cycles would be fewer or are not "
+    "counted; then for a matmul FLOPs over FLOP/s if longer",
 }
 
 
@@ -54,18 +55,30 @@ class Costs:
         work = flops(self._module, computation, instruction)
         if self._chip is None:
             return Cost(flops=work)
+        memory = memory_seconds(traffic(self._module, computation, instruction), self._chip)
+        source, cycles = self._cycles(computation, instruction, work)
+        seconds = cycles / self._chip.clock
+        if not source:
+            seconds = max(work / self._chip.flops, memory)
+            source = "roofline" if seconds else ""
+        elif seconds < memory:
+            # No cycles count the wait for the memory: an addition of large arrays would
+            # come for a third of its time.
+            seconds, source = memory, "roofline"
+        return Cost(seconds, source, work)
+
+    def _cycles(
+        self, computation: Computation, instruction: Instruction, work: float
+    ) -> tuple[str, float]:
+        """Those that the compiler counts, and by which of `SOURCES`; ("", 0) if none do."""
         cycles = self._profile.get(instruction.name)
         if cycles is None and self._profile:
             cycles = self._alike.get(self._signature(computation, instruction))
         if cycles is not None:
-            return Cost(cycles / self._chip.clock, "profile", work)
+            return "profile", cycles
         # That of anything else is a ranking score, 7 to 35 times too high.
         estimate = instruction.number("estimated_cycles") if work else None
-        if estimate:
-            return Cost(estimate / self._chip.clock, "estimate", work)
-        moved = traffic(self._module, computation, instruction)
-        seconds = max(work / self._chip.flops, memory_seconds(moved, self._chip))
-        return Cost(seconds, "roofline" if seconds else "", work)
+        return ("estimate", estimate) if estimate else ("", 0)
 
     @cached_property
     def _alike(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from ringcoll.overlap.chips import KINDS
+from ringcoll.cost import KINDS
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
 
