@@ -6,6 +6,7 @@ schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its
   plain      the built-in collective, then the multiplication (or the other way about)
   post_spmd  the same, with the options that let the compiler make a collective matmul of it
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
+  1lane...   the ring written in another way: see `benchmarks.formulations`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
@@ -28,7 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks import options, report
+from benchmarks import formulations, options, report
 
 PLAIN, COMPILER = "plain", "compiler"
 #: With the options of the compiler that were found to matter. (With shardings and no shard_map
@@ -108,6 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = (*BUILT_IN, *OURS)
     add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
+    add(
+        "--formulations",
+        action="store_true",
+        help="in place of ours, the same ring written in many ways, forward",
+    )
     add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
     add("--direction", type=listed("forward", "both"), default="all", metavar="LIST")
     add("--profile", action="store_true", help="costs from the static profile (slow)")
@@ -117,6 +123,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile every program, and print a table a shape."""
+    if args.formulations:
+        args.algorithm, args.direction = [*BUILT_IN, *formulations.NAMES], ["forward"]
+        args.form = [form for form in args.form if form in formulations.FORMS]
     todo = [
         (topology, form, direction == "both", shape, algorithm)
         for topology in args.topology.split(",")
@@ -151,7 +160,7 @@ def _found(
     from ringcoll import overlap  # it needs libtpu only when asked
 
     mesh = overlap.mesh(topology)
-    function, operands = program(FORMS[form], shape, algorithm, mesh)
+    function, operands = program(form, shape, algorithm, mesh)
     function = _with_gradient(function) if backward else function
     flags = BUILT_IN.get(algorithm, {})
     compiling = partial(overlap.compile_for, topology, function, *operands, compiler_options=flags)
@@ -182,8 +191,9 @@ def _found(
     )
 
 
-def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable, tuple]:
-    """A function and its operands, as `overlap.compile_for` takes them."""
+def program(name: str, shape: str, algorithm: str, mesh: Any) -> tuple[Callable, tuple]:
+    """A form's function and its operands, as `overlap.compile_for` takes them."""
+    form = FORMS[name]
     sizes = form.shapes(*(int(size) for size in shape.split("x")))
     operands = tuple(
         jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
@@ -192,9 +202,14 @@ def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable
     if algorithm == COMPILER:
         out = NamedSharding(mesh, form.out)
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
-    name, _, residuals = algorithm.partition("/")
-    how = {"algorithm": name, **({"residuals": residuals} if residuals else {})}
-    function = form.plain if name in BUILT_IN else lambda x, w: form.by_hand(x, w, **how)
+    if algorithm in BUILT_IN:
+        function = form.plain
+    elif algorithm in formulations.NAMES:
+        function = formulations.formulation(name, algorithm)
+    else:
+        algorithm, _, residuals = algorithm.partition("/")
+        how = {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
+        function = lambda x, w: form.by_hand(x, w, **how)  # noqa: E731
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 
 
