@@ -204,7 +204,8 @@ class _Sums:
         for move, stack in zip(moves, received, strict=True):
             for key, value in zip(_sent(move), stack, strict=True):
                 mine[key] = self.combine(value, mine[key])
-        mine, self.operands = self._tied(mine, self.operands)
+        if moves is not self.schedule.rounds[0]:  # after which nothing is produced
+            mine, self.operands = self._tied(mine, self.operands)
         self.partial.update(mine)
 
     def loop(self, rounds: Sequence[Round]) -> None:
