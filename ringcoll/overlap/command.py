@@ -1,6 +1,7 @@
-"""Compile a program for a TPU that need not be there, and see what communication is exposed.
+"""Compile a program for chips that need not be there, and see what communication is exposed.
 
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
+    python -m ringcoll overlap --topology h200:8 --example all_gather_matmul
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
 
 `my.module:program` is called with the mesh, and returns a function and its operands:
