@@ -185,18 +185,20 @@ class _Sums:
     operands: Any
     partial: dict[Key, Array] = field(default_factory=dict)
 
-    def want(self, keys: Sequence[Key]) -> None:
-        """Produce this rank's contributions to those of which there are none yet."""
+    def want(self, keys: Sequence[Key]) -> bool:
+        """Produce this rank's contributions to those of which there are none yet, if any."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
         slots = [Slot(self.ranks.origin(offset), lane) for lane, offset in missing]
         values = self.produce(self.operands, slots) if slots else []
         for key, value in zip(missing, values, strict=True):
             self.partial[key] = varying(value, self.ranks.axes)
+        return bool(missing)
 
     def send_back(self, moves: Round) -> None:
         """One round, backward."""
         arrived = [_arrived(self.schedule, m) for m in moves]
-        self.want([k for keys in arrived for k in keys])
+        if self.want([k for keys in arrived for k in keys]):  # else merged with what is added next
+            self.partial, self.operands = self._tied(self.partial, self.operands)
         received = self._hops(moves, [_stack(self.partial, keys) for keys in arrived])
         keys = [k for m in moves for k in _sent(m)]
         self.want(keys)
@@ -217,8 +219,7 @@ class _Sums:
         sent = [_sent(move) for move in moves]
         every = [key for moves in rounds for m in moves for key in _sent(m)]
         stacks = None
-        before = not self.partial.keys().isdisjoint(every)
-        if before:  # rounds run before have left partials (a product of rings)
+        if not self.partial.keys().isdisjoint(every):  # left by rounds before (a product of rings)
             self.want(every)
             stacks = [
                 _together([_stack(self.partial, _sent(a_round[m])) for a_round in rounds])
@@ -257,8 +258,7 @@ class _Sums:
 
     def _tied(self, sums: Any, operands: Any) -> Any:
         """The next round's products wait for this one's sums, or they would be merged."""
-        both = sums, operands
-        return both if operands is None else lax.optimization_barrier(both)
+        return (sums, operands) if operands is None else lax.optimization_barrier((sums, operands))
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
