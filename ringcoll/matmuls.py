@@ -5,8 +5,9 @@ w: [k/n, f] make [m/n, f] without the sum ever being held whole. By which algori
 travel is said as for the collectives (see `ringcoll.lax`): "auto", the name of a gather in
 `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather, then
 multiply; multiply, then scatter). "auto" is "bidirectional_ring", half of the payload each
-way round; "lax" where products would be added up in larger results than it is worth (the rule
-is `ringcoll.cost.hides_adding`: shard w by columns rather than rows), and on CPU, where the
+way round; on GPUs "ring", as their compiler keeps one permute in flight at a time; "lax" where
+products would be added up in larger results than it is worth (the rule is
+`ringcoll.cost.hides_adding`: shard w by columns rather than rows), and on CPU, where the
 devices of a process share what they compute with.
 
 Below, n is the number of ranks over `axis_name`. All have derivatives of every order that

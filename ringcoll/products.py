@@ -250,8 +250,12 @@ def _by_platform(
     by_default: str = "bidirectional_ring",
 ) -> Any:
     """What "auto" is, where it is known: when the program is lowered."""
+    # XLA's scheduler for GPUs keeps one permute in flight: of two directions, one would be bare.
+    on_gpu = by(replace(how, algorithm=LAX if by_default == LAX else "ring"))
     return lax.platform_dependent(
         *operands,
         cpu=by(replace(how, algorithm=LAX)),
+        cuda=on_gpu,
+        rocm=on_gpu,
         default=by(replace(how, algorithm=by_default)),
     )

@@ -5,6 +5,7 @@ ask of the driver, it is told here. Matmuls are not timed then to choose among t
 the order of the program is the real one, the kernels are not.
 """
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -69,10 +70,13 @@ def devices(topology: str, **options: Any) -> list[Any]:
         "topology": f"1x1x{count}",  # slices x hosts of each x devices of each
         **options,
     }
+    # Or it loads only beside CUDA, unless JAX_PLATFORMS leaves GPUs out.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
         return list(topologies.get_topology_desc("", platform="cuda", **asked).devices)
     except NotImplementedError as error:  # none is registered
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs XLA's compiler for GPUs, of the version "
-            "of JAX: pip install 'ringcoll[gpu]' (no GPU and no CUDA are needed)"
+            "of JAX: pip install 'ringcoll[gpu]' (no GPU and no CUDA are needed; where JAX was "
+            "started before, set JAX_PLATFORMS=cpu)"
         ) from error
