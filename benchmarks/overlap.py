@@ -1,7 +1,8 @@
-"""Collective matmuls as real TPU compilers schedule them: ours against the built-in forms.
+"""Collective matmuls as real compilers schedule them: ours against the built-in forms.
 
 No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and its
-schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring.
+schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring. Of
+GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them are counted.
 
   plain     the built-in collective, then the multiplication (or the other way about)
   compiler  jit with shardings and no shard_map: XLA's own collective matmul where it finds one
@@ -15,6 +16,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,13 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks import options, report
+from benchmarks.counts import counts, show
+from ringcoll.overlap.command import option
 
 PLAIN, COMPILER = "plain", "compiler"
 OURS = ("ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2")
+OPTION = "of the compiler; again for more"
 SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
 
 
@@ -71,7 +76,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Found:
-    """What one program costs; times in microseconds."""
+    """What one program costs; times in microseconds, 0 where its text holds none."""
 
     topology: str
     form: str
@@ -85,24 +90,34 @@ class Found:
     program_bytes: int | None
     compile_seconds: float
     profiled: bool
+    timed: bool
+    counts: dict[str, tuple[int, int]]  # see `benchmarks.counts`
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of which program: the first columns."""
+        direction = "both" if self.backward else "forward"
+        return self.topology, self.form, direction, self.shape, self.algorithm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, and where to write what is found."""
     add, listed = parser.add_argument, options.listed
-    add("--topology", default=",".join(TOPOLOGIES), metavar="LIST", help="such as v5e:4x2")
+    add("--topology", default=",".join(TOPOLOGIES), metavar="LIST", help="such as v5e:4x2, h200:8")
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = (PLAIN, COMPILER, *OURS)
     add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
     add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
     add("--direction", type=listed("forward", "both"), default="all", metavar="LIST")
     add("--profile", action="store_true", help="costs from the static profile (slow)")
+    add("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=OPTION)
     add("-J", "--json", metavar="PATH", help="write what was found")
     add("--draw", metavar="DIR", help="write a timeline of every program, a PNG each")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile every program, and print a table a shape."""
+    """Compile every program, and print a table."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     todo = [
         (topology, form, direction == "both", shape, algorithm)
         for topology in args.topology.split(",")
@@ -114,10 +129,14 @@ def run(args: argparse.Namespace) -> int:
     found, failed = [], []
     for one in report.progress(todo, len(todo), "compiling", lambda one: " ".join(map(str, one))):
         try:
-            found.append(_found(*one, args.profile, args.draw))
+            found.append(_found(*one, dict(args.option), args.profile, args.draw))
         except Exception as error:  # a compiler may refuse a program; the others still count
             failed.append(f"{one}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-    _print(found)
+    timed, untimed = ([one for one in found if one.timed is what] for what in (True, False))
+    if timed:
+        _print(timed)
+    if untimed:
+        show(untimed)
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
     if args.json:
@@ -131,6 +150,7 @@ def _found(
     backward: bool,
     shape: str,
     algorithm: str,
+    compiler_options: dict[str, Any],
     profile: bool,
     draw: str | None,
 ) -> Found:
@@ -140,12 +160,15 @@ def _found(
     function, operands = program(FORMS[form], shape, algorithm, mesh)
     function = _with_gradient(function) if backward else function
     start = time.perf_counter()
-    compiled = overlap.compile_for(topology, function, *operands)
+    compile_it = partial(
+        overlap.compile_for, topology, function, *operands, compiler_options=compiler_options
+    )
+    compiled = compile_it()
     seconds = time.perf_counter() - start
     if profile:
-        compiled = overlap.compile_for(topology, function, *operands, profile=True)
+        compiled = compile_it(profile=True)
     seen = overlap.report(compiled)
-    if draw:
+    if draw and seen.timed:
         name = f"{form}-{'both' if backward else 'forward'}-{topology}-{shape}-{algorithm}"
         Path(draw).mkdir(parents=True, exist_ok=True)
         seen.draw(Path(draw) / f"{name.replace(':', '-').replace('/', '-')}.png")
@@ -163,6 +186,8 @@ def _found(
         seen.program_bytes,
         seconds,
         bool(compiled.profile),
+        seen.timed,
+        counts(seen),
     )
 
 
@@ -213,11 +238,7 @@ def _print(found: list[Found]) -> None:
             f"{total[name] / one.total:.2f}" if name in total else "" for name in (PLAIN, COMPILER)
         ]
         made.add_row(
-            one.topology,
-            one.form,
-            "both" if one.backward else "forward",
-            one.shape,
-            one.algorithm,
+            *one.names,
             f"{one.total:.0f}",
             f"{100 * one.exposed / one.total:.1f}",
             f"{100 * (one.total / least - 1):.0f}" if least else "",

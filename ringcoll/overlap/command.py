@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--option",
-        type=_option,
+        type=option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -98,7 +98,8 @@ def _sizes(text: str) -> tuple[int, int, int]:
     return m, k, f
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, an option of a compiler: booleans must be Python's."""
     name, _, value = text.partition("=")
     return name, {"true": True, "false": False}.get(value.lower(), value)
 
