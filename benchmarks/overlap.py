@@ -158,7 +158,7 @@ def _found(
 
     mesh = overlap.mesh(topology)
     function, operands = program(FORMS[form], shape, algorithm, mesh)
-    function = _with_gradient(function) if backward else function
+    function = with_gradient(function) if backward else function
     start = time.perf_counter()
     compile_it = partial(
         overlap.compile_for, topology, function, *operands, compiler_options=compiler_options
@@ -207,7 +207,7 @@ def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 
 
-def _with_gradient(function: Callable) -> Callable:
+def with_gradient(function: Callable) -> Callable:
     """Forward and backward; the cotangent waits for the result, as that of a loss does."""
 
     def both(x: Array, w: Array) -> Any:

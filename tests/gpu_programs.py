@@ -1,0 +1,58 @@
+"""Compile the programs of `test_overlap_gpu`, and print what is reported of them as JSON."""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks.overlap import FORMS, program, with_gradient
+from ringcoll import overlap
+
+TOPOLOGY = "h200:8"
+SHAPE = "2048x1024x4096"
+TWO = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
+mesh = overlap.mesh(TOPOLOGY)
+
+forms = {
+    "gather": FORMS["all_gather_matmul"],
+    "scatter": FORMS["matmul_reduce_scatter"],
+    # By columns: nothing is added up, so that "auto" hides it (see `cost.hides_adding`).
+    "weights": replace(
+        FORMS["weight_gather"],
+        ins=(P("x"), P(None, "x")),
+        by_hand=lambda x, w, **how: ringcoll.all_gather_matmul(
+            x, w, "x", operand=1, dimension=-1, **how
+        ),
+    ),
+}
+
+
+def reported(form, algorithm, both=False, **options):
+    """Its report as plain data, and whether every collective has a matmul under it."""
+    function, operands = program(forms[form], SHAPE, algorithm, mesh)
+    function = with_gradient(function) if both else function
+    compiled = overlap.compile_for(TOPOLOGY, function, *operands, compiler_options=options)
+    try:
+        overlap.assert_overlapped(compiled, max_exposed=0)
+        verdict = "green"
+    except AssertionError as error:
+        verdict = f"red: {error}"
+    report = overlap.report(compiled)
+    return {**report.to_dict(), "verdict": verdict, "text": str(report)}
+
+
+reports = {
+    f"{form} {algorithm}{' both' if both else ''}": reported(form, algorithm, both)
+    for form in forms
+    for algorithm in ("auto", "lax")
+    for both in (False, True)
+}
+reports["both ways"] = reported("gather", "bidirectional_ring")
+reports["both ways, two at once"] = reported("gather", "bidirectional_ring", **TWO)
+reports["regather"] = reported("gather", "auto/regather", both=True)
+reports["kinds"] = [device.device_kind for device in mesh.devices.flat]
+reports["default backend"] = jax.default_backend()
+json.dump(reports, sys.stdout)
