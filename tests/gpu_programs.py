@@ -11,7 +11,7 @@ from benchmarks.overlap import FORMS, program, with_gradient
 from ringcoll import overlap
 
 TOPOLOGY = "h200:8"
-SHAPE = "2048x1024x4096"
+SHAPE = "8192x8192x28672"
 TWO = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 mesh = overlap.mesh(TOPOLOGY)
 
