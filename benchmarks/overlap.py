@@ -1,92 +1,43 @@
-"""Collective matmuls as real TPU compilers schedule them: ours against the built-in forms.
+"""Collective matmuls as real compilers schedule them: ours against the built-in forms.
 
 No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and its
-schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring.
+schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring. Of
+GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them are counted.
 
   plain      the built-in collective, then the multiplication (or the other way about)
-  post_spmd  the same, with the options that let the compiler make a collective matmul of it
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
+  .../tuned  with the options of the compiler that were found to matter
   1lane...   the ring written in another way: see `benchmarks.formulations`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
-  built in   the quickest of the three built-in forms that were compiled, beside plain
+  built in   the quickest of plain and compiler, tuned or not
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-import ringcoll
 from benchmarks import formulations, options, report
+from benchmarks.counts import counts, show
+from benchmarks.programs import BUILT_IN, FORMS, OURS, PLAIN, program, tuning, with_gradient
+from ringcoll import overlap
+from ringcoll.overlap.command import option
 
-PLAIN, COMPILER = "plain", "compiler"
-#: With the options of the compiler that were found to matter. (With shardings and no shard_map
-#: the same options, a lower threshold for windowed einsums and decomposed einsums changed nothing
-#: or came to the program of post_spmd.)
-BUILT_IN: dict[str, dict[str, str]] = {
-    PLAIN: {},
-    "post_spmd": {
-        "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
-        "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
-    },
-    COMPILER: {},
-}
-OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
+OPTION = "of the compiler; again for more"
 SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
 
 
 @dataclass(frozen=True)
-class Form:
-    """A matmul with a collective: its operands' shardings and how it is called by hand."""
-
-    shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
-    ins: tuple[P, P]
-    out: P
-    by_hand: Callable[..., Array]
-    plain: Callable[[Array, Array], Array]
-
-
-FORMS = {
-    "all_gather_matmul": Form(
-        lambda m, k, f: ((m, k), (k, f)),
-        (P("x"), P(None, "x")),
-        P(None, "x"),
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
-        lambda x, w: lax.all_gather(x, "x", tiled=True) @ w,
-    ),
-    "matmul_reduce_scatter": Form(
-        lambda m, k, f: ((m, f), (f, k)),
-        (P(None, "x"), P("x")),
-        P("x"),
-        lambda x, w, residuals="", **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
-        lambda x, w: lax.psum_scatter(x @ w, "x", tiled=True),
-    ),
-    "weight_gather": Form(
-        lambda m, k, f: ((8 * m, k), (k, f)),
-        (P("x"), P("x")),
-        P("x"),
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
-        lambda x, w: x @ lax.all_gather(w, "x", tiled=True),
-    ),
-}
-
-
-@dataclass(frozen=True)
 class Found:
-    """What one program costs; times in microseconds."""
+    """What one program costs; times in microseconds, 0 where its text holds none."""
 
     topology: str
     form: str
@@ -100,12 +51,20 @@ class Found:
     program_bytes: int | None
     compile_seconds: float
     profiled: bool
+    timed: bool
+    counts: dict[str, tuple[int, int]]  # see `benchmarks.counts`
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of which program: the first columns."""
+        direction = "both" if self.backward else "forward"
+        return self.topology, self.form, direction, self.shape, self.algorithm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, and where to write what is found."""
     add, listed = parser.add_argument, options.listed
-    add("--topology", default=",".join(TOPOLOGIES), metavar="LIST", help="such as v5e:4x2")
+    add("--topology", default=",".join(TOPOLOGIES), metavar="LIST", help="such as v5e:4x2, h200:8")
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = (*BUILT_IN, *OURS)
     add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
@@ -117,12 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
     add("--direction", type=listed("forward", "both"), default="all", metavar="LIST")
     add("--profile", action="store_true", help="costs from the static profile (slow)")
+    add("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=OPTION)
     add("-J", "--json", metavar="PATH", help="write what was found")
     add("--draw", metavar="DIR", help="write a timeline of every program, a PNG each")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile every program, and print a table a shape."""
+    """Compile every program, and print a table."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     if args.formulations:
         args.algorithm, args.direction = [*BUILT_IN, *formulations.NAMES], ["forward"]
         args.form = [form for form in args.form if form in formulations.FORMS]
@@ -137,10 +98,14 @@ def run(args: argparse.Namespace) -> int:
     found, failed = [], []
     for one in report.progress(todo, len(todo), "compiling", lambda one: " ".join(map(str, one))):
         try:
-            found.append(_found(*one, args.profile, args.draw))
+            found.append(_found(*one, dict(args.option), args.profile, args.draw))
         except Exception as error:  # a compiler may refuse a program; the others still count
             failed.append(f"{one}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-    _print(found)
+    timed, untimed = ([one for one in found if one.timed is what] for what in (True, False))
+    if timed:
+        _print(timed)
+    if untimed:
+        show(untimed)
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
     if args.json:
@@ -154,23 +119,27 @@ def _found(
     backward: bool,
     shape: str,
     algorithm: str,
+    compiler_options: dict[str, Any],
     profile: bool,
     draw: str | None,
 ) -> Found:
-    from ringcoll import overlap  # it needs libtpu only when asked
-
     mesh = overlap.mesh(topology)
     function, operands = program(form, shape, algorithm, mesh)
-    function = _with_gradient(function) if backward else function
-    flags = BUILT_IN.get(algorithm, {})
-    compiling = partial(overlap.compile_for, topology, function, *operands, compiler_options=flags)
+    function = with_gradient(function) if backward else function
+    compiling = partial(
+        overlap.compile_for,
+        topology,
+        function,
+        *operands,
+        compiler_options={**tuning(topology, algorithm), **compiler_options},
+    )
     start = time.perf_counter()
     compiled = compiling()
     seconds = time.perf_counter() - start
     if profile:
         compiled = compiling(profile=True)
     seen = overlap.report(compiled)
-    if draw:
+    if draw and seen.timed:
         name = f"{form}-{'both' if backward else 'forward'}-{topology}-{shape}-{algorithm}"
         Path(draw).mkdir(parents=True, exist_ok=True)
         seen.draw(Path(draw) / f"{name.replace(':', '-').replace('/', '-')}.png")
@@ -188,39 +157,9 @@ def _found(
         seen.program_bytes,
         seconds,
         bool(compiled.profile),
+        seen.timed,
+        counts(seen),
     )
-
-
-def program(name: str, shape: str, algorithm: str, mesh: Any) -> tuple[Callable, tuple]:
-    """A form's function and its operands, as `overlap.compile_for` takes them."""
-    form = FORMS[name]
-    sizes = form.shapes(*(int(size) for size in shape.split("x")))
-    operands = tuple(
-        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
-        for size, spec in zip(sizes, form.ins, strict=True)
-    )
-    if algorithm == COMPILER:
-        out = NamedSharding(mesh, form.out)
-        return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
-    if algorithm in BUILT_IN:
-        function = form.plain
-    elif algorithm in formulations.NAMES:
-        function = formulations.formulation(name, algorithm)
-    else:
-        algorithm, _, residuals = algorithm.partition("/")
-        how = {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
-        function = lambda x, w: form.by_hand(x, w, **how)  # noqa: E731
-    return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
-
-
-def _with_gradient(function: Callable) -> Callable:
-    """Forward and backward; the cotangent waits for the result, as that of a loss does."""
-
-    def both(x: Array, w: Array) -> Any:
-        y, pull_back = jax.vjp(function, x, w)
-        return y, pull_back(y * y)
-
-    return both
 
 
 def _print(found: list[Found]) -> None:
@@ -246,11 +185,7 @@ def _print(found: list[Found]) -> None:
             f"{min(built_in) / one.total:.2f}" if built_in else "",
         ]
         made.add_row(
-            one.topology,
-            one.form,
-            "both" if one.backward else "forward",
-            one.shape,
-            one.algorithm,
+            *one.names,
             f"{one.total:.0f}",
             f"{100 * one.exposed / one.total:.1f}",
             f"{100 * (one.total / least - 1):.0f}" if least else "",

@@ -146,14 +146,14 @@ def reduce(
 ) -> list[Array]:
     """Combine, for every rank, what all ranks contribute to its shard.
 
-    The gather run backward: a partial result returns the way the shard would have come,
-    and every rank on the way combines its own contribution with it.
+    The gather run backward: a partial result returns the way the shard would have come, and
+    every rank on the way combines its own contribution with it.
 
     Args:
         schedule: the gather.
         ranks: by whom, cut into the digits of the schedule.
         produce: `(operands, slots) -> contributions`, called just before they are needed,
-            with all that one round needs; each is asked for once.
+            with all that a round needs; each is asked for once.
         combine: `(received, mine) -> partial`, associative as far as the caller cares.
             What has not been combined yet travels as it was produced.
         operands: what it takes work to produce from, if it does. Every round hands them on
@@ -185,18 +185,20 @@ class _Sums:
     operands: Any
     partial: dict[Key, Array] = field(default_factory=dict)
 
-    def want(self, keys: Sequence[Key]) -> None:
-        """Produce this rank's contributions to those of which there are none yet."""
+    def want(self, keys: Sequence[Key]) -> bool:
+        """Produce this rank's contributions to those of which there are none yet, if any."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
         slots = [Slot(self.ranks.origin(offset), lane) for lane, offset in missing]
         values = self.produce(self.operands, slots) if slots else []
         for key, value in zip(missing, values, strict=True):
             self.partial[key] = varying(value, self.ranks.axes)
+        return bool(missing)
 
     def send_back(self, moves: Round) -> None:
         """One round, backward."""
         arrived = [_arrived(self.schedule, m) for m in moves]
-        self.want([k for keys in arrived for k in keys])
+        if self.want([k for keys in arrived for k in keys]):  # or merged with what comes next
+            self.partial, self.operands = self._tied(self.partial, self.operands)
         received = self._hops(moves, [_stack(self.partial, keys) for keys in arrived])
         keys = [k for m in moves for k in _sent(m)]
         self.want(keys)
@@ -218,8 +220,7 @@ class _Sums:
         sent = [_sent(move) for move in moves]
         every = [key for moves in rounds for m in moves for key in _sent(m)]
         stacks = None
-        before = not self.partial.keys().isdisjoint(every)
-        if before:  # rounds run before have left partials (a product of rings)
+        if not self.partial.keys().isdisjoint(every):  # left by the rounds of another axis
             self.want(every)
             stacks = [
                 _together([_stack(self.partial, _sent(a_round[m])) for a_round in rounds])
@@ -258,8 +259,7 @@ class _Sums:
 
     def _tied(self, sums: Any, operands: Any) -> Any:
         """The next round's products wait for this one's sums, or they would be merged."""
-        both = sums, operands
-        return both if operands is None else lax.optimization_barrier(both)
+        return (sums, operands) if operands is None else lax.optimization_barrier((sums, operands))
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
@@ -270,8 +270,7 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
         ranks: between whom, cut into the digits of the schedule.
         blocks: this rank's blocks; number d is for rank r + d.
 
-    Returns:
-        The blocks for this rank; number d is from rank r - d.
+    Returns the blocks for this rank; number d is from rank r - d.
     """
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
     for moves in schedule.rounds:
@@ -295,6 +294,6 @@ def _stack(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
 
 
 def _together(arrays: Sequence[Array]) -> Array:
-    """Stacked, in the widest of their dtypes: some may be partial results, some not."""
+    """Stacked, in the widest of their dtypes: some may be partial results."""
     widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
     return jnp.stack([x.astype(widest) for x in arrays])

@@ -253,8 +253,15 @@ def _by_platform(
     how: How, by: Callable[[How], Callable[..., Any]], *operands: Any, by_default: str
 ) -> Any:
     """What "auto" is, where it is known: when the program is lowered."""
+    plain = by(replace(how, algorithm=LAX))
+    if by_default == LAX:
+        return plain(*operands)
+    # XLA's scheduler for GPUs keeps one permute in flight: of two directions, one would be bare.
+    on_gpu = by(replace(how, algorithm="ring"))
     return lax.platform_dependent(
         *operands,
-        cpu=by(replace(how, algorithm=LAX)),
+        cpu=plain,
+        cuda=on_gpu,
+        rocm=on_gpu,
         default=by(replace(how, algorithm=by_default)),
     )

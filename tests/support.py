@@ -1,6 +1,10 @@
 """What the tests share: meshes, data whose sums are exact, and every rank's result."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -15,6 +19,21 @@ from ringcoll import algorithms
 
 #: Odd ones and those that are no power of two are where rivals are wrong.
 SIZES = (1, 2, 3, 4, 5, 8)
+
+HERE = Path(__file__).parent.parent
+
+
+def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, at the root of the repository."""
+    found = os.pathsep.join(map(str, (HERE, path)))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": found},
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
 
 
 def make_mesh(*shape: int, names: str = "xyz", axis_type: AxisType = AxisType.Auto) -> Mesh:

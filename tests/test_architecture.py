@@ -54,6 +54,7 @@ ORDER = (
     "overlap.timeline",
     "overlap.draw",
     "overlap.report",
+    "overlap.gpus",
     "overlap.topology",
     "overlap.program",
     "overlap.child",
@@ -69,7 +70,7 @@ WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
     "labels",
     "quickest",
-    *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.topology")],
+    *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
 )
 LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn
 SENDERS = ("wire", "permutes")  # the second where the first is not for it: see `Call`

@@ -7,7 +7,7 @@ import pytest
 from support import make_mesh
 
 from benchmarks import formulations
-from benchmarks.overlap import FORMS
+from benchmarks.programs import FORMS
 
 OPERANDS = {"all_gather_matmul": ((16, 5), (5, 24)), "matmul_reduce_scatter": ((16, 24), (24, 3))}
 

@@ -168,6 +168,28 @@ def test_a_library_matmul_of_a_gpu_counts():
     assert (row.matmuls, row.bare, row.flops) == (1, 0, 2 * 500**3)
 
 
+def test_a_gpus_permute_that_is_run_in_the_stream_blocks():
+    flag = 'backend_config={"collective_backend_config":{"is_sync":%s,"is_pipelined":false}}'
+    for said in ("true", "false"):
+        lines = f"{start('s')}, {flag % said}", done("d", "s"), dot("y", "d")
+        (row,) = overlap.report(untiled(program(*lines))).rows
+        assert (row.asynchronous, row.count, row.bare) == (said == "false", 1, 1)
+
+
+def test_a_matmul_on_another_stream_of_a_gpu_is_under_what_runs_meanwhile():
+    matmul = (
+        "%m = ((f32[500,500]{1,0}, f32[500,500]{1,0}), f32[500,500]{1,0}) fusion-start(%x, %w), "
+        'async_execution_thread="parallel", kind=kCustom, calls=%matmul'
+    )
+    waited = "%e = f32[500,500]{1,0} fusion-done(%m)"
+    whole = program(matmul, start("s"), done("d", "s"), waited, start("t", "e"), done("u", "t"))
+    made = overlap.report(untiled(whole))
+    assert [(row.matmuls, row.bare) for row in made.rows] == [(1, 0), (0, 1)]
+    assert made.rows[0].flops == made.flops == 2 * 500**3
+    inside = program(start("s"), matmul, done("d", "s"), waited)
+    assert [(row.matmuls, row.bare) for row in overlap.report(untiled(inside)).rows] == [(1, 0)]
+
+
 def test_a_compiled_cpu_program_is_read():
     mesh = make_mesh(8)
     operand = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))

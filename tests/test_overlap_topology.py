@@ -9,7 +9,7 @@ import pytest
 from support import make_mesh
 
 from ringcoll import overlap
-from ringcoll.overlap import topology
+from ringcoll.overlap import gpus, topology
 from ringcoll.overlap.embedding import embed, ring_order
 from ringcoll.overlap.network import Network
 
@@ -105,3 +105,29 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
         monkeypatch.setenv(name, os.environ.get(name, topology.ENVIRONMENT[name]))
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[tpu\]'"):
         topology.devices("v5e:4x2")
+
+
+def test_without_the_plugin_for_gpus_the_extra_is_named(monkeypatch):
+    def none_registered(*args, **options):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    monkeypatch.setattr(gpus.topologies, "get_topology_desc", none_registered)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[gpu\]'"):
+        overlap.mesh("h200:8")
+
+
+@pytest.mark.parametrize("said", ["h200", "h200:", "h200:0", "h200:4x2"])
+def test_gpus_are_named_with_their_number(said):
+    with pytest.raises(ValueError, match=r"says not how many; .*h200:8"):
+        topology.devices(said)
+
+
+def test_the_coordinates_of_a_gpu_are_no_place():
+    class Gpu:
+        platform, coords = "gpu", (0, 0, 0)
+
+    class Devices:
+        devices = np.array([Gpu(), Gpu()])
+
+    assert topology.network(Devices()) is None

@@ -5,13 +5,10 @@ libtpu is one to a process and stays: see `tpu_programs`.
 """
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from support import python
 
 pytestmark = [
     pytest.mark.tpu_aot,
@@ -19,20 +16,6 @@ pytestmark = [
         find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
     ),
 ]
-
-HERE = Path(__file__).parent.parent
-
-
-def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[str]:
-    found = os.pathsep.join(map(str, (HERE, path)))
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": found},
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
 
 
 @pytest.fixture(scope="module")

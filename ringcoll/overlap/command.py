@@ -1,6 +1,7 @@
-"""Compile a program for a TPU that need not be there, and see what communication is exposed.
+"""Compile a program for chips that need not be there, and see what communication is exposed.
 
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
+    python -m ringcoll overlap --topology h200:8 --example all_gather_matmul
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
 
 `my.module:program` is called with the mesh, and returns a function and its operands:
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--option",
-        type=_option,
+        type=option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -97,7 +98,8 @@ def _sizes(text: str) -> tuple[int, int, int]:
     return m, k, f
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, an option of a compiler: booleans must be Python's."""
     name, _, value = text.partition("=")
     return name, {"true": True, "false": False}.get(value.lower(), value)
 

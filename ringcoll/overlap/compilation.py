@@ -1,4 +1,4 @@
-"""Compiling for a TPU that is not there, with the static profile of the generated code.
+"""Compiling for a machine that is not there; of a TPU, with the profile of the generated code.
 
 The profile is written by the compiler if an option is set before it starts, takes as long as
 ten compilations, and aborts the process for some programs; so it is asked for in a process of
@@ -33,15 +33,15 @@ def compile_for(
     profile: bool = False,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Compile a function for a TPU topology.
+    """Compile a function for a topology.
 
     Args:
-        topology: that of the operands' mesh, as "v5e:4x2".
+        topology: that of the operands' mesh, as "v5e:4x2" or "h200:8".
         function: what `jax.jit` takes, or what it returned.
         operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `overlap.mesh(topology)`.
         profile: also get the static profile, in a process of its own (slow, and needs the
-            package flatbuffers, which is in the extra tpu). Where that fails, the report
-            says so and takes the compiler's estimates.
+            package flatbuffers, which is in the extra tpu). Where that fails, as for GPUs,
+            the report says so and takes the compiler's estimates.
         compiler_options: as `lowered.compile` takes them.
 
     Returns:

@@ -11,7 +11,7 @@ from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.loops import trip_count
 from ringcoll.overlap.network import FAR, Link, Network
 from ringcoll.overlap.transfers import COLLECTIVES, Transfer, transfer
-from ringcoll.overlap.work import copied
+from ringcoll.overlap.work import copied, flops
 
 #: Turns of a loop that are run one by one before equal ones are only counted.
 TURNS = 16
@@ -30,13 +30,18 @@ class Segment(NamedTuple):
 
 @dataclass
 class Pending:
-    """A transfer (None: a copy within the chip's memory) that has not been waited for."""
+    """A transfer that has not been waited for.
+
+    wire is None for a copy within the chip's memory, and for a matmul beside the stream (a GPU
+    has several), of which flops says so.
+    """
 
     name: str
     wire: Transfer | None
     seconds: float
     end: float | None  # None: announced, but not begun
-    before: tuple[float, float, float]  # compute, FLOPs, matmuls until its start
+    before: tuple[float, float, float]  # compute, FLOPs, matmuls done until its start
+    flops: float
 
 
 class Timeline:
@@ -149,7 +154,7 @@ class Timeline:
         what: Instruction | None,
         begin: bool = False,
     ) -> None:
-        wire, seconds = None, 0.0
+        wire, seconds, work = None, 0.0, 0.0
         if what is not None:
             wire = transfer(where, what, self._network, self._chip)
             if wire.hops > FAR and self._network.stated:
@@ -158,11 +163,22 @@ class Timeline:
                     "neighbours are neighbours: overlap.mesh(topology, axis=size)"
                 )
             seconds = wire.seconds
-            self.transfers[instruction.name] = wire, not begin
-        elif self._chip and instruction.attribute("cross_program_prefetch_index") is None:
-            seconds = memory_seconds(copied(where, instruction), self._chip)
-        before = self.tally["compute",], self.tally["flops",], self.tally["matmuls",]
-        pending = Pending(instruction.name, wire, seconds, None, before)
+            # A GPU's compiler may write start and done of what it runs in the stream itself.
+            blocks = begin or instruction.attribute("is_sync") == "true"
+            self.transfers[instruction.name] = wire, not blocks
+        else:
+            work = flops(self._module, where, instruction)
+            if self._chip and instruction.attribute("cross_program_prefetch_index") is None:
+                seconds = memory_seconds(copied(where, instruction), self._chip)
+        beside = [pending.flops for pending in self._pending.values() if pending.flops]
+        before = (
+            self.tally["compute",],
+            self.tally["flops",] - sum(beside),
+            self.tally["matmuls",] - len(beside),
+        )
+        self.tally["flops",] += work
+        self.tally["matmuls",] += work > 0
+        pending = Pending(instruction.name, wire, seconds, None, before, work)
         self._pending[instruction.name] = pending
         self._carried[instruction.name] = instruction.name
         if instruction.operands:  # else an update brings them

@@ -1,4 +1,4 @@
-"""TPU topologies without a TPU: their devices, meshes in a good order, hops of a ring."""
+"""Topologies that need not be there: devices, meshes in a good order, hops of a ring."""
 
 import os
 import warnings
@@ -12,6 +12,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from ringcoll.cost import KINDS
+from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
 
@@ -26,16 +27,19 @@ ENVIRONMENT = {
 
 
 def devices(topology: str, **options: Any) -> list[Any]:
-    """The devices of a TPU topology, to be compiled for; none of them need be there.
+    """The devices of a topology, to be compiled for; none of them need be there.
 
     Args:
-        topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1".
+        topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; of GPUs, how
+            many, as "h200:8": see `gpus.devices`.
         options: passed on to `jax.experimental.topologies.get_topology_desc`.
 
     Raises:
-        ModuleNotFoundError: libtpu is not installed.
+        ModuleNotFoundError: libtpu, or the plugin for GPUs, is not installed.
         ValueError: libtpu knows no such topology.
     """
+    if gpus.is_named(topology):
+        return gpus.devices(topology, **options)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -53,7 +57,9 @@ def devices(topology: str, **options: Any) -> list[Any]:
 
 
 def mesh(topology: str, **axes: int) -> Mesh:
-    """A mesh on a TPU topology, ordered so that each axis is a ring of short steps.
+    """A mesh on a topology, ordered so that each axis is a ring of short steps.
+
+    (GPUs keep their order: what connects those of a host is a switch.)
 
     Args:
         topology: as for `devices`.
@@ -71,17 +77,21 @@ def mesh(topology: str, **axes: int) -> Mesh:
             f"mesh: axes {axes} are {prod(shape)} devices, but {topology} has {len(found)}; "
             "let the sizes multiply to that"
         )
+    array = np.empty(len(found), object)
+    array[:] = found if gpus.is_named(topology) else _in_rings(found, shape)
+    return Mesh(array.reshape(shape), tuple(axes))
+
+
+def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
+    """TPU devices in an order in which each axis of a mesh is a ring of short steps."""
     places = [_place(device) for device in found]
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]
     kind = KINDS.get(found[0].device_kind, "")
     ordered = embed(size, wraps(kind, size), shape)
-    array = np.empty(len(found), object)
     if ordered is None:
-        array[:] = found
-    else:
-        at = dict(zip(places, found, strict=True))
-        array[:] = [at[tuple(place)] for place in ordered.reshape(-1, len(size)).tolist()]
-    return Mesh(array.reshape(shape), tuple(axes))
+        return found
+    at = dict(zip(places, found, strict=True))
+    return [at[tuple(place)] for place in ordered.reshape(-1, len(size)).tolist()]
 
 
 def _place(device: Any) -> tuple[int, ...]:
@@ -104,7 +114,7 @@ def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
 
 
 def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
-    """Where the ranks of a mesh are; None if its devices do not say.
+    """Where the ranks of a mesh are; None if its devices do not say, or are on a switch.
 
     Args:
         mesh: of TPU devices.
@@ -114,7 +124,8 @@ def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
         ValueError: `wrap` is not of as many axes as the coordinates.
     """
     flat = list(mesh.devices.flat)
-    if not all(hasattr(device, "coords") for device in flat):
+    # A GPU's coords are its slice, host and number, and no place on a network.
+    if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
         return None
     places = tuple(_place(device) for device in flat)
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]

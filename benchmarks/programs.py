@@ -1,0 +1,112 @@
+"""The programs of `benchmarks.overlap`: matmuls with a collective, by us, by hand, built in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks import formulations
+from ringcoll.overlap import gpus
+
+PLAIN, COMPILER = "plain", "compiler"
+TUNED = "/tuned"
+#: The forms of the compiler's own, each also with `TUNING`.
+BUILT_IN = (PLAIN, PLAIN + TUNED, COMPILER, COMPILER + TUNED)
+#: The compiler's options that were found to matter.
+TUNING = {
+    "tpu": {
+        "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
+        "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
+    },
+    "gpu": {"xla_gpu_threshold_for_windowed_einsum_mib": "0"},
+}
+OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A matmul with a collective: its operands' shardings and how it is called by hand."""
+
+    shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
+    ins: tuple[P, P]
+    out: P
+    by_hand: Callable[..., Array]
+    plain: Callable[[Array, Array], Array]
+
+
+FORMS = {
+    "all_gather_matmul": Form(
+        lambda m, k, f: ((m, k), (k, f)),
+        (P("x"), P(None, "x")),
+        P(None, "x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w: lax.all_gather(x, "x", tiled=True) @ w,
+    ),
+    "matmul_reduce_scatter": Form(
+        lambda m, k, f: ((m, f), (f, k)),
+        (P(None, "x"), P("x")),
+        P("x"),
+        lambda x, w, residuals="", **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda x, w: lax.psum_scatter(x @ w, "x", tiled=True),
+    ),
+    "weight_gather": Form(
+        lambda m, k, f: ((8 * m, k), (k, f)),
+        (P("x"), P("x")),
+        P("x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
+        lambda x, w: x @ lax.all_gather(w, "x", tiled=True),
+    ),
+    "weight_gather_columns": Form(
+        lambda m, k, f: ((8 * m, k), (k, f)),
+        (P("x"), P(None, "x")),
+        P("x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
+        lambda x, w: x @ lax.all_gather(w, "x", axis=1, tiled=True),
+    ),
+}
+
+
+def program(name: str, shape: str, algorithm: str, mesh: Any) -> tuple[Callable, tuple]:
+    """A form's function and its operands, as `overlap.compile_for` takes them."""
+    form = FORMS[name]
+    sizes = form.shapes(*(int(size) for size in shape.split("x")))
+    operands = tuple(
+        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(sizes, form.ins, strict=True)
+    )
+    algorithm = algorithm.removesuffix(TUNED)
+    if algorithm == COMPILER:
+        out = NamedSharding(mesh, form.out)
+        return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
+    if algorithm in BUILT_IN:
+        function = form.plain
+    elif algorithm in formulations.NAMES:
+        function = formulations.formulation(name, algorithm)
+    else:
+        algorithm, _, residuals = algorithm.partition("/")
+        how = {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
+        function = lambda x, w: form.by_hand(x, w, **how)  # noqa: E731
+    return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
+
+
+def tuning(topology: str, algorithm: str) -> dict[str, str]:
+    """The compiler's options that an algorithm is compiled with."""
+    if not algorithm.endswith(TUNED):
+        return {}
+    return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
+
+
+def with_gradient(function: Callable) -> Callable:
+    """Forward and backward; the cotangent waits for the result, as that of a loss does."""
+
+    def both(x: Array, w: Array) -> Any:
+        y, pull_back = jax.vjp(function, x, w)
+        return y, pull_back(y * y)
+
+    return both

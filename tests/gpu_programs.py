@@ -1,0 +1,46 @@
+"""Compile the programs of `test_overlap_gpu`, and print what is reported of them as JSON."""
+
+import json
+import sys
+
+from benchmarks.programs import program, with_gradient
+from ringcoll import overlap
+
+TOPOLOGY = "h200:8"
+SHAPE = "8192x8192x28672"
+TWO = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
+mesh = overlap.mesh(TOPOLOGY)
+
+forms = {
+    "gather": "all_gather_matmul",
+    "scatter": "matmul_reduce_scatter",
+    # By columns: nothing is added up, so that "auto" hides it.
+    "weights": "weight_gather_columns",
+}
+
+
+def reported(form, algorithm, both=False, **options):
+    """Its report as plain data, and whether every collective has a matmul under it."""
+    function, operands = program(forms[form], SHAPE, algorithm, mesh)
+    function = with_gradient(function) if both else function
+    compiled = overlap.compile_for(TOPOLOGY, function, *operands, compiler_options=options)
+    try:
+        overlap.assert_overlapped(compiled, max_exposed=0)
+        verdict = "green"
+    except AssertionError as error:
+        verdict = f"red: {error}"
+    report = overlap.report(compiled)
+    return {**report.to_dict(), "verdict": verdict, "text": str(report)}
+
+
+reports = {
+    f"{form} {algorithm}{' both' if both else ''}": reported(form, algorithm, both)
+    for form in forms
+    for algorithm in ("auto", "lax")
+    for both in (False, True)
+}
+reports["both ways"] = reported("gather", "bidirectional_ring")
+reports["both ways, two at once"] = reported("gather", "bidirectional_ring", **TWO)
+reports["regather"] = reported("gather", "auto/regather", both=True)
+reports["kinds"] = [device.device_kind for device in mesh.devices.flat]
+json.dump(reports, sys.stdout)

@@ -1,0 +1,80 @@
+"""Programs for eight H200 from the real compiler: what we send has matmuls under it.
+
+No GPU is needed, nor CUDA, only XLA's plugin. The programs are compiled in a process of their
+own, so that no other test finds it loaded: see `gpu_programs`.
+"""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from support import python
+
+pytestmark = [
+    pytest.mark.gpu_aot,
+    pytest.mark.skipif(
+        find_spec("jax_cuda13_plugin") is None,
+        reason="XLA's plugin for GPUs is not installed: pip install 'ringcoll[gpu]'",
+    ),
+]
+FORMS = ("gather", "scatter", "weights")
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict:
+    """What `gpu_programs` has compiled."""
+    done = python("tests/gpu_programs.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("both", "hops"), [("", 7), (" both", 14)])
+def test_what_auto_sends_has_a_matmul_under_it(programs, form, both, hops):
+    report = programs[f"{form} auto{both}"]
+    assert report["verdict"] == "green", report["text"]
+    assert [row["kind"] for row in report["rows"]] == ["collective-permute"] * hops
+    assert all(row["asynchronous"] and row["matmuls"] for row in report["rows"])
+
+
+@pytest.mark.parametrize("both", ["", " both"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_built_in_forms_turn_the_assertion_red(programs, form, both):
+    ours, plain = (programs[f"{form} {algorithm}{both}"] for algorithm in ("auto", "lax"))
+    assert plain["verdict"].startswith("red: "), plain["text"]
+    assert plain["flops"] == ours["flops"] > 0
+    assert any(row["bare"] and not row["asynchronous"] for row in plain["rows"])
+
+
+def test_a_gather_once_more_for_the_gradient_is_hidden_too(programs):
+    report = programs["regather"]
+    assert report["verdict"] == "green", report["text"]
+    assert len(report["rows"]) > 14
+
+
+def test_of_two_directions_one_is_bare_unless_the_compiler_is_told(programs):
+    """Why "auto" goes one way round; once this fails, it need not."""
+    shares = [programs[f"both ways{told}"]["exposed_share"] for told in ("", ", two at once")]
+    assert shares == [0.5, 0]
+    assert len(programs["both ways"]["rows"]) == 14
+
+
+def test_the_mesh_is_of_as_many_as_named(programs):
+    assert programs["kinds"] == ["NVIDIA H200"] * 8
+
+
+def test_the_commands_count():
+    said = ("overlap", "--topology", "h200:4", "--sizes", "4096,4096,8192", "--max-exposed", "0")
+    ours = python("-m", "ringcoll", *said, "--example", "all_gather_matmul")
+    assert ours.returncode == 0, ours.stderr
+    assert "3 of 3 collectives have a matmul between start and done" in ours.stdout
+    plain = python("-m", "ringcoll", *said, "--example", "all_gather_then_matmul")
+    assert plain.returncode == 1, plain.stderr
+    table = python(
+        *("-m", "benchmarks", "overlap", "--topology", "h200:4", "--shape", "512x512x1024"),
+        *("--form", "all_gather_matmul", "--algorithm", "bidirectional_ring"),
+        *("--direction", "forward", "--option"),
+        "xla_gpu_experimental_parallel_collective_overlap_limit=2",
+    )
+    assert table.returncode == 0, table.stderr
+    assert "collective-permute 6 of 6" in table.stdout
