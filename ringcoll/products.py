@@ -162,8 +162,8 @@ def _gathered(how, label, moving, products, x, others, keep=False):
         p = products[i]
         y = jax.eval_shape(lambda: multiplied(x, [(0, shares.size)], i))
         if label not in p.out:
-            return jnp.zeros(y.shape, y.dtype)
-        return lax.empty(of_all(y.shape, p.out.index(label)), p.dtype)
+            return jnp.zeros_like(y)
+        return empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
 
     whole = empty(of_all(x.shape, dim), x, ()) if keep else None
     typed = jax.typeof(x).mat.varying
