@@ -14,6 +14,10 @@ overlap as well; forward mode (`jvp`) is refused by JAX, as for every `custom_vj
 `preferred_element_type` and `precision` are those of `jax.numpy.einsum`; `accumulate_dtype`
 is the dtype of partial sums, on the wire too where they travel.
 
+Other axes of the mesh may be explicit: results and gradients are sharded over them as those of
+`jax.numpy.einsum` are. As there, JAX refuses (ShardingTypeError) a sum along a dimension that is
+sharded; and one that is gathered or scattered should not be.
+
 All raise, before anything is sent, NameError for an axis that is not bound, and ValueError
 for shapes and specs that do not fit and for algorithms that cannot run.
 """
@@ -131,7 +135,7 @@ def einsum_reduce_scatter(
         )
     terms, dtype = ((labels.x, labels.w),), _dtype(preferred_element_type, x, w)
     x, w = call.varying(x, w)
-    return scattered(how, scatter, labels.out, terms, dtype, [(x, w)])
+    return scattered(how, scatter, labels.out, terms, dtype, None, [(x, w)])
 
 
 def all_gather_matmul(
