@@ -47,7 +47,9 @@ def explicit_spec(x: Array) -> PartitionSpec | None:
     return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def empty(shape: Sequence[int], like: Array | jax.core.ShapedArray, axes: Sequence[Hashable]) -> Array:
+def empty(
+    shape: Sequence[int], like: Array | jax.core.ShapedArray, axes: Sequence[Hashable]
+) -> Array:
     """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
 
     `like` is an array or the type of one. Dimensions before those it has are not sharded.
