@@ -51,12 +51,17 @@ class Labels:
         found: dict[str, int] = {}
         for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
             if len(labels) != len(shape):
-                raise ValueError(f"{labels!r} is not of the {len(shape)} dimensions of {name}")
+                raise ValueError(
+                    f"{labels!r} is not of the {len(shape)} dimensions of {name}; "
+                    "give each a letter"
+                )
             for label, size in zip(labels, shape, strict=True):
                 whole = size * times.get(label, (1, 1))[which]
                 if found.setdefault(label, whole) != whole:
+                    cure = "; make them agree"
+                    if label in times:
+                        cure = ", counting all shards; pass a shard of one and all of the other"
                     raise ValueError(
-                        f"label {label!r} is of size {found[label]} in x and {whole} in w"
-                        + (", counting all shards" if label in times else "")
+                        f"label {label!r} is of size {found[label]} in x and {whole} in w{cure}"
                     )
         return found

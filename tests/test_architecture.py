@@ -38,6 +38,7 @@ ORDER = (
     "permutes",
     "labels",
     "products",
+    "factors",
     "matmuls",
     "sharded",
     "lax",
