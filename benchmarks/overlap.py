@@ -138,7 +138,7 @@ def _found(
 
     mesh = overlap.mesh(topology)
     function, operands = program(FORMS[form], shape, algorithm, mesh)
-    function = _with_gradient(function) if backward else function
+    function = with_gradient(function) if backward else function
     start = time.perf_counter()
     compiled = overlap.compile_for(topology, function, *operands)
     seconds = time.perf_counter() - start
@@ -166,11 +166,13 @@ def _found(
     )
 
 
-def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable, tuple]:
+def program(
+    form: Form, shape: str, algorithm: str, mesh: Any, dtype: Any = jnp.bfloat16
+) -> tuple[Callable, tuple]:
     """A function and its operands, as `overlap.compile_for` takes them."""
     sizes = form.shapes(*(int(size) for size in shape.split("x")))
     operands = tuple(
-        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        jax.ShapeDtypeStruct(size, dtype, sharding=NamedSharding(mesh, spec))
         for size, spec in zip(sizes, form.ins, strict=True)
     )
     if algorithm == COMPILER:
@@ -182,12 +184,12 @@ def program(form: Form, shape: str, algorithm: str, mesh: Any) -> tuple[Callable
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 
 
-def _with_gradient(function: Callable) -> Callable:
+def with_gradient(function: Callable, cotangent: Callable = lambda y: y * y) -> Callable:
     """Forward and backward; the cotangent waits for the result, as that of a loss does."""
 
     def both(x: Array, w: Array) -> Any:
         y, pull_back = jax.vjp(function, x, w)
-        return y, pull_back(y * y)
+        return y, pull_back(cotangent(y))
 
     return both
 
