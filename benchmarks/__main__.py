@@ -11,12 +11,19 @@ from collections.abc import Sequence
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
-from benchmarks import join, loop, overlap, sweep, tune  # JAX reads the environment when imported
+from benchmarks import (
+    join,
+    loop,
+    matmul,
+    overlap,
+    sweep,
+    tune,
+)  # JAX reads the environment when imported
 from ringcoll.__main__ import add_commands
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
-COMMANDS = {"tune": tune, "loop": loop, "join": join, "overlap": overlap}
+COMMANDS = {"tune": tune, "loop": loop, "join": join, "matmul": matmul, "overlap": overlap}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

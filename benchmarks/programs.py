@@ -72,12 +72,14 @@ FORMS = {
 }
 
 
-def program(name: str, shape: str, algorithm: str, mesh: Any) -> tuple[Callable, tuple]:
+def program(
+    name: str, shape: str, algorithm: str, mesh: Any, dtype: Any = jnp.bfloat16
+) -> tuple[Callable, tuple]:
     """A form's function and its operands, as `overlap.compile_for` takes them."""
     form = FORMS[name]
     sizes = form.shapes(*(int(size) for size in shape.split("x")))
     operands = tuple(
-        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        jax.ShapeDtypeStruct(size, dtype, sharding=NamedSharding(mesh, spec))
         for size, spec in zip(sizes, form.ins, strict=True)
     )
     algorithm = algorithm.removesuffix(TUNED)
@@ -102,11 +104,11 @@ def tuning(topology: str, algorithm: str) -> dict[str, str]:
     return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
 
 
-def with_gradient(function: Callable) -> Callable:
+def with_gradient(function: Callable, cotangent: Callable = lambda y: y * y) -> Callable:
     """Forward and backward; the cotangent waits for the result, as that of a loss does."""
 
     def both(x: Array, w: Array) -> Any:
         y, pull_back = jax.vjp(function, x, w)
-        return y, pull_back(y * y)
+        return y, pull_back(cotangent(y))
 
     return both

@@ -96,7 +96,7 @@ def print_checks(rows: Sequence[Row]) -> None:
         wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
     made = table("algorithm", *collectives)
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
-        made.add_row(algorithm, *(_wrong(wrong.get((algorithm, c)), "") for c in collectives))
+        made.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
     show(f"#wrong, count {rows[0].count}, {types}", made)
 
 
@@ -120,14 +120,14 @@ def _cells(row: Row) -> list[str]:
         raise ValueError(f"only checked, not timed: {row}")
     rates = [rate(row.seconds.median) / 1e9 for rate in (row.algbw, row.busbw)]
     cells = [str(row.size), str(row.count), row.type, row.redop or "-", algorithm]
-    cells += [_microseconds(row.seconds.median), f"{row.seconds.spread:.0%}"]
-    cells += [*(f"{rate:.3g}" for rate in rates), _wrong(row.wrong, "-")]
+    cells += [microseconds(row.seconds.median), f"{row.seconds.spread:.0%}"]
+    cells += [*(f"{rate:.3g}" for rate in rates), wrong_cell(row.wrong, "-")]
     compared = row.algorithm != LAX
-    cells += [_ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}"] if compared else ["", ""]
+    cells += [ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}"] if compared else ["", ""]
     if row.predicted is None:
         return [*cells, "-"]
     off = row.predicted / row.seconds.median - 1
-    return [*cells, f"{_microseconds(row.predicted)} ({off:+4.0%})"]
+    return [*cells, f"{microseconds(row.predicted)} ({off:+4.0%})"]
 
 
 def print_summary(
@@ -145,7 +145,7 @@ def print_summary(
     print_matrix("The fastest hand-written algorithm, its time over lax's", best)
     for name, (model, error, count) in fitted.items():
         console().print(
-            f"model of {name}: alpha {_microseconds(model.alpha)} us a message, "
+            f"model of {name}: alpha {microseconds(model.alpha)} us a message, "
             f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
             f"median error {error:.0%} over {count} rows"
         )
@@ -164,7 +164,7 @@ def print_matrix(title: str, rows: Sequence[Row]) -> None:
     sizes = sorted({row.asked for row in rows})
     made = table("collective", "type", *map(bytes_in_words, sizes), left=2)
     for place, some in groupby(rows, lambda row: (row.collective, row.type)):
-        cells = {row.asked: f"{_ratio(row.vs_lax)} {row.algorithm}" for row in some}
+        cells = {row.asked: f"{ratio(row.vs_lax)} {row.algorithm}" for row in some}
         made.add_row(*place, *(cells.get(size, "") for size in sizes))
     if rows:
         show(title, made)
@@ -185,22 +185,25 @@ def print_verdict(rows: Iterable[Row]) -> int:
     return 1 if bad else 0
 
 
-def _wrong(count: int | None, missing: str) -> str:
+def wrong_cell(count: int | None, missing: str) -> str:
+    """How many, red if any; `missing` where nobody looked."""
     if count is None:
         return missing
     return f"[bold red]{count}[/bold red]" if count else "0"
 
 
-def _ratio(ratio: Quartiles | None) -> str:
-    if ratio is None:
+def ratio(of: Quartiles | None) -> str:
+    """A time over another: green if clearly faster, yellow if slower."""
+    if of is None:
         return ""
-    text = f"{ratio.median:.2f}"
-    if ratio.high < FASTER:
+    text = f"{of.median:.2f}"
+    if of.high < FASTER:
         return f"[bold green]{text}[/bold green]"
-    return f"[yellow]{text}[/yellow]" if ratio.low > SLOWER else text
+    return f"[yellow]{text}[/yellow]" if of.low > SLOWER else text
 
 
-def _microseconds(seconds: float) -> str:
+def microseconds(seconds: float) -> str:
+    """Seconds as microseconds."""
     return f"{seconds * 1e6:.1f}"
 
 

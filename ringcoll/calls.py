@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ Pytree = Any
 AxisName = Hashable | Sequence[Hashable]
 Groups = Sequence[Sequence[int]] | None
 Collect = Callable[..., Any]
+T = TypeVar("T")
 
 #: Leaves of up to this many bytes share a message: below it, the rounds cost more than
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
@@ -48,6 +49,7 @@ _CURES = (
     (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
     (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
     (r"not supported in vmap", "use a mesh axis"),
+    (r"not a valid JAX type", "pass an array"),
 )
 
 
@@ -63,6 +65,7 @@ class Call:
         adds_dim: whether they are dimensions of a result with one more.
         said: the further arguments, for messages.
         lax_only: whether it is of a kind that only lax can do.
+        operands: what is said of them in messages.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Call:
     adds_dim: bool = False
     said: Mapping[str, Any] = field(default_factory=dict)
     lax_only: bool = False
+    operands: str = "x"
 
     @property
     def axes(self) -> tuple[Hashable, ...]:
@@ -103,7 +107,7 @@ class Call:
         """What to raise: function, arguments, what is wrong with which value, the cure."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         args = {"axis_name": self.axis_name, **self.dims, **self.said, **groups}
-        call = ", ".join(["x", *(f"{name}={value!r}" for name, value in args.items())])
+        call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
         cure = cure or next((cure for p, cure in _CURES if re.search(p, words)), "")
         words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:
@@ -146,10 +150,7 @@ class Call:
 
     def _dims(self, leaf: Any) -> dict[str, int]:
         """The dims counted from 0, or refused."""
-        try:
-            ndim = jax.typeof(leaf).ndim + self.adds_dim
-        except TypeError as error:  # it is no array
-            raise self.refusal(type(error), str(error)) from error
+        ndim = self.ask(jax.typeof, leaf).ndim + self.adds_dim
         counted = {}
         for name, given in self.dims.items():
             dim = self.integer(name, given)
@@ -161,23 +162,27 @@ class Call:
 
     def _check(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
-        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
-            raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
-        try:
-            self._ask(leaf, by_lax)
-        except _REFUSALS as error:
-            kind = next(kind for kind in _REFUSALS if isinstance(error, kind))
-            cure = "pass check_vma=False to jax.shard_map" if self._is_unsupported(error) else ""
-            raise self.refusal(kind, str(error), cure) from error
+        self.ask(self._ask, leaf, by_lax)
         if self.groups is not None:
             named = sorted(rank for group in self.groups for rank in group)
             if named != list(range(self.rank_count())):
                 words = "axis_index_groups must cover all indices exactly once"
                 raise self.refusal(ValueError, words)
-        if self.accumulate_dtype is not None:
-            self._check_accumulation(leaf)
+        self.check_accumulation(jax.typeof(leaf).dtype)
         if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", LAX)):
             self._check_algorithm(leaf)
+
+    def ask(self, lax_s: Callable[..., T], *args: Any) -> T:
+        """What JAX says, or its refusal as ours."""
+        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
+            raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
+        try:
+            return lax_s(*args)
+        except _REFUSALS as error:
+            kind = next(kind for kind in _REFUSALS if isinstance(error, kind))
+            unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
+            cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
+            raise self.refusal(kind, str(error), cure) from error
 
     def _ask(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Let lax type its own result."""
@@ -188,8 +193,10 @@ class Call:
                 lax.axis_size(axis)  # this has the words
             raise
 
-    def _check_accumulation(self, leaf: Any) -> None:
-        dtype = jax.typeof(leaf).dtype
+    def check_accumulation(self, dtype: Any) -> None:
+        """Refuse to accumulate sums of a dtype in what cannot hold them."""
+        if self.accumulate_dtype is None:
+            return
         try:
             wide = jnp.dtype(self.accumulate_dtype)
         except TypeError as error:
@@ -206,11 +213,14 @@ class Call:
                 f"algorithm={self.algorithm!r} needs axis_index_groups of one size",
                 "pass algorithm='lax', or groups of one size",
             )
-        if self.collective is None or self._is_for_lax(leaf):
-            return
+        if self.collective is not None and not self._is_for_lax(leaf):
+            self.check_algorithm(self.collective)
+
+    def check_algorithm(self, collective: str) -> None:
+        """Refuse an algorithm by which a collective cannot be done on these ranks."""
         algorithm = self.algorithm
         if isinstance(algorithm, str):
-            known = ("auto", *choices(self.collective))
+            known = ("auto", *choices(collective))
             if algorithm not in known:
                 words = f"no algorithm {algorithm!r}"
                 raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
@@ -219,7 +229,7 @@ class Call:
             return
         ranks = ranks_of(algorithm, self.axes, self.params["groups"])
         try:
-            algorithms.build(self.collective, algorithm, ranks.shape)
+            algorithms.build(collective, algorithm, ranks.shape)
         except (TypeError, ValueError) as error:  # TypeError: not hashable, or other arguments
             kind = ValueError if isinstance(error, ValueError) else TypeError
             raise self.refusal(kind, f"algorithm={self.algorithm!r}: {error}") from error
@@ -244,10 +254,6 @@ class Call:
         if self.accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             return by_lax(leaf)
         return by_lax(jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
-
-    def _is_unsupported(self, error: Exception) -> bool:
-        """Whether lax does not do groups where types are checked."""
-        return isinstance(error, NotImplementedError) and self.groups is not None
 
     def _is_uneven(self) -> bool:
         return self.groups is not None and len({len(group) for group in self.groups}) > 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,21 +54,28 @@ class Labels:
         found: dict[str, int] = {}
         for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
             if len(labels) != len(shape):
-                raise ValueError(f"{labels!r} is not of the {len(shape)} dimensions of {name}")
+                raise ValueError(
+                    f"{labels!r} is not of the {len(shape)} dimensions of {name}; "
+                    "give each a letter"
+                )
             for label, size in zip(labels, shape, strict=True):
                 whole = size * times.get(label, (1, 1))[which]
                 if found.setdefault(label, whole) != whole:
+                    cure = "; make them agree"
+                    if label in times:
+                        cure = ", counting all shards; pass a shard of one and all of the other"
                     raise ValueError(
-                        f"label {label!r} is of size {found[label]} in x and {whole} in w"
-                        + (", counting all shards" if label in times else "")
+                        f"label {label!r} is of size {found[label]} in x and {whole} in w{cure}"
                     )
         return found
 
 
 @dataclass(frozen=True)
 class Product:
-    """The labels of the other factor and of the result, and the dtype of the result."""
+    """The labels of the other factor and of the result, the dtype of the result, and how that
+    is sharded over explicit axes, where the factors leave it open (`manual.explicit_spec`)."""
 
     other: str
     out: str
     dtype: np.dtype
+    sharding: Any = None

@@ -47,14 +47,23 @@ def sharded_dims(x: Array) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(spec) if axis is not None)
 
 
-def empty(shape: Sequence[int], like: Array, axes: Sequence[Hashable]) -> Array:
+def explicit_spec(x: Array) -> PartitionSpec | None:
+    """How x is sharded over explicit mesh axes of the caller, if there are any."""
+    sharding = jax.typeof(x).sharding
+    return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def empty(
+    shape: Sequence[int], like: Array | jax.core.ShapedArray, axes: Sequence[Hashable]
+) -> Array:
     """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
 
-    Dimensions it has before those of `like` are not sharded.
+    `like` is an array or the type of one. Dimensions before those it has are not sharded.
     """
-    sharding = jax.typeof(like).sharding
+    kind = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
+    sharding = kind.sharding
     spec = PartitionSpec(*[None] * (len(shape) - like.ndim), *sharding.spec)
     explicit = AxisType.Explicit in sharding.mesh.axis_types  # then a type names its mesh
     out = NamedSharding(sharding.mesh, spec) if explicit else None
     buffer = lax.empty(tuple(shape), like.dtype, out_sharding=out)
-    return varying(buffer, (*axes, *jax.typeof(like).mat.varying))
+    return varying(buffer, (*axes, *kind.mat.varying))

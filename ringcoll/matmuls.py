@@ -18,26 +18,28 @@ overlap as well; forward mode (`jvp`) is refused by JAX, as for every `custom_vj
 `preferred_element_type` and `precision` are those of `jax.numpy.einsum`; `accumulate_dtype`
 is the dtype of partial sums, on the wire too where they travel.
 
-All raise, before anything is sent, NameError for an axis that is not bound, and ValueError
-for shapes and specs that do not fit and for algorithms that cannot run.
+Other axes of the mesh may be explicit: results and gradients are sharded over them as those of
+`jax.numpy.einsum` are. As there, JAX refuses (ShardingTypeError) a sum along a dimension that is
+sharded; and one that is gathered or scattered should not be.
+
+All raise, before anything is sent, NameError for an axis that is not bound, TypeError for what
+is no array, dtype or integer, and ValueError for shapes and specs that do not fit and for
+algorithms that cannot run.
 """
 
+import string
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll import algorithms
-from ringcoll.calls import AxisName, axes_of
+from ringcoll.calls import AxisName, Call
+from ringcoll.factors import FactorsCall
 from ringcoll.gathers import all_gather
-from ringcoll.labels import Labels
-from ringcoll.manual import varying
-from ringcoll.products import How, Product, gathered, scattered
-from ringcoll.scheduled import ranks_of
-from ringcoll.table import LAX, Algorithm
+from ringcoll.products import Product, gathered, scattered
+from ringcoll.table import Algorithm
 
 #: An array, or a pytree of some that share a gather.
 Arrays = Any
@@ -76,22 +78,26 @@ def all_gather_einsum(
     Source: Wang et al., "Overlap communication with dependent computation via decomposition
     in large deep learning models", ASPLOS (2023).
     """
-    call = _Call("all_gather_einsum", spec, axis_name, f"gather={gather!r}, operand={operand}")
+    said = {"gather": gather, "operand": operand}
+    call = FactorsCall("all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said)
+    how, labels = call.how(precision, residuals), call.labels(spec)
+    if operand not in (0, 1):
+        raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
     moving, still = (w, x) if operand else (x, w)
-    factors, tree = jax.tree.flatten(still)
-    how = call.how(algorithm, precision, accumulate_dtype, residuals)
-    labels = call.labels()
     moving_labels, other = (labels.w, labels.x) if operand else (labels.x, labels.w)
-    if gather not in moving_labels:
-        raise call.refusal(f"{gather!r} is no label of the factor that is gathered")
-    n = call.ranks()
+    call.check_label(gather, moving_labels, "the factor that is gathered")
+    shard = call.array(moving)
+    factors, tree = jax.tree.flatten(still)
+    factors = [call.array(factor) for factor in factors]
+    times = {gather: (1, call.rank_count()) if operand else (call.rank_count(), 1)}
+    products = []
     for factor in factors:
-        pair = (factor.shape, moving.shape) if operand else (moving.shape, factor.shape)
-        call.sizes(labels, *pair, {gather: (1, n) if operand else (n, 1)})
-    dtypes = [_dtype(preferred_element_type, moving, factor) for factor in factors]
-    products = tuple(Product(other, labels.out, dtype) for dtype in dtypes)
-    shard, *factors = call.varying(moving, *factors)
-    results = gathered(how, gather, moving_labels, products, shard, factors)
+        x, w = (factor, shard) if operand else (shard, factor)
+        sizes = call.sizes(labels, x, w, times)
+        dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+        products.append(Product(other, labels.out, dtype))
+    shard, *factors = call.varying(shard, *factors)
+    results = gathered(how, gather, moving_labels, tuple(products), shard, factors)
     return jax.tree.unflatten(tree, results)
 
 
@@ -123,19 +129,19 @@ def einsum_reduce_scatter(
 
     Source: as `all_gather_einsum`.
     """
-    call = _Call("einsum_reduce_scatter", spec, axis_name, f"scatter={scatter!r}")
-    how = call.how(algorithm, precision, accumulate_dtype)
-    labels = call.labels()
-    if scatter not in labels.out:
-        raise call.refusal(f"{scatter!r} is no label of the result")
-    size, n = call.sizes(labels, x.shape, w.shape, {})[scatter], call.ranks()
-    if size % n:
-        raise call.refusal(
-            f"label {scatter!r} of size {size} does not divide by {n}; pad it to a multiple"
-        )
-    terms, dtype = ((labels.x, labels.w),), _dtype(preferred_element_type, x, w)
+    said = {"scatter": scatter}
+    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said)
+    how, labels = call.how(precision), call.labels(spec)
+    call.check_label(scatter, labels.out, "the result")
+    x, w = call.array(x), call.array(w)
+    sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
+    if sizes[scatter] % n:
+        words = f"label {scatter!r} of size {sizes[scatter]} does not divide by {n}"
+        raise call.refusal(ValueError, words, "pad it to a multiple")
+    dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
     x, w = call.varying(x, w)
-    return scattered(how, scatter, labels.out, terms, dtype, [(x, w)])
+    terms = ((labels.x, labels.w),)
+    return scattered(how, scatter, labels.out, terms, dtype, None, [(x, w)])
 
 
 def all_gather_matmul(
@@ -151,15 +157,16 @@ def all_gather_matmul(
     Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, of which
     this is a face; the other factor may be a pytree.
     """
-    ndim = _ndim(x)
-    rows = _LETTERS[: ndim - 1]
-    spec = f"{rows}k,kf->{rows}f"
-    if dimension not in (-1, -2):
-        raise ValueError(
-            f"ringcoll.all_gather_matmul(dimension={dimension!r}): a matrix has dimensions -2 "
-            "and -1; use all_gather_einsum for another"
-        )
-    gather = ("kf" if operand else f"{rows}k")[dimension]
+    call = Call(
+        "all_gather_matmul", None, axis_name, dims={"dimension": dimension}, operands="x, w"
+    )
+    rows = _rows(call, x)
+    of = "kf" if operand else f"{rows}k"
+    dimension = call.integer("dimension", dimension)
+    if dimension not in (-1, -2) or len(of) < -dimension:
+        words = f"dimension {dimension} is none of the last two of a matrix"
+        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
+    spec, gather = f"{rows}k,kf->{rows}f", of[dimension]
     return all_gather_einsum(spec, x, w, axis_name, gather=gather, operand=operand, **options)
 
 
@@ -172,14 +179,15 @@ def matmul_reduce_scatter(
 
     Steps and bytes, gradient, raises, source and options: as `einsum_reduce_scatter`.
     """
-    rows = _LETTERS[: _ndim(x) - 1]
+    dims = {"scatter_dimension": scatter_dimension}
+    call = Call("matmul_reduce_scatter", None, axis_name, dims=dims, operands="x, w")
+    rows = _rows(call, x)
     out = f"{rows}f"
-    if not -len(out) <= scatter_dimension < len(out):
-        raise ValueError(
-            f"ringcoll.matmul_reduce_scatter(scatter_dimension={scatter_dimension}): the result "
-            f"has {len(out)} dimensions"
-        )
-    scatter = out[scatter_dimension]
+    dim = call.integer("scatter_dimension", scatter_dimension)
+    if not -len(out) <= dim < len(out):
+        words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
+        raise call.refusal(ValueError, words)
+    scatter = out[dim]
     return einsum_reduce_scatter(f"{rows}k,kf->{out}", x, w, axis_name, scatter=scatter, **options)
 
 
@@ -196,9 +204,10 @@ def matmul_all_reduce(x: Array, w: Array, axis_name: AxisName, **options) -> Arr
 
     Raises, source and options: as `einsum_reduce_scatter`.
     """
-    axes = axes_of(axis_name)
-    rows = x.shape[-2]
-    n = ranks_of(LAX, axes, None).size
+    call = Call("matmul_all_reduce", None, axis_name, operands="x, w")
+    if (ndim := call.ask(jax.typeof, x).ndim) < 2:
+        raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
+    rows, n = x.shape[-2], call.ask(call.rank_count)
     padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
     mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)
     algorithm = options.get("algorithm", "auto")
@@ -208,56 +217,13 @@ def matmul_all_reduce(x: Array, w: Array, axis_name: AxisName, **options) -> Arr
     return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
 
 
-_LETTERS = "abcdeghijlmnopq"  # for rows; k and f are of matrices
+_LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")  # for rows
 
 
-class _Call:
-    """What the refusals of one call say of it."""
-
-    def __init__(self, name: str, spec: str, axis_name: AxisName, said: str) -> None:
-        self.name, self.spec, self.said, self.axis_name = name, spec, said, axis_name
-        self.axes = axes_of(axis_name)
-
-    def refusal(self, words: str) -> ValueError:
-        call = f"{self.spec!r}, x, w, axis_name={self.axis_name!r}, {self.said}"
-        return ValueError(f"ringcoll.{self.name}({call}): {words}")
-
-    def ranks(self) -> int:
-        return ranks_of(LAX, self.axes, None).size
-
-    def labels(self) -> Labels:
-        try:
-            return Labels.of(self.spec)
-        except ValueError as error:
-            raise self.refusal(str(error)) from error
-
-    def sizes(self, labels: Labels, x: Any, w: Any, times: Any) -> dict[str, int]:
-        try:
-            return labels.sizes(x, w, times)
-        except ValueError as error:
-            raise self.refusal(str(error)) from error
-
-    def how(self, algorithm: Algorithm, precision: Any, wide: Any, residuals: str = "save") -> How:
-        if residuals not in ("regather", "save"):
-            raise self.refusal(f"residuals={residuals!r}; choose from regather, save")
-        if algorithm not in ("auto", LAX):
-            ranks = ranks_of(algorithm, self.axes, None)
-            try:
-                algorithms.build("all_gather", algorithm, ranks.shape)
-            except ValueError as error:
-                raise self.refusal(f"algorithm={algorithm!r}: {error}") from error
-        dtype = None if wide is None else np.dtype(wide)
-        return How(self.axes, algorithm, precision, dtype, residuals == "save")
-
-    def varying(self, *factors: Array) -> list[Array]:
-        """Typed alike, so that a derivative has the type of what it is of."""
-        types = [jax.typeof(factor).mat.varying for factor in factors]
-        return [varying(factor, (*self.axes, *frozenset().union(*types))) for factor in factors]
-
-
-def _ndim(x: Arrays) -> int:
-    return jax.tree.leaves(x)[0].ndim
-
-
-def _dtype(preferred: DTypeLike | None, *factors: Array) -> np.dtype:
-    return np.dtype(jnp.result_type(*factors) if preferred is None else preferred)
+def _rows(call: Call, x: Arrays) -> str:
+    """A letter for each dimension of x, or of its first leaf, but the last."""
+    leaves = jax.tree.leaves(x)
+    ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
+    if not ndim:
+        raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
+    return _LETTERS[: ndim - 1]

@@ -26,7 +26,7 @@ from jax import Array, lax
 from ringcoll import algorithms, engine, quickest
 from ringcoll.cost import DEVICES, KINDS, Model
 from ringcoll.labels import Product
-from ringcoll.manual import device_kind, empty, varying
+from ringcoll.manual import device_kind, empty, explicit_spec, varying
 from ringcoll.pieces import Shares, joined, placed, sliced_along
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import ranks_of
@@ -54,12 +54,11 @@ class How:
         assert isinstance(made, Schedule)  # stages are for all-reduces
         return made, ranks.cut(made.shape)
 
-    def einsum(self, spec: str, a: Array, b: Array, dtype: Any) -> Array:
+    def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
         """In the dtype of accumulation, if `dtype` is one of the kind it is for."""
-        wide = self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None
-        return jnp.einsum(
-            spec, a, b, precision=self.precision, preferred_element_type=wide or dtype
-        )
+        wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
+        how = {"precision": self.precision, "preferred_element_type": wide}
+        return jnp.einsum(spec, a, b, out_sharding=sharding, **how)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
@@ -90,13 +89,14 @@ def _gathered_backward(how, label, moving, products, residuals, cts):
     x, others = residuals
     terms = tuple((product.out, product.other) for product in products)
     pairs = list(zip(cts, others, strict=True))
-    ct_x = scattered(how, label, moving, terms, x.dtype, pairs)
+    ct_x = scattered(how, label, moving, terms, x.dtype, explicit_spec(x), pairs)
     back = tuple(
-        Product(p.out, p.other, other.dtype) for p, other in zip(products, others, strict=True)
+        Product(p.out, p.other, other.dtype, explicit_spec(other))
+        for p, other in zip(products, others, strict=True)
     )
     if how.saves:
         ct_others = [
-            how.einsum(f"{moving},{p.other}->{p.out}", x, ct, p.dtype).astype(p.dtype)
+            how.einsum(f"{moving},{p.other}->{p.out}", x, ct, p.dtype, p.sharding).astype(p.dtype)
             for p, ct in zip(back, cts, strict=True)
         ]
     else:
@@ -122,7 +122,8 @@ def _gathered(how, label, moving, products, x, others, keep=False, late=()):
     specs = [f"{moving},{p.other}->{p.out}" for p in products]
 
     def of_whole(whole: Array, i: int) -> Array:
-        return how.einsum(specs[i], whole, others[i], products[i].dtype).astype(products[i].dtype)
+        p = products[i]
+        return how.einsum(specs[i], whole, others[i], p.dtype, p.sharding).astype(p.dtype)
 
     if how.algorithm == LAX:
         whole = lax.all_gather(x, how.axes, axis=dim, tiled=True)
@@ -135,7 +136,7 @@ def _gathered(how, label, moving, products, x, others, keep=False, late=()):
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
         other = sliced_along(other, p.other, label, places)
-        return how.einsum(specs[i], piece, other, p.dtype)
+        return how.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
     def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
         results, whole = carry
@@ -157,10 +158,11 @@ def _gathered(how, label, moving, products, x, others, keep=False, late=()):
 
     def buffer(i: int) -> Array:
         p = products[i]
-        y = jax.eval_shape(lambda: multiplied(x, [(0, shares.size)], i))
+        made = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))
+        y = made().out_avals[0]
         if label not in p.out:
             return jnp.zeros(y.shape, y.dtype)
-        return lax.empty(of_all(y.shape, p.out.index(label)), p.dtype)
+        return empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
 
     whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
     typed = jax.typeof(x).mat.varying
@@ -172,13 +174,14 @@ def _gathered(how, label, moving, products, x, others, keep=False, late=()):
     return [made[i].astype(p.dtype) for i, p in enumerate(products)], whole if keep else None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4, 5))
 def scattered(
     how: How,
     label: str,
     out: str,
     terms: tuple[tuple[str, str], ...],
     dtype: np.dtype,
+    sharding: Any,
     pairs: list[tuple[Array, Array]],
 ) -> Array:
     """This rank's shard, along `label`, of the sum over ranks of the sum of einsum(a, b).
@@ -189,18 +192,20 @@ def scattered(
         out: the labels of the result.
         terms: the labels of each a and b.
         dtype: of the result.
+        sharding: of the result, as that of a `Product`.
         pairs: each a and b.
     """
     if how.algorithm == "auto":
         algorithm = quickest.scattered(_machine(), how.ranks(), out, terms, dtype, pairs)
-        by = lambda how: partial(scattered, how, label, out, terms, dtype)  # noqa: E731
+        by = lambda how: partial(scattered, how, label, out, terms, dtype, sharding)  # noqa: E731
         return _by_platform(how, by, pairs, by_default=algorithm)
     specs = [f"{a},{b}->{out}" for a, b in terms]
     factors = [x for pair in pairs for x in pair]
 
     def summed(factors: Sequence[Array]) -> Array:
         of_terms = zip(specs, factors[::2], factors[1::2], strict=True)
-        return functools.reduce(lax.add, [how.einsum(s, a, b, dtype) for s, a, b in of_terms])
+        made = [how.einsum(spec, a, b, dtype, sharding) for spec, a, b in of_terms]
+        return functools.reduce(lax.add, made)
 
     if how.algorithm == LAX:
         return lax.psum_scatter(
@@ -228,14 +233,17 @@ def scattered(
     return joined(mine, dim).astype(dtype)
 
 
-def _scattered_forward(how, label, out, terms, dtype, pairs):
-    return scattered(how, label, out, terms, dtype, pairs), pairs
+def _scattered_forward(how, label, out, terms, dtype, sharding, pairs):
+    return scattered(how, label, out, terms, dtype, sharding, pairs), pairs
 
 
-def _scattered_backward(how, label, out, terms, dtype, pairs, ct):
+def _scattered_backward(how, label, out, terms, dtype, sharding, pairs, ct):
     products, others = [], []
     for (a_labels, b_labels), (a, b) in zip(terms, pairs, strict=True):
-        products += [Product(b_labels, a_labels, a.dtype), Product(a_labels, b_labels, b.dtype)]
+        products += [
+            Product(b_labels, a_labels, a.dtype, explicit_spec(a)),
+            Product(a_labels, b_labels, b.dtype, explicit_spec(b)),
+        ]
         others += [b, a]
     back = gathered(replace(how, saves=False), label, out, tuple(products), ct, others)
     return ([(back[i], back[i + 1]) for i in range(0, len(back), 2)],)

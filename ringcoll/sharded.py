@@ -38,15 +38,22 @@ the other, under the product |
     Steps and bytes, gradient, and `options`: as the functions of `ringcoll.matmuls`.
 
     Raises:
-        ValueError: the specs are not of matrices, name an axis twice, or need more than one
-            collective; with what is needed.
+        TypeError: a or b is no array, or a spec no `PartitionSpec`.
+        ValueError: they are not of matrices, a spec names an axis twice or leaves one open, or
+            they need more than one collective; with what is needed.
 
     Source: the four cases are those of "How to Scale Your Model" (2025), chapter 3.
     """
 
-    def refusal(words: str) -> ValueError:
-        return ValueError(f"ringcoll.sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec}): {words}")
+    def refusal(words: str, kind: type[Exception] = ValueError) -> Exception:
+        return kind(f"ringcoll.sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec}): {words}")
 
+    for name, x in (("a", a), ("b", b)):
+        ndim = getattr(x, "ndim", None)
+        if ndim is None:
+            raise refusal(f"{name} is {x!r}, no array; pass this rank's shard", TypeError)
+        if ndim != 2:
+            raise refusal(f"{name} has {ndim} dimensions; pass a shard of a matrix")
     (a_i, a_j), (b_j, b_k), (c_i, c_k) = (
         _axes(spec, refusal) for spec in (a_spec, b_spec, out_spec)
     )
@@ -79,14 +86,16 @@ the other, under the product |
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
         raise refusal(f"it takes more than one collective ({names}); do one of them before")
-    if not needed:
-        return a @ b
-    ((function, axes, which),) = needed
+    ((function, axes, which),) = needed or [(all_gather_matmul, (), {})]  # of one rank
     return function(a, b, axes, **which, **options)
 
 
 def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
     """The axes of rows and columns."""
+    if not isinstance(spec, PartitionSpec):
+        raise refusal(f"{spec!r} is no spec; write P('x', None)", TypeError)
+    if PartitionSpec.UNCONSTRAINED in spec:
+        raise refusal(f"{spec} leaves a dimension open; say how the shards are")
     entries = (*spec, None, None)[: max(2, len(spec))]
     if len(entries) > 2:
         raise refusal(f"{spec} is not the spec of a matrix")

@@ -39,6 +39,7 @@ ORDER = (
     "labels",
     "quickest",
     "products",
+    "factors",
     "matmuls",
     "sharded",
     "lax",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from benchmarks import loop, measure, model, options, tune
+from benchmarks import loop, measure, model, options, programs, tune
 from benchmarks.__main__ import main
 from benchmarks.cases import AXIS, CASES, LAX
 from benchmarks.data import count_wrong, exact
@@ -248,3 +248,25 @@ def test_a_ring_is_compiled_both_ways():
 def test_leaves_are_joined_and_not(capsys):
     assert main(["join", "-k", "2", "-b", "256", "-e", "256", "-n", "3", "-g", "3"]) == 0
     assert "JOIN_UP_TO" in capsys.readouterr().out
+
+
+MATMUL = ["matmul", "--shape", "16x16x16", "-g", "2", "-n", "3", "--algorithm", "ring,auto"]
+
+
+def test_matmuls_are_compared_and_timed(tmp_path, capsys):
+    path = tmp_path / "json"
+    assert main([*MATMUL, "-J", str(path)]) == 0
+    assert "over" in capsys.readouterr().out
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 3 * 2 * 3  # forms, directions, and plain beside two algorithms
+    assert {row["wrong"] for row in rows} == {0}
+    chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks
+    assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
+
+
+def test_a_wrong_matmul_is_seen(monkeypatch, capsys):
+    form = programs.FORMS["all_gather_matmul"]
+    wrong = replace(form, by_hand=lambda x, w, **how: form.by_hand(x, w, **how) + 1)
+    monkeypatch.setitem(programs.FORMS, "all_gather_matmul", wrong)
+    assert main([*MATMUL, "--form", "all_gather_matmul", "--direction", "forward"]) == 1
+    assert "256" in capsys.readouterr().out  # all elements

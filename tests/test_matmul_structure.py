@@ -11,13 +11,14 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
+from ringcoll import engine
 
 N = 4
 BUILT_IN = re.compile(r"stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all)")
 
 
-def lowered(call, ins, out, shapes):
-    mesh = make_mesh(N)
+def lowered(call, ins, out, shapes, n=N):
+    mesh = make_mesh(n)
     operands = [
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
         for shape, spec in zip(shapes, ins, strict=True)
@@ -79,17 +80,22 @@ def test_a_long_ring_is_a_loop():
     )
 
 
+@pytest.mark.parametrize(("algorithm", "shards"), [("ring", 2), ("bidirectional_ring", 3)])
 @pytest.mark.parametrize(("made", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
-def test_what_is_held_beside_operands_and_result_is_two_chunks(made, out):
-    """A chunk is what is multiplied in one round and its product."""
+def test_beside_operands_and_result_two_shards_are_held(made, out, algorithm, shards, monkeypatch):
+    """One that is multiplied, or summed, and one on the wire; and what one round multiplies.
+
+    Of a bidirectional ring, the two halves joined besides. So as a loop; written out, XLA:CPU,
+    which knows no barriers, may multiply all shards before it sends any.
+    """
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", 0)
     _, ins, _ = made()
-    rows, k, f = 64, 256, 256  # of one rank
-    shapes = ((N * rows, k), (k, N * f)) if made is gather else ((N * rows, N * f), (N * f, k))
+    n, rows, k, f = 8, 64, 512, 128  # of one rank; what travels is [rows, k]
+    shapes = ((n * rows, k), (k, n * f)) if made is gather else ((n * rows, n * f), (n * f, k))
 
     def held(**how):
-        compiled = lowered(made(**how)[0], ins, out, shapes).compile()
+        compiled = lowered(made(**how)[0], ins, out, shapes, n).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    chunk = (rows * k + rows * f) * 4
-    assert held(algorithm="ring") <= 2 * chunk + 2**10
-    assert held(algorithm="lax") >= N * rows * k * 4
+    assert held(algorithm=algorithm) <= 4 * (shards * rows * k + rows * f) + 2**10
+    assert held(algorithm="lax") >= 4 * n * rows * k

@@ -1,0 +1,144 @@
+"""Gradients of matmuls over the wire: in float64 on random reals, and by finite differences.
+
+Every tolerance is counted off the program. An element of a result or of a gradient is a sum of
+T products, added up in whatever order: it is rounded T times at most on the way, and so errs by
+at most gamma(T) = T u / (1 - T u) of the sum of their magnitudes, u = 2**-53 (Higham, "Accuracy
+and Stability of Numerical Algorithms", section 3.1). The plain form makes T of ones, and the
+sum of magnitudes of magnitudes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+from support import make_mesh, per_rank
+from test_matmuls import FORMS
+
+ALGORITHMS = ("ring", "bidirectional_ring", "two_ended")
+SCATTERS = ("rows scattered", "columns scattered", "a batch scattered", "sum on every rank")
+
+
+def gamma(terms):
+    u = 2.0**-53
+    return terms * u / (1 - terms * u)
+
+
+def hows(name):
+    """The ways to call: an algorithm, and for a gather what is kept."""
+    kept = [{}] if name in SCATTERS else [{"residuals": "save"}, {"residuals": "regather"}]
+    return [{"algorithm": algorithm, **one} for algorithm in ALGORITHMS for one in kept]
+
+
+def reals(form, n):
+    """Every rank's factors: random, and so distinct in rank and place."""
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((n, *shape)) for shape in form.shapes(n)]
+
+
+def with_gradients(call):
+    """The result, and the gradients of the sum of its elements, each times one of `weights`."""
+
+    def both(x, w, weights):
+        def loss(x, w):
+            y = call(x, w)
+            return (y * weights[: y.size].reshape(y.shape)).sum(), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+        return y, gradients
+
+    return both
+
+
+@pytest.mark.parametrize(("n", "check_vma"), [(1, True), (2, False), (3, True), (8, False)])
+@pytest.mark.parametrize("name", FORMS)
+def test_gradients_err_no_more_than_their_roundings(name, n, check_vma):
+    form = FORMS[name]
+    chosen = hows(name) if n < 8 else hows(name)[-1:]  # where compiling takes long, one
+
+    def program(x, w, weights):
+        plain = with_gradients(form.plain)
+        return {
+            "plain": plain(x, w, weights),
+            "terms": plain(*map(jnp.ones_like, (x, w, weights))),
+            "magnitudes": plain(*map(jnp.abs, (x, w, weights))),
+            **{
+                str(how): with_gradients(lambda x, w, how=how: form.ours(x, w, **how))(
+                    x, w, weights
+                )
+                for how in chosen
+            },
+        }
+
+    weights = np.random.default_rng(1).standard_normal((n, 64 * n))  # a result has fewer elements
+    with jax.enable_x64(True):
+        operands = (*reals(form, n), weights)
+        results = per_rank(make_mesh(n), program, *operands, check_vma=check_vma)
+        results = jax.tree.map(np.asarray, results)
+    plain, terms, magnitudes = (
+        jax.tree.leaves(results.pop(key)) for key in ("plain", "terms", "magnitudes")
+    )
+    for how, ours in results.items():
+        for got, wanted, t, size in zip(
+            jax.tree.leaves(ours), plain, terms, magnitudes, strict=True
+        ):
+            assert got.dtype == np.float64
+            # Both err, and so does the sum of magnitudes.
+            bound = 2 * gamma(t) * size / (1 - gamma(t))
+            assert np.all(np.abs(got - wanted) <= bound), how
+
+
+def of_all_ranks(call, n, check_vma):
+    """The call as a function of the operands of all ranks."""
+
+    def one_rank(x, w):
+        return call(x[0], w[0])[None]
+
+    mesh, spec = make_mesh(n), P("x")
+    return jax.jit(
+        jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
+    )
+
+
+DIFFERENCES = [
+    (name, how, n, check_vma)
+    for i, name in enumerate(FORMS)  # each in another way, on more or fewer ranks
+    for how in [hows(name)[i % len(hows(name))]]
+    for n, check_vma in [((3, True), (2, False), (3, False), (4, True))[i % 4]]
+]
+
+
+@pytest.mark.parametrize(("name", "how", "n", "check_vma"), DIFFERENCES)
+def test_gradients_are_finite_differences(name, how, n, check_vma):
+    """Of the result and of its gradients, so to the second order.
+
+    Both are of degree two at most along any direction, so that a central difference over any
+    distance is the derivative but for roundings; over the distance 1 there are fewest. No
+    number that is drawn exceeds 5; moved by another, 10.
+    """
+    form = FORMS[name]
+    with jax.enable_x64(True):
+        x, w = map(jnp.asarray, reals(form, n))
+        ours = of_all_ranks(lambda x, w: form.ours(x, w, **how), n, check_vma)
+        plain = of_all_ranks(form.plain, n, check_vma)
+        pulled = lambda f: lambda x, w, ct: jax.vjp(f, x, w)[1](ct)  # noqa: E731
+        ct = jnp.asarray(np.random.default_rng(1).standard_normal(plain(x, w).shape))
+        for of, by_plain, operands in [
+            (ours, plain, (x, w)),
+            (jax.jit(pulled(ours)), jax.jit(pulled(plain)), (x, w, ct)),
+        ]:
+            assert max(jnp.abs(v).max() for v in operands) < 5
+            made = jax.tree.leaves(by_plain(*map(jnp.ones_like, operands)))
+            terms = float(sum(y.sum() for y in made))
+            atol = 2 * gamma(terms) * terms * 5 * 10**2
+            check_grads(of, operands, 1, modes=("rev",), atol=atol, rtol=0, eps=1.0)
+
+
+@pytest.mark.parametrize("name", ["rows gathered", "rows scattered"])
+def test_forward_mode_is_refused_by_jax(name):
+    form = FORMS[name]
+    ours = of_all_ranks(lambda x, w: form.ours(x, w, algorithm="ring"), 2, True)
+    x, w = reals(form, 2)
+    with pytest.raises(TypeError, match=r"forward-mode.*custom_vjp"):
+        jax.jvp(ours, (x, w), (x, w))
