@@ -10,7 +10,7 @@ move only forwards what it brought the round before (a ring) becomes a `lax.scan
 instead: see `UNROLL_UP_TO`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,12 +18,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.manual import varying
-from ringcoll.schedule import AllToAllSchedule, Move, Round, Schedule, stretches
+from ringcoll.messages import Key, keys_arrived, keys_sent, message, together
+from ringcoll.schedule import AllToAllSchedule, Round, Schedule, stretches
 from ringcoll.wire import Ranks
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
 #: size independent of n. Both run as fast on CPU; up to here both compile in under a second,
 #: and the written-out form leaves the compiler free to overlap (`python -m benchmarks loop`).
+#: A reduce whose products take work is a loop wherever it can be: compilers hide as much, and
+#: do not make all slices of the operands before the first round.
 UNROLL_UP_TO = 24
 
 Carry = TypeVar("Carry")
@@ -47,13 +50,6 @@ class Shard(NamedTuple):
 
 Visit = Callable[[Carry, list[Shard]], Carry]
 Produce = Callable[[Any, list[Slot]], Sequence[Array]]
-
-
-class Key(NamedTuple):
-    """Under what a rank keeps a shard, or the partial result of one."""
-
-    lane: int
-    offset: int
 
 
 def gather(
@@ -85,7 +81,7 @@ def gather(
     came = list(held)
     for start, stop in stretches(schedule, UNROLL_UP_TO):
         moves = schedule.rounds[start]
-        arriving = [ranks.hop(_stack(held, _sent(m)), m.axis, m.shift) for m in moves]
+        arriving = [ranks.hop(message(held, keys_sent(m)), m.axis, m.shift) for m in moves]
         carry = visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
         if stop - start > 1:
             carry, arriving = _gather_loop(
@@ -95,7 +91,7 @@ def gather(
             carry, arriving = lax.optimization_barrier((carry, arriving))
         came = []
         for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
-            arrived = _arrived(schedule, move)
+            arrived = keys_arrived(schedule, move)
             came += arrived
             held.update(zip(arrived, stack, strict=True))
     return visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
@@ -117,8 +113,10 @@ def _gather_loop(
     """
     start, stop = stretch
     moves = schedule.rounds[start]
-    again = {k for later in schedule.rounds[stop:] for m in later for k in _sent(m)}
-    came = [k for r in schedule.rounds[start : stop - 1] for m in r for k in _arrived(schedule, m)]
+    again = {k for later in schedule.rounds[stop:] for m in later for k in keys_sent(m)}
+    came = [
+        k for r in schedule.rounds[start : stop - 1] for m in r for k in keys_arrived(schedule, m)
+    ]
     keep = not again.isdisjoint(came)
 
     def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
@@ -127,7 +125,7 @@ def _gather_loop(
         shards = [
             Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane)
             for m, x in zip(moves, last, strict=True)
-            for j, (lane, offset) in enumerate(_arrived(schedule, m))
+            for j, (lane, offset) in enumerate(keys_arrived(schedule, m))
         ]
         return (visit(carry, shards), arriving), last if keep else None
 
@@ -137,7 +135,7 @@ def _gather_loop(
     if keep:  # a later round sends them once more
         for i, moves in enumerate(schedule.rounds[start : stop - 1]):
             for move, stack in zip(moves, stacks, strict=True):
-                held.update(zip(_arrived(schedule, move), stack[i], strict=True))
+                held.update(zip(keys_arrived(schedule, move), stack[i], strict=True))
     return carry, arriving
 
 
@@ -164,11 +162,14 @@ def reduce(
         This rank's shard, a share for each lane.
     """
     sums = _Sums(schedule, ranks, produce, combine, operands)
-    for start, stop in reversed(stretches(schedule, UNROLL_UP_TO)):
+    for start, stop in reversed(stretches(schedule, 0 if operands else UNROLL_UP_TO)):
         sums.send_back(schedule.rounds[stop - 1])
         if stop - start > 1:
-            sums.loop(schedule.rounds[start + 1 : stop - 1][::-1])
-            sums.send_back(schedule.rounds[start])
+            first = [key for move in schedule.rounds[start] for key in keys_sent(move)]
+            meet = len({*first}) < len(first)  # two ends, of which a loop would keep two sums
+            sums.loop(schedule.rounds[start + meet : stop - 1][::-1])
+            if meet:
+                sums.send_back(schedule.rounds[start])
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
     return [sums.partial[key] for key in mine]
@@ -196,34 +197,33 @@ class _Sums:
 
     def send_back(self, moves: Round) -> None:
         """One round, backward."""
-        arrived = [_arrived(self.schedule, m) for m in moves]
+        arrived = [keys_arrived(self.schedule, m) for m in moves]
         if self.want([k for keys in arrived for k in keys]):  # or merged with what comes next
             self.partial, self.operands = self._tied(self.partial, self.operands)
-        received = self._hops(moves, [_stack(self.partial, keys) for keys in arrived])
-        keys = [k for m in moves for k in _sent(m)]
+        received = self._hops(moves, [message(self.partial, keys) for keys in arrived])
+        keys = [k for m in moves for k in keys_sent(m)]
         self.want(keys)
         mine = self._apart({k: self.partial[k] for k in keys})
         for move, stack in zip(moves, received, strict=True):
-            for key, value in zip(_sent(move), stack, strict=True):
+            for key, value in zip(keys_sent(move), stack, strict=True):
                 mine[key] = self.combine(value, mine[key])
         if moves is not self.schedule.rounds[0]:  # after which nothing is produced
             mine, self.operands = self._tied(mine, self.operands)
         self.partial.update(mine)
 
     def loop(self, rounds: Sequence[Round]) -> None:
-        """Rounds of a stretch, backward, without its first and its last.
+        """Rounds of a stretch, backward, without its last.
 
-        (The last is left out because what it sends is not a partial result yet, and may be
-        of a narrower dtype than what a loop carries.)
+        (What that sends is no partial result yet, and may be narrower than what a loop carries.)
         """
         moves = rounds[0]
-        sent = [_sent(move) for move in moves]
-        every = [key for moves in rounds for m in moves for key in _sent(m)]
+        sent = [keys_sent(move) for move in moves]
+        every = [key for moves in rounds for m in moves for key in keys_sent(m)]
         stacks = None
         if not self.partial.keys().isdisjoint(every):  # left by the rounds of another axis
             self.want(every)
             stacks = [
-                _together([_stack(self.partial, _sent(a_round[m])) for a_round in rounds])
+                together([message(self.partial, keys_sent(a_round[m])) for a_round in rounds])
                 for m in range(len(moves))
             ]
 
@@ -243,11 +243,11 @@ class _Sums:
             summed = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
             return self._tied(summed, operands), None
 
-        moving = [_stack(self.partial, _arrived(self.schedule, m)) for m in moves]
+        moving = [message(self.partial, keys_arrived(self.schedule, m)) for m in moves]
         steps = jnp.arange(len(rounds), dtype=jnp.int32), stacks
         (moving, self.operands), _ = lax.scan(body, (moving, self.operands), steps)
         for move, stack in zip(rounds[-1], moving, strict=True):
-            self.partial.update(zip(_sent(move), stack, strict=True))
+            self.partial.update(zip(keys_sent(move), stack, strict=True))
 
     def _hops(self, moves: Round, messages: Sequence[Array]) -> list[Array]:
         return [self.ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, messages, strict=True)]
@@ -274,26 +274,7 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
     """
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
     for moves in schedule.rounds:
-        arriving = [ranks.hop(_stack(held, _sent(m)), m.axis, m.shift) for m in moves]
+        arriving = [ranks.hop(message(held, keys_sent(m)), m.axis, m.shift) for m in moves]
         for move, stack in zip(moves, arriving, strict=True):
-            held.update(zip(_sent(move), stack, strict=True))
+            held.update(zip(keys_sent(move), stack, strict=True))
     return [held[Key(0, d)] for d in range(schedule.size)]
-
-
-def _sent(move: Move) -> list[Key]:
-    return [Key(move.lane, offset) for offset in move.offsets]
-
-
-def _arrived(schedule: Schedule, move: Move) -> list[Key]:
-    return [Key(move.lane, offset) for offset in schedule.arrivals(move)]
-
-
-def _stack(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
-    """One message of several shards."""
-    return _together([held[key] for key in keys])
-
-
-def _together(arrays: Sequence[Array]) -> Array:
-    """Stacked, in the widest of their dtypes: some may be partial results."""
-    widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
-    return jnp.stack([x.astype(widest) for x in arrays])

@@ -26,6 +26,7 @@ ORDER = (
     "manual",
     "primitive",
     "wire",
+    "messages",
     "engine",
     "pieces",
     "visitors",
