@@ -140,7 +140,13 @@ def _gather_loop(
 
 
 def reduce(
-    schedule: Schedule, ranks: Ranks, produce: Produce, combine: Combine, operands: Any = None
+    schedule: Schedule,
+    ranks: Ranks,
+    produce: Produce,
+    combine: Combine,
+    operands: Any = (),
+    *,
+    works: bool = False,
 ) -> list[Array]:
     """Combine, for every rank, what all ranks contribute to its shard.
 
@@ -154,22 +160,25 @@ def reduce(
             with all that a round needs; each is asked for once.
         combine: `(received, mine) -> partial`, associative as far as the caller cares.
             What has not been combined yet travels as it was produced.
-        operands: what it takes work to produce from, if it does. Every round hands them on
-            through a barrier together with its sums, so that the compiler does not merge the
-            work of two rounds: work that waits for the wire is not hidden.
+        operands: what all contributions are produced from.
+        works: whether producing takes work under which the wire can hide. Then every round
+            hands the operands on through a barrier with its sums, so that the compiler does
+            not merge the work of two rounds: work that waits for the wire is not hidden.
 
     Returns:
         This rank's shard, a share for each lane.
     """
-    sums = _Sums(schedule, ranks, produce, combine, operands)
-    for start, stop in reversed(stretches(schedule, 0 if operands else UNROLL_UP_TO)):
-        sums.send_back(schedule.rounds[stop - 1])
+    sums = _Sums(schedule, ranks, produce, combine, operands, works)
+    for start, stop in reversed(stretches(schedule, 0 if works else UNROLL_UP_TO)):
+        sums.send_back(stop - 1)
         if stop - start > 1:
-            first = [key for move in schedule.rounds[start] for key in keys_sent(move)]
-            meet = len({*first}) < len(first)  # two ends, of which a loop would keep two sums
-            sums.loop(schedule.rounds[start + meet : stop - 1][::-1])
-            if meet:
-                sums.send_back(schedule.rounds[start])
+            last = [key for move in schedule.rounds[start] for key in keys_sent(move)]
+            # The ends of `two_ended` add to one shard there; a loop would carry a sum of each.
+            ends_meet = len(set(last)) < len(last)
+            looped = start + 1 if ends_meet else start
+            sums.loop(schedule.rounds[looped : stop - 1][::-1])
+            if ends_meet:
+                sums.send_back(start)
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
     return [sums.partial[key] for key in mine]
@@ -184,6 +193,7 @@ class _Sums:
     produce: Produce
     combine: Combine
     operands: Any
+    works: bool
     partial: dict[Key, Array] = field(default_factory=dict)
 
     def want(self, keys: Sequence[Key]) -> bool:
@@ -195,10 +205,11 @@ class _Sums:
             self.partial[key] = varying(value, self.ranks.axes)
         return bool(missing)
 
-    def send_back(self, moves: Round) -> None:
-        """One round, backward."""
+    def send_back(self, number: int) -> None:
+        """The round of this number, backward."""
+        moves = self.schedule.rounds[number]
         arrived = [keys_arrived(self.schedule, m) for m in moves]
-        if self.want([k for keys in arrived for k in keys]):  # or merged with what comes next
+        if self.want([k for keys in arrived for k in keys]):  # these first products are tied too
             self.partial, self.operands = self._tied(self.partial, self.operands)
         received = self._hops(moves, [message(self.partial, keys) for keys in arrived])
         keys = [k for m in moves for k in keys_sent(m)]
@@ -207,7 +218,7 @@ class _Sums:
         for move, stack in zip(moves, received, strict=True):
             for key, value in zip(keys_sent(move), stack, strict=True):
                 mine[key] = self.combine(value, mine[key])
-        if moves is not self.schedule.rounds[0]:  # after which nothing is produced
+        if number:  # after round 0, the last one backward, nothing is produced
             mine, self.operands = self._tied(mine, self.operands)
         self.partial.update(mine)
 
@@ -254,12 +265,12 @@ class _Sums:
 
     def _apart(self, mine: Any) -> Any:
         """A lone product would be fused with its addition, and so wait for the wire."""
-        alone = self.operands is not None and len(mine) == 1
+        alone = self.works and len(mine) == 1
         return lax.optimization_barrier(mine) if alone else mine
 
     def _tied(self, sums: Any, operands: Any) -> Any:
         """The next round's products wait for this one's sums, or they would be merged."""
-        return (sums, operands) if operands is None else lax.optimization_barrier((sums, operands))
+        return lax.optimization_barrier((sums, operands)) if self.works else (sums, operands)
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:

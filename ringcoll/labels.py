@@ -72,10 +72,45 @@ class Labels:
 
 @dataclass(frozen=True)
 class Product:
-    """The labels of the other factor and of the result, the dtype of the result, and how that
-    is sharded over explicit axes, where the factors leave it open (`manual.explicit_spec`)."""
+    """One product with what is gathered.
+
+    Attributes:
+        other: the labels of the other factor.
+        out: those of the result.
+        dtype: of the result.
+        sharding: of the result over explicit axes, where the factors leave it open (see
+            `manual.explicit_spec`).
+    """
 
     other: str
     out: str
+    dtype: np.dtype
+    sharding: Any = None
+
+
+@dataclass(frozen=True)
+class Gather:
+    """What is gathered (the labels `moving`), along which label, and multiplied how."""
+
+    label: str
+    moving: str
+    products: tuple[Product, ...]
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A sum of products, scattered along a label of its result.
+
+    Attributes:
+        label: of the dimension of the result that is scattered.
+        out: the labels of the result.
+        terms: those of both factors of each product.
+        dtype: of the result.
+        sharding: of the result, as that of a `Product`.
+    """
+
+    label: str
+    out: str
+    terms: tuple[tuple[str, str], ...]
     dtype: np.dtype
     sharding: Any = None

@@ -38,7 +38,8 @@ from jax.typing import DTypeLike
 from ringcoll.calls import AxisName, Call
 from ringcoll.factors import FactorsCall
 from ringcoll.gathers import all_gather
-from ringcoll.products import Product, gathered, scattered
+from ringcoll.labels import Gather, Product, Scatter
+from ringcoll.products import gathered, scattered
 from ringcoll.table import Algorithm
 
 #: An array, or a pytree of some that share a gather.
@@ -92,12 +93,12 @@ def all_gather_einsum(
     times = {gather: (1, call.rank_count()) if operand else (call.rank_count(), 1)}
     products = []
     for factor in factors:
-        x, w = (factor, shard) if operand else (shard, factor)
-        sizes = call.sizes(labels, x, w, times)
-        dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+        first, second = (factor, shard) if operand else (shard, factor)
+        sizes = call.sizes(labels, first, second, times)
+        dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
     shard, *factors = call.varying(shard, *factors)
-    results = gathered(how, gather, moving_labels, tuple(products), shard, factors)
+    results = gathered(how, Gather(gather, moving_labels, tuple(products)), shard, factors)
     return jax.tree.unflatten(tree, results)
 
 
@@ -141,7 +142,7 @@ def einsum_reduce_scatter(
     dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
     x, w = call.varying(x, w)
     terms = ((labels.x, labels.w),)
-    return scattered(how, scatter, labels.out, terms, dtype, None, [(x, w)])
+    return scattered(how, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
 
 
 def all_gather_matmul(

@@ -24,8 +24,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms, engine, quickest
-from ringcoll.cost import DEVICES, KINDS, Model
-from ringcoll.labels import Product
+from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
 from ringcoll.pieces import Shares, joined, placed, sliced_along
 from ringcoll.schedule import Schedule
@@ -44,11 +43,12 @@ class How:
     accumulate_dtype: np.dtype | None = None
     saves: bool = False  # whether what was gathered is kept for the gradient
 
-    def ranks(self) -> int:
-        """How many they are."""
+    def rank_count(self) -> int:
+        """How many ranks there are over the axes."""
         return ranks_of(LAX, self.axes, None).size
 
     def schedule(self) -> tuple[Schedule, Ranks]:
+        """The gather that is run, and the ranks cut into its digits."""
         ranks = ranks_of(self.algorithm, self.axes, None)
         made = algorithms.build("all_gather", self.algorithm, ranks.shape)
         assert isinstance(made, Schedule)  # stages are for all-reduces
@@ -61,73 +61,85 @@ class How:
         return jnp.einsum(spec, a, b, out_sharding=sharding, **how)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def gathered(
-    how: How, label: str, moving: str, products: tuple[Product, ...], x: Array, others: list[Array]
-) -> list[Array]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gathered(how: How, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
     """Every einsum(all shards of x, other).
 
     Args:
         how: see `How`.
-        label: that of the dimension along which the shards of x are put together.
-        moving: the labels of x.
-        products: what is made of it.
+        gather: see `Gather`.
         x: this rank's shard.
         others: the other factors, one for each product, whole.
     """
-    return _gathered(how, label, moving, products, x, others)[0]
+    return _gathered(how, gather, x, others)[0]
 
 
-def _gathered_forward(how, label, moving, products, x, others):
+def _gathered_forward(how, gather, x, others):
     if not how.saves:
-        return gathered(how, label, moving, products, x, others), (x, others)
-    results, whole = _gathered(how, label, moving, products, x, others, keep=True)
+        return gathered(how, gather, x, others), (x, others)
+    results, whole = _gathered(how, gather, x, others, keep=True)
     return results, (whole, others)
 
 
-def _gathered_backward(how, label, moving, products, residuals, cts):
+def _gathered_backward(how, gather, residuals, cts):
     x, others = residuals
+    label, moving, products = gather.label, gather.moving, gather.products
     terms = tuple((product.out, product.other) for product in products)
-    pairs = list(zip(cts, others, strict=True))
-    ct_x = scattered(how, label, moving, terms, x.dtype, explicit_spec(x), pairs)
+    to_x = Scatter(label, moving, terms, x.dtype, explicit_spec(x))
+    ct_x = scattered(how, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
         for p, other in zip(products, others, strict=True)
     )
     if how.saves:
         ct_others = [
-            how.einsum(f"{moving},{p.other}->{p.out}", x, ct, p.dtype, p.sharding).astype(p.dtype)
+            _multiplied(how, f"{moving},{p.other}->{p.out}", p, x, ct)
             for p, ct in zip(back, cts, strict=True)
         ]
     else:
-        ct_others = gathered(how, label, moving, back, x, cts)
+        ct_others = gathered(how, replace(gather, products=back), x, cts)
     return ct_x, ct_others
 
 
 gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
-def _gathered(how, label, moving, products, x, others, keep=False, late=()):
+def _gathered(
+    how: How,
+    gather: Gather,
+    x: Array,
+    others: list[Array],
+    keep: bool = False,
+    late: Sequence[int] = (),
+) -> tuple[list[Array], Array | None]:
     """The results, and the whole x if it is kept.
 
     The products numbered in `late` are made of the whole x, once all of it has come.
     """
     if how.algorithm == "auto":
-        algorithm, late = quickest.gathered(
-            _machine(), how.ranks(), label, moving, products, x, others
+        model = quickest.machine(device_kind())
+        algorithm, late = quickest.to_gather(gather, x, others, how.rank_count(), model)
+        return _by_platform(
+            algorithm,
+            lambda by, x, others: _gathered(by, gather, x, others, keep, late),
+            *(how, x, others),
         )
-        by = lambda how: partial(_gathered, how, label, moving, products, keep=keep, late=late)  # noqa: E731
-        return _by_platform(how, by, x, others, by_default=algorithm)
-    dim = moving.index(label)
-    specs = [f"{moving},{p.other}->{p.out}" for p in products]
+    if how.algorithm != LAX:
+        return _gathered_by_rounds(how, gather, x, others, keep, late)
+    whole = lax.all_gather(x, how.axes, axis=gather.moving.index(gather.label), tiled=True)
+    results = [
+        _multiplied(how, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
+        for p, other in zip(gather.products, others, strict=True)
+    ]
+    return results, whole if keep else None
 
-    def of_whole(whole: Array, i: int) -> Array:
-        p = products[i]
-        return how.einsum(specs[i], whole, others[i], p.dtype, p.sharding).astype(p.dtype)
 
-    if how.algorithm == LAX:
-        whole = lax.all_gather(x, how.axes, axis=dim, tiled=True)
-        return [of_whole(whole, i) for i in range(len(products))], whole if keep else None
+def _gathered_by_rounds(
+    how: How, gather: Gather, x: Array, others: list[Array], keep: bool, late: Sequence[int]
+) -> tuple[list[Array], Array | None]:
+    label, products = gather.label, gather.products
+    dim = gather.moving.index(label)
+    specs = [f"{gather.moving},{p.other}->{p.out}" for p in products]
     schedule, ranks = how.schedule()
     shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
@@ -168,55 +180,48 @@ def _gathered(how, label, moving, products, x, others, keep=False, late=()):
     typed = jax.typeof(x).mat.varying
     buffers = [varying(buffer(i), typed) for i in early]
     results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole), works=True)
-    made = dict(zip(early, results, strict=True))
+    made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
     if whole is not None:
-        made |= {i: of_whole(whole, i) for i in late}
-    return [made[i].astype(p.dtype) for i, p in enumerate(products)], whole if keep else None
+        made |= {i: _multiplied(how, specs[i], products[i], whole, others[i]) for i in late}
+    return [made[i] for i in range(len(products))], whole if keep else None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4, 5))
-def scattered(
-    how: How,
-    label: str,
-    out: str,
-    terms: tuple[tuple[str, str], ...],
-    dtype: np.dtype,
-    sharding: Any,
-    pairs: list[tuple[Array, Array]],
-) -> Array:
-    """This rank's shard, along `label`, of the sum over ranks of the sum of einsum(a, b).
+def _multiplied(how: How, spec: str, product: Product, x: Array, other: Array) -> Array:
+    """One whole product, of the dtype that is wanted."""
+    return how.einsum(spec, x, other, product.dtype, product.sharding).astype(product.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> Array:
+    """This rank's shard of the sum over ranks of the sum of einsum(a, b).
 
     Args:
         how: see `How`.
-        label: of the dimension of the result that is scattered.
-        out: the labels of the result.
-        terms: the labels of each a and b.
-        dtype: of the result.
-        sharding: of the result, as that of a `Product`.
+        scatter: see `Scatter`.
         pairs: each a and b.
     """
     if how.algorithm == "auto":
-        algorithm = quickest.scattered(_machine(), how.ranks(), out, terms, dtype, pairs)
-        by = lambda how: partial(scattered, how, label, out, terms, dtype, sharding)  # noqa: E731
-        return _by_platform(how, by, pairs, by_default=algorithm)
-    specs = [f"{a},{b}->{out}" for a, b in terms]
+        model = quickest.machine(device_kind())
+        algorithm = quickest.to_scatter(scatter, pairs, how.rank_count(), model)
+        return _by_platform(algorithm, lambda by, pairs: scattered(by, scatter, pairs), how, pairs)
+    label, dim, dtype = scatter.label, scatter.out.index(scatter.label), scatter.dtype
+    specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     factors = [x for pair in pairs for x in pair]
 
     def summed(factors: Sequence[Array]) -> Array:
         of_terms = zip(specs, factors[::2], factors[1::2], strict=True)
-        made = [how.einsum(spec, a, b, dtype, sharding) for spec, a, b in of_terms]
+        made = [how.einsum(spec, a, b, dtype, scatter.sharding) for spec, a, b in of_terms]
         return functools.reduce(lax.add, made)
 
     if how.algorithm == LAX:
-        return lax.psum_scatter(
-            summed(factors), how.axes, scatter_dimension=out.index(label), tiled=True
-        ).astype(dtype)
+        y = lax.psum_scatter(summed(factors), how.axes, scatter_dimension=dim, tiled=True)
+        return y.astype(dtype)
     schedule, ranks = how.schedule()
-    labels = [labels for term in terms for labels in term]
+    labels = [labels for term in scatter.terms for labels in term]
     sliced = [label in own for own in labels]
     some = sliced.index(True)
     size = factors[some].shape[labels[some].index(label)] // ranks.size
-    shares, dim = Shares(size, schedule.lanes), out.index(label)
+    shares = Shares(size, schedule.lanes)
 
     def produce(whole: list[Array], slots: list[engine.Slot]) -> list[Array]:
         places, rest = shares.places(slots), iter(whole)
@@ -229,47 +234,40 @@ def scattered(
 
     # Not the sliced ones: a slice that waits for a barrier is a copy.
     whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
-    mine = engine.reduce(schedule, ranks, produce, lax.add, whole)
+    mine = engine.reduce(schedule, ranks, produce, lax.add, whole, works=True)
     return joined(mine, dim).astype(dtype)
 
 
-def _scattered_forward(how, label, out, terms, dtype, sharding, pairs):
-    return scattered(how, label, out, terms, dtype, sharding, pairs), pairs
+def _scattered_forward(how, scatter, pairs):
+    return scattered(how, scatter, pairs), pairs
 
 
-def _scattered_backward(how, label, out, terms, dtype, sharding, pairs, ct):
+def _scattered_backward(how, scatter, pairs, ct):
     products, others = [], []
-    for (a_labels, b_labels), (a, b) in zip(terms, pairs, strict=True):
+    for (a_labels, b_labels), (a, b) in zip(scatter.terms, pairs, strict=True):
         products += [
             Product(b_labels, a_labels, a.dtype, explicit_spec(a)),
             Product(a_labels, b_labels, b.dtype, explicit_spec(b)),
         ]
         others += [b, a]
-    back = gathered(replace(how, saves=False), label, out, tuple(products), ct, others)
+    gather = Gather(scatter.label, scatter.out, tuple(products))
+    back = gathered(replace(how, saves=False), gather, ct, others)
     return ([(back[i], back[i + 1]) for i in range(0, len(back), 2)],)
 
 
 scattered.defvjp(_scattered_forward, _scattered_backward)
 
 
-def _machine() -> Model:
-    """That of the mesh; if it is not known, the one with the slowest wire beside its matmuls."""
-    return DEVICES[KINDS.get(device_kind() or "", "v6e")]
+def _by_platform(algorithm: str, call: Callable[..., Any], how: How, *operands: Any) -> Any:
+    """`call(how, *operands)` by an algorithm, or by what is better on the platform.
 
+    (That is known when the program is lowered.)
+    """
 
-def _by_platform(
-    how: How, by: Callable[[How], Callable[..., Any]], *operands: Any, by_default: str
-) -> Any:
-    """What "auto" is, where it is known: when the program is lowered."""
-    plain = by(replace(how, algorithm=LAX))
-    if by_default == LAX:
-        return plain(*operands)
-    # XLA's scheduler for GPUs keeps one permute in flight: of two directions, one would be bare.
-    on_gpu = by(replace(how, algorithm="ring"))
-    return lax.platform_dependent(
-        *operands,
-        cpu=plain,
-        cuda=on_gpu,
-        rocm=on_gpu,
-        default=by(replace(how, algorithm=by_default)),
-    )
+    def by(algorithm: str) -> Callable[..., Any]:
+        return partial(call, replace(how, algorithm=algorithm))
+
+    if algorithm == LAX:
+        return by(LAX)(*operands)
+    others = {platform: by(name) for platform, name in quickest.BY_PLATFORM.items()}
+    return lax.platform_dependent(*operands, default=by(algorithm), **others)

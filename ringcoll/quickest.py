@@ -4,28 +4,29 @@ Either the collective runs under the products, in as many rounds as ranks, or it
 them as the built-in does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from ringcoll.cost import Model, Work, bare_seconds, hidden_seconds
-from ringcoll.labels import Product
+from ringcoll.cost import DEVICES, KINDS, Model, Work, bare_seconds, hidden_seconds
+from ringcoll.labels import Gather, Scatter
 from ringcoll.table import LAX
 
 #: By which a collective is hidden: half of each shard goes round either way.
 HIDDEN = "bidirectional_ring"
+#: What is better there. The devices of a CPU share what they compute with. The scheduler for
+#: GPUs keeps one permute in flight: of two directions, one would be bare.
+BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
 
 
-def gathered(
-    machine: Model,
-    ranks: int,
-    label: str,
-    moving: str,
-    products: Sequence[Product],
-    x: Any,
-    others: Sequence[Any],
+def machine(device_kind: str | None) -> Model:
+    """That of a device; of one that is not known, v6e's, whose compute is quick beside its wire."""
+    return DEVICES[KINDS.get(device_kind or "", "v6e")]
+
+
+def to_gather(
+    gather: Gather, x: Any, others: Sequence[Any], ranks: int, model: Model
 ) -> tuple[str, tuple[int, ...]]:
     """By which algorithm x is gathered, and the numbers of the products that are made late.
 
@@ -33,24 +34,24 @@ def gathered(
     takes longer than what it hides, it is made once, of the whole x: after the others, which
     then hide the wire alone, or, if there are none, after a built-in gather.
     """
-    whole = {
-        of: size * (ranks if of == label else 1) for of, size in zip(moving, x.shape, strict=True)
-    }
+    products = gather.products
+    whole = dict(zip(gather.moving, x.shape, strict=True))
+    whole[gather.label] *= ranks
 
     def work(i: int) -> Work:
         p = products[i]
         sizes = whole | dict(zip(p.other, others[i].shape, strict=True))
-        added = 0 if label in p.out else prod(sizes[of] for of in p.out) * p.dtype.itemsize
-        return Work(2 * prod(sizes.values()), 2 * added)
+        added = 0 if gather.label in p.out else prod(sizes[of] for of in p.out) * p.dtype.itemsize
+        return Work(2 * prod(sizes.values()), 2 * added)  # the sum is read and written
 
     def seconds(of: Callable[..., float], early: Sequence[int]) -> float:
         works = [work(i) for i in early]
         together = Work(sum(w.flops for w in works), sum(w.bytes_a_round for w in works))
         late = sum(work(i).flops for i in every if i not in early)
-        return of(together, x.size * x.dtype.itemsize, ranks, machine) + late * machine.delta
+        return of(together, x.size * x.dtype.itemsize, ranks, model) + late * model.delta
 
     every = range(len(products))
-    placed = [i for i in every if label in products[i].out]
+    placed = [i for i in every if gather.label in products[i].out]
     _, algorithm, early = min(
         (seconds(hidden_seconds, every), HIDDEN, every),
         (seconds(hidden_seconds, placed), HIDDEN, placed),
@@ -60,23 +61,17 @@ def gathered(
     return algorithm, tuple(i for i in every if i not in early)
 
 
-def scattered(
-    machine: Model,
-    ranks: int,
-    out: str,
-    terms: Sequence[tuple[str, str]],
-    dtype: np.dtype,
-    pairs: Sequence[tuple[Any, Any]],
-) -> str:
+def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model) -> str:
     """By which algorithm a sum of products is scattered."""
     sizes = {
         of: size
-        for term, pair in zip(terms, pairs, strict=True)
+        for term, pair in zip(scatter.terms, pairs, strict=True)
         for labels, x in zip(term, pair, strict=True)
         for of, size in zip(labels, x.shape, strict=True)
     }
-    block = prod(sizes[of] for of in out) * dtype.itemsize // ranks
-    # A round adds one block: two read, one written.
-    work = Work(sum(2 * prod(sizes[of] for of in {*a, *b}) for a, b in terms), 3 * block)
-    hidden, bare = (of(work, block, ranks, machine) for of in (hidden_seconds, bare_seconds))
+    flops = sum(2 * prod(sizes[of] for of in {*a, *b}) for a, b in scatter.terms)
+    block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
+    # What came and what was made of it are read, and their sum is written.
+    work = Work(flops, 3 * block)
+    hidden, bare = (of(work, block, ranks, model) for of in (hidden_seconds, bare_seconds))
     return HIDDEN if hidden <= bare else LAX

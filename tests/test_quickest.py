@@ -6,40 +6,40 @@ import numpy as np
 import pytest
 
 from ringcoll.cost import DEVICES
-from ringcoll.labels import Product
-from ringcoll.quickest import gathered, scattered
+from ringcoll.labels import Gather, Product, Scatter
+from ringcoll.quickest import machine, to_gather, to_scatter
 
-BF16 = np.dtype(np.float16)  # of as many bytes
+TWO_BYTES = np.dtype(np.float16)
 V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
 RING = "bidirectional_ring"
 
 
 def array(*shape):
-    return SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=BF16)
+    return SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=TWO_BYTES)
 
 
-def rows(machine, m, k, f, n=8):
+def rows(model, m, k, f, n=8):
     """x: [m/n, k] of which the rows are gathered, w: [k, f]."""
-    product = Product("kf", "mf", BF16)
-    return gathered(machine, n, "m", "mk", [product], array(m // n, k), [array(k, f)])
+    product = Product("kf", "mf", TWO_BYTES)
+    return to_gather(Gather("m", "mk", (product,)), array(m // n, k), [array(k, f)], n, model)
 
 
-def contracted(machine, m, k, f, n=8):
+def contracted(model, m, k, f, n=8):
     """w: [k/n, f] of which the contracted rows are gathered, x: [m, k]: products are added."""
-    product = Product("mk", "mf", BF16)
-    return gathered(machine, n, "k", "kf", [product], array(k // n, f), [array(m, k)])
+    product = Product("mk", "mf", TWO_BYTES)
+    return to_gather(Gather("k", "kf", (product,)), array(k // n, f), [array(m, k)], n, model)
 
 
-def summed(machine, m, k, f, n=8):
+def summed(model, m, k, f, n=8):
     """x: [m, k/n] and w: [k/n, f], whose sum is scattered along m."""
     pair = array(m, k // n), array(k // n, f)
-    return scattered(machine, n, "mf", [("mk", "kf")], BF16, [pair])
+    return to_scatter(Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES), [pair], n, model)
 
 
-@pytest.mark.parametrize("machine", DEVICES.values(), ids=DEVICES)
-def test_large_matmuls_hide_the_collective(machine):
-    assert rows(machine, 8192, 8192, 3584) == (RING, ())
-    assert summed(machine, 8192, 28672, 8192) == RING
+@pytest.mark.parametrize("model", DEVICES.values(), ids=DEVICES)
+def test_large_matmuls_hide_the_collective(model):
+    assert rows(model, 8192, 8192, 3584) == (RING, ())
+    assert summed(model, 8192, 28672, 8192) == RING
 
 
 def test_where_latency_is_longer_than_the_matmul_lax_is_taken():
@@ -58,12 +58,19 @@ def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_sma
 def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():
     # The gradients of a matmul_reduce_scatter, of a cotangent [m/n, f]: dx: [m, k/n] is
     # placed, dw: [k/n, f] would be added up.
-    products = [Product("kf", "mk", BF16), Product("mk", "kf", BF16)]
+    gradients = Gather("m", "mf", (Product("kf", "mk", TWO_BYTES), Product("mk", "kf", TWO_BYTES)))
+    ct = array(1024, 8192)
     others = [array(3584, 8192), array(8192, 3584)]
-    assert gathered(V5E, 8, "m", "mf", products, array(1024, 8192), others) == (RING, (1,))
+    assert to_gather(gradients, ct, others, 8, V5E) == (RING, (1,))
     small = [array(128, 8192), array(8192, 128)]
-    assert gathered(V5E, 8, "m", "mf", products, array(1024, 8192), small)[1] == ()
+    assert to_gather(gradients, ct, small, 8, V5E) == (RING, ())
 
 
 def test_one_rank_has_nothing_to_hide():
     assert rows(V5E, 64, 64, 64, n=1) == (RING, ())
+
+
+def test_machines_are_known_by_what_devices_call_themselves():
+    assert machine("TPU v5 lite") is DEVICES["v5e"]
+    assert machine("TPU7x") is DEVICES["tpu7x"]
+    assert machine("NVIDIA H200") is machine(None) is DEVICES["v6e"]
