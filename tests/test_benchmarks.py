@@ -258,9 +258,7 @@ def test_matmuls_are_compared_and_timed(tmp_path, capsys):
     assert main([*MATMUL, "-J", str(path)]) == 0
     assert "over" in capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
-    assert (
-        len(rows) == len(programs.FORMS) * 2 * 3
-    )  # directions; plain beside two
+    assert len(rows) == len(programs.FORMS) * 2 * 3  # directions; plain beside two
     assert {row["wrong"] for row in rows} == {0}
     chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2

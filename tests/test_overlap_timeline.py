@@ -164,6 +164,14 @@ def test_what_moves_more_than_its_cycles_allow_waits_for_the_memory():
     assert made.sources == pytest.approx({"roofline": 3e-4})
 
 
+def test_no_matmul_of_wide_numbers_is_quicker_than_its_flops():
+    chip = replace(CHIP, hbm=1e18)  # 250 MFLOP at 1 TFLOP/s are 250 us
+    fast = overlap.report(program(dot("y", cycles=100_000)), chip=chip)
+    assert us(fast, "compute") == (250,)
+    lines = "%n = s8[500,500]{1,0:T(8,128)} convert(%x)", dot("y", "n", cycles=100_000)
+    assert us(overlap.report(program(*lines), chip=chip), "compute") == (100,)
+
+
 def test_a_matmul_without_an_estimate_is_priced_by_its_flops_or_bytes():
     bare = dot("y").partition(", backend_config")[0]
     assert totals(bare) == (300, 300, 0, 0)  # 250 MFLOP at 1 TFLOP/s are 250 us

@@ -9,7 +9,8 @@ collective without start and done is exposed whole. A built-in collective is gra
 algorithm can beat: all that a rank gets, over all its links at once, without latency, and, where
 it is spread over other work by the compiler, from its start to its end. A loop counts as often
 as it turns. Computing takes the cycles of the static profile where there is one; else, for a
-matmul, the compiler's estimate; but never less than bytes over the bandwidth of the memory.
+matmul, the compiler's estimate; but never less than bytes over the bandwidth of the memory or,
+for bf16, FLOPs over FLOP/s.
 Nothing else takes time: no launch, no contention for memory, no other program, and all ranks
 start together.
 """

@@ -14,8 +14,8 @@ from ringcoll.overlap.work import flops, is_free, traffic
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul (within 1 to 7 % of the profile)",
-    "roofline": "bytes over the bandwidth of the memory, where cycles would be fewer or are not "
-    "counted; then for a matmul FLOPs over FLOP/s if longer",
+    "roofline": "bytes over the bandwidth of the memory, or FLOPs over FLOP/s, where that is longer "
+    "than the cycles or there are none",
 }
 
 
@@ -55,17 +55,14 @@ class Costs:
         work = flops(self._module, computation, instruction)
         if self._chip is None:
             return Cost(flops=work)
-        memory = memory_seconds(traffic(self._module, computation, instruction), self._chip)
+        roof = memory_seconds(traffic(self._module, computation, instruction), self._chip)
         source, cycles = self._cycles(computation, instruction, work)
+        if not (source and _is_narrow(computation, instruction)):
+            roof = max(roof, work / self._chip.flops)
         seconds = cycles / self._chip.clock
-        if not source:
-            seconds = max(work / self._chip.flops, memory)
-            source = "roofline" if seconds else ""
-        elif seconds < memory:
-            # No cycles count the wait for the memory: an addition of large arrays would
-            # come for a third of its time.
-            seconds, source = memory, "roofline"
-        return Cost(seconds, source, work)
+        # Cycles leave out the wait for the memory: an addition of large arrays would come for a
+        # third of its time. And some profiles count a matmul for a fifth of its.
+        return Cost(seconds, source, work) if seconds >= roof else Cost(roof, "roofline", work)
 
     def _cycles(
         self, computation: Computation, instruction: Instruction, work: float
@@ -106,6 +103,12 @@ def _nameless(instruction: Instruction) -> str:
     names = r"metadata=\{[^}]*\}|(calls|to_apply)=%?[\w.\-]+"
     attributes = re.sub(names, "", instruction.attributes)
     return f"{instruction.opcode}{instruction.shapes}{attributes}"
+
+
+def _is_narrow(computation: Computation, instruction: Instruction) -> bool:
+    """Whether it reads narrower numbers than bf16, which matrix units multiply quicker."""
+    shapes = [shape for operand in computation.operands(instruction) for shape in operand.shapes]
+    return any(shape.bytes < 2 * shape.elements for shape in shapes)
 
 
 def memory_seconds(moved: Counter[int], chip: Chip) -> float:
