@@ -11,14 +11,8 @@ from collections.abc import Sequence
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
-from benchmarks import (
-    join,
-    loop,
-    matmul,
-    overlap,
-    sweep,
-    tune,
-)  # JAX reads the environment when imported
+# JAX reads the environment when it is imported.
+from benchmarks import join, loop, matmul, overlap, sweep, tune
 from ringcoll.__main__ import add_commands
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says

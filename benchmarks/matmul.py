@@ -23,18 +23,11 @@ from jax.sharding import Mesh
 from benchmarks import options, report
 from benchmarks.data import count_wrong, exact
 from benchmarks.measure import interleave, sharing
-from benchmarks.programs import FORMS, OURS, PLAIN, program, with_gradient
+from benchmarks.programs import FORMS, OURS, PLAIN, algorithms_of, program, with_gradient
 from benchmarks.row import Quartiles
 
 SHAPES = ("256x512x512", "1024x1024x1024")
 DIRECTIONS = ("forward", "both")
-#: Which of x, w and the result travels.
-TRAVELS = {
-    "all_gather_matmul": 0,
-    "weight_gather": 1,
-    "weight_gather_columns": 1,
-    "matmul_reduce_scatter": 2,
-}
 
 
 @dataclass(frozen=True)
@@ -107,15 +100,12 @@ def _measured(
 ) -> list[Found]:
     """Plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
-    if form == "matmul_reduce_scatter":  # of its gradient nothing is kept
-        algorithms = tuple(name for name in algorithms if "/" not in name)
-    compiled = {
-        name: _compiled(mesh, form, direction, shape, name) for name in (PLAIN, *algorithms)
-    }
+    names = [PLAIN, *algorithms_of(form, algorithms)]
+    compiled = {name: _compiled(mesh, form, direction, shape, name) for name in names}
     programs = {name: one.program for name, one in compiled.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
     y = results[PLAIN][0]
-    travels = (*compiled[PLAIN].operands, y)[TRAVELS[form]]
+    travels = (*compiled[PLAIN].operands, y)[FORMS[form].travels]
     truths = [np.asarray(true) for true in results[PLAIN]]
     times = interleave(programs, rounds, end)
     return [
@@ -148,7 +138,7 @@ def _compiled(mesh: Mesh, form: str, direction: str, shape: str, algorithm: str)
     function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
     if direction == "both":  # by a cotangent of small integers too
         function = with_gradient(function, jnp.sign)
-    # Integers from -1 to 1, of which every sum is exact.
+    # Integers from -1 to 1, of which every sum is exact: `exact` has values up to 127 over ranks.
     operands = tuple(
         jax.device_put(exact(of.shape, np.int8, 127 // 2).astype(np.float32) - 1, of.sharding)
         for of in shapes

@@ -1,6 +1,6 @@
-"""The programs of `benchmarks.overlap`: matmuls with a collective, by us, by hand, built in."""
+"""Matmuls with a collective as programs: ours, the built-in forms, and others by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,25 @@ OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "tw
 
 @dataclass(frozen=True)
 class Form:
-    """A matmul with a collective: its operands' shardings and how it is called by hand."""
+    """A matmul with a collective.
+
+    Attributes:
+        shapes: of both operands, for m, k and f.
+        ins: how they are sharded.
+        out: how the result is.
+        ours: the call of ringcoll.
+        plain: the built-in collective and the multiplication.
+        travels: which of x, w and the result goes round.
+        has_residuals: whether ours may keep what was gathered, or gather it again.
+    """
 
     shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
     ins: tuple[P, P]
     out: P
-    by_hand: Callable[..., Array]
+    ours: Callable[..., Array]
     plain: Callable[[Array, Array], Array]
+    travels: int
+    has_residuals: bool = True
 
 
 FORMS = {
@@ -47,13 +59,16 @@ FORMS = {
         P(None, "x"),
         lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
         lambda x, w: lax.all_gather(x, "x", tiled=True) @ w,
+        travels=0,
     ),
     "matmul_reduce_scatter": Form(
         lambda m, k, f: ((m, f), (f, k)),
         (P(None, "x"), P("x")),
         P("x"),
-        lambda x, w, residuals="", **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
         lambda x, w: lax.psum_scatter(x @ w, "x", tiled=True),
+        travels=2,
+        has_residuals=False,
     ),
     "weight_gather": Form(
         lambda m, k, f: ((8 * m, k), (k, f)),
@@ -61,6 +76,7 @@ FORMS = {
         P("x"),
         lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
         lambda x, w: x @ lax.all_gather(w, "x", tiled=True),
+        travels=1,
     ),
     "weight_gather_columns": Form(
         lambda m, k, f: ((8 * m, k), (k, f)),
@@ -68,8 +84,14 @@ FORMS = {
         P("x"),
         lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
         lambda x, w: x @ lax.all_gather(w, "x", axis=1, tiled=True),
+        travels=1,
     ),
 }
+
+
+def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
+    """Those that make a program of their own of a form."""
+    return [name for name in names if FORMS[form].has_residuals or "/regather" not in name]
 
 
 def program(
@@ -93,7 +115,7 @@ def program(
     else:
         algorithm, _, residuals = algorithm.partition("/")
         how = {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
-        function = lambda x, w: form.by_hand(x, w, **how)  # noqa: E731
+        function = lambda x, w: form.ours(x, w, **how)  # noqa: E731
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 
 

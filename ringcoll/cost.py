@@ -125,17 +125,17 @@ KINDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is computed beside a collective: FLOPs of matmuls, and bytes of memory.
-
-    The bytes are those that only the pieces move: sums of partial results, a round.
-    """
+    """The matmuls beside a collective: their FLOPs, and, if they are cut into pieces, the
+    bytes of memory that adding partial results moves in each round."""
 
     flops: float
     bytes_a_round: float = 0.0
 
 
 def hidden_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> float:
-    """Of a matmul in as many pieces as ranks, each under a round of a bidirectional ring.
+    """Seconds of a collective under its matmul, which is cut into as many pieces as ranks.
+
+    A piece is multiplied while a bidirectional ring does a round; the first or the last alone.
 
     Args:
         work: of the whole.
@@ -149,5 +149,5 @@ def hidden_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> 
 
 
 def bare_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> float:
-    """The same matmul whole, before or after the collective, which takes no latency."""
+    """Seconds of the matmul whole, before or after its collective, which takes no latency."""
     return work.flops * model.delta + (ranks - 1) * model.beta * shard_bytes / 2

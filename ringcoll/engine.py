@@ -7,7 +7,7 @@ multiplied, accumulated) is theirs; when it is sent and to whom is read off the 
 The rounds are written out one after the other, sends first, so that what is done with
 the last arrivals can run while the next are on the wire. A long stretch in which every
 move only forwards what it brought the round before (a ring) becomes a `lax.scan`
-instead: see `UNROLL_UP_TO`.
+instead, and so does a shorter one of a `reduce` that works: see `UNROLL_UP_TO`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.manual import varying
-from ringcoll.messages import Key, keys_arrived, keys_sent, message, together
+from ringcoll.messages import Key, keys_arrived, keys_sent, message, stacked
 from ringcoll.schedule import AllToAllSchedule, Round, Schedule, stretches
 from ringcoll.wire import Ranks
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
 #: size independent of n. Both run as fast on CPU; up to here both compile in under a second,
 #: and the written-out form leaves the compiler free to overlap (`python -m benchmarks loop`).
-#: A reduce whose products take work is a loop wherever it can be: compilers hide as much, and
-#: do not make all slices of the operands before the first round.
+#: A reduce that works is a loop wherever it can be: compilers hide as much under it, and cannot
+#: cut all slices of the operands before the first round (`benchmarks/overlap.md`).
 UNROLL_UP_TO = 24
 
 Carry = TypeVar("Carry")
@@ -234,7 +234,7 @@ class _Sums:
         if not self.partial.keys().isdisjoint(every):  # left by the rounds of another axis
             self.want(every)
             stacks = [
-                together([message(self.partial, keys_sent(a_round[m])) for a_round in rounds])
+                stacked([message(self.partial, keys_sent(a_round[m])) for a_round in rounds])
                 for m in range(len(moves))
             ]
 

@@ -86,7 +86,7 @@ class FactorsCall(Call):
         self.check_accumulation(dtype)
         return dtype
 
-    def varying(self, *factors: Array) -> list[Array]:
-        """Typed alike, so that a derivative has the type of what it is of."""
+    def typed_alike(self, *factors: Array) -> list[Array]:
+        """Each typed as varying where any is, so that derivatives have the types of factors."""
         types = [jax.typeof(factor).mat.varying for factor in factors]
         return [varying(factor, (*self.axes, *frozenset().union(*types))) for factor in factors]

@@ -1,4 +1,4 @@
-"""How JAX types values inside `shard_map`, in the few questions ringcoll asks of it.
+"""What JAX knows inside `shard_map`, in the few questions ringcoll asks of it.
 
 Under `check_vma=True` every value carries the set of mesh axes over which it *varies*;
 one that does not vary is the same on all ranks of the axis. `lax.pcast` turns the
@@ -60,10 +60,10 @@ def empty(
 
     `like` is an array or the type of one. Dimensions before those it has are not sharded.
     """
-    kind = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
-    sharding = kind.sharding
-    spec = PartitionSpec(*[None] * (len(shape) - like.ndim), *sharding.spec)
+    aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
+    sharding = aval.sharding
+    spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *sharding.spec)
     explicit = AxisType.Explicit in sharding.mesh.axis_types  # then a type names its mesh
     out = NamedSharding(sharding.mesh, spec) if explicit else None
-    buffer = lax.empty(tuple(shape), like.dtype, out_sharding=out)
-    return varying(buffer, (*axes, *kind.mat.varying))
+    buffer = lax.empty(tuple(shape), aval.dtype, out_sharding=out)
+    return varying(buffer, (*axes, *aval.mat.varying))

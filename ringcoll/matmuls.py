@@ -20,7 +20,8 @@ is the dtype of partial sums, on the wire too where they travel.
 
 Other axes of the mesh may be explicit: results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. As there, JAX refuses (ShardingTypeError) a sum along a dimension that is
-sharded; and one that is gathered or scattered should not be.
+sharded; and one that is gathered or scattered should not be. Nor can JAX lower the scatter of
+"lax" there; "auto" then is a ring.
 
 All raise, before anything is sent, NameError for an axis that is not bound, TypeError for what
 is no array, dtype or integer, and ValueError for shapes and specs that do not fit and for
@@ -97,7 +98,7 @@ def all_gather_einsum(
         sizes = call.sizes(labels, first, second, times)
         dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
-    shard, *factors = call.varying(shard, *factors)
+    shard, *factors = call.typed_alike(shard, *factors)
     results = gathered(how, Gather(gather, moving_labels, tuple(products)), shard, factors)
     return jax.tree.unflatten(tree, results)
 
@@ -140,7 +141,7 @@ def einsum_reduce_scatter(
         words = f"label {scatter!r} of size {sizes[scatter]} does not divide by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
     dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
-    x, w = call.varying(x, w)
+    x, w = call.typed_alike(x, w)
     terms = ((labels.x, labels.w),)
     return scattered(how, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
 
@@ -155,8 +156,8 @@ def all_gather_matmul(
     - `operand=1`, FSDP: `x: [..., m, k], w: [k/n, f] -> [..., m, f]`;
     - `operand=1, dimension=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
 
-    Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, of which
-    this is a face; the other factor may be a pytree.
+    Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
+    this calls; the other factor may be a pytree.
     """
     call = Call(
         "all_gather_matmul", None, axis_name, dims={"dimension": dimension}, operands="x, w"

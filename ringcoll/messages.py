@@ -22,16 +22,16 @@ def keys_sent(move: Move) -> list[Key]:
 
 
 def keys_arrived(schedule: Schedule, move: Move) -> list[Key]:
-    """Under what the receiver keeps it."""
+    """The keys under which the receiver keeps what a move brings."""
     return [Key(move.lane, offset) for offset in schedule.arrivals(move)]
 
 
 def message(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
     """One message of several shards."""
-    return together([held[key] for key in keys])
+    return stacked([held[key] for key in keys])
 
 
-def together(arrays: Sequence[Array]) -> Array:
+def stacked(arrays: Sequence[Array]) -> Array:
     """Stacked, in the widest of their dtypes: some may be partial results."""
     widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
     return jnp.stack([x.astype(widest) for x in arrays])

@@ -200,6 +200,9 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
         scatter: see `Scatter`.
         pairs: each a and b.
     """
+    explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
+    if how.algorithm == "auto" and explicit:  # beside which JAX cannot lower lax.psum_scatter
+        return scattered(replace(how, algorithm=quickest.HIDDEN), scatter, pairs)
     if how.algorithm == "auto":
         model = quickest.machine(device_kind())
         algorithm = quickest.to_scatter(scatter, pairs, how.rank_count(), model)

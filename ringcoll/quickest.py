@@ -34,6 +34,8 @@ def to_gather(
     takes longer than what it hides, it is made once, of the whole x: after the others, which
     then hide the wire alone, or, if there are none, after a built-in gather.
     """
+    if not _are_known(x, *others):
+        return LAX, ()
     products = gather.products
     whole = dict(zip(gather.moving, x.shape, strict=True))
     whole[gather.label] *= ranks
@@ -53,9 +55,9 @@ def to_gather(
     every = range(len(products))
     placed = [i for i in every if gather.label in products[i].out]
     _, algorithm, early = min(
+        (seconds(bare_seconds, every), LAX, every),
         (seconds(hidden_seconds, every), HIDDEN, every),
         (seconds(hidden_seconds, placed), HIDDEN, placed),
-        (seconds(bare_seconds, every), LAX, every),
         key=lambda choice: choice[0],
     )
     return algorithm, tuple(i for i in every if i not in early)
@@ -63,6 +65,8 @@ def to_gather(
 
 def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model) -> str:
     """By which algorithm a sum of products is scattered."""
+    if not _are_known(*(x for pair in pairs for x in pair)):
+        return LAX
     sizes = {
         of: size
         for term, pair in zip(scatter.terms, pairs, strict=True)
@@ -74,4 +78,9 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     # What came and what was made of it are read, and their sum is written.
     work = Work(flops, 3 * block)
     hidden, bare = (of(work, block, ranks, model) for of in (hidden_seconds, bare_seconds))
-    return HIDDEN if hidden <= bare else LAX
+    return HIDDEN if hidden < bare else LAX
+
+
+def _are_known(*arrays: Any) -> bool:
+    """Whether all sizes are numbers (those of `jax.export` may be symbols)."""
+    return all(isinstance(size, int) for x in arrays for size in x.shape)

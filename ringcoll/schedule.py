@@ -241,7 +241,7 @@ def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
         stop = start + 1
         while stop < len(schedule.rounds) and _forwards(schedule, stop):
             stop += 1
-        long = stop - start > max(unroll_up_to, 2)  # two of them are never in the loop
+        long = stop - start > max(unroll_up_to, 2)  # up to two of them are run beside it
         runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
         start = stop
     return runs

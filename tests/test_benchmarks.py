@@ -266,7 +266,7 @@ def test_matmuls_are_compared_and_timed(tmp_path, capsys):
 
 def test_a_wrong_matmul_is_seen(monkeypatch, capsys):
     form = programs.FORMS["all_gather_matmul"]
-    wrong = replace(form, by_hand=lambda x, w, **how: form.by_hand(x, w, **how) + 1)
+    wrong = replace(form, ours=lambda x, w, **how: form.ours(x, w, **how) + 1)
     monkeypatch.setitem(programs.FORMS, "all_gather_matmul", wrong)
     assert main([*MATMUL, "--form", "all_gather_matmul", "--direction", "forward"]) == 1
     assert "256" in capsys.readouterr().out  # all elements

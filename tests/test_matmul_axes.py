@@ -1,5 +1,7 @@
 """Matmuls over one axis of a mesh whose other axis is explicit, or left to the compiler."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -24,7 +26,6 @@ SHAPES = {
     "sum on every rank": ((6, 3), (3, 4), ("columns",)),
 }
 CASES = [(name, of) for name, (*_, kept) in SHAPES.items() for of in (None, *kept)]
-HOW = {"algorithm": "bidirectional_ring"}
 
 
 def operands(name):
@@ -41,16 +42,19 @@ def with_gradients(call):
 
 
 @pytest.mark.parametrize(
-    ("axis_type", "check_vma", "unrolled"),
+    ("axis_type", "check_vma", "unrolled", "algorithm"),
     [
-        (AxisType.Explicit, True, 24),
-        (AxisType.Explicit, False, 24),
-        (AxisType.Explicit, True, 0),  # as a loop, whose carry keeps its type
-        (AxisType.Auto, True, 24),
-        (AxisType.Auto, False, 24),
+        (AxisType.Explicit, True, 24, "bidirectional_ring"),
+        (AxisType.Explicit, False, 24, "bidirectional_ring"),
+        (AxisType.Explicit, True, 0, "bidirectional_ring"),  # a loop's carry keeps its type
+        (AxisType.Explicit, True, 24, "auto"),
+        (AxisType.Auto, True, 24, "bidirectional_ring"),
+        (AxisType.Auto, False, 24, "bidirectional_ring"),
     ],
 )
-def test_beside_an_axis_that_shards_rows_or_columns(axis_type, check_vma, unrolled, monkeypatch):
+def test_beside_an_axis_that_shards_rows_or_columns(
+    axis_type, check_vma, unrolled, algorithm, monkeypatch
+):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
     mesh = make_mesh(N, 2, axis_type=axis_type)
 
@@ -63,7 +67,8 @@ def test_beside_an_axis_that_shards_rows_or_columns(axis_type, check_vma, unroll
     def program(pairs):
         made = []
         for (name, _), (x, w) in zip(CASES, pairs, strict=True):
-            ours = with_gradients(lambda x, w, name=name: FORMS[name].ours(x, w, **HOW))
+            call = partial(FORMS[name].ours, algorithm=algorithm)
+            ours = with_gradients(call)
             made.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
         return made
 

@@ -67,7 +67,13 @@ def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():
 
 
 def test_one_rank_has_nothing_to_hide():
-    assert rows(V5E, 64, 64, 64, n=1) == (RING, ())
+    assert rows(V5E, 64, 64, 64, n=1) == ("lax", ())
+
+
+def test_of_symbolic_sizes_nothing_is_guessed():
+    gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    symbolic = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES)
+    assert to_gather(gather, symbolic, [array(64, 64)], 8, V5E) == ("lax", ())
 
 
 def test_machines_are_known_by_what_devices_call_themselves():

@@ -47,18 +47,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take the cycles of the generated code, not the compiler's estimates (a minute)",
     )
+    add_option(parser)
+    parser.add_argument("--draw", metavar="FILE", help="the timeline, as svg or png")
+    parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--max-exposed", type=float, metavar="SHARE", help="such as 0.05")
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --option."""
     parser.add_argument(
         "--option",
-        type=option,
+        type=_option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="an option of the compiler; again for more",
     )
-    parser.add_argument("--draw", metavar="FILE", help="the timeline, as svg or png")
-    parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--max-exposed", type=float, metavar="SHARE", help="such as 0.05")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,7 +103,7 @@ def _sizes(text: str) -> tuple[int, int, int]:
     return m, k, f
 
 
-def option(text: str) -> tuple[str, Any]:
+def _option(text: str) -> tuple[str, Any]:
     """NAME=VALUE, an option of a compiler: booleans must be Python's."""
     name, _, value = text.partition("=")
     return name, {"true": True, "false": False}.get(value.lower(), value)

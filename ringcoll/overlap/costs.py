@@ -14,8 +14,8 @@ from ringcoll.overlap.work import flops, is_free, traffic
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul (within 1 to 7 % of the profile)",
-    "roofline": "bytes over the bandwidth of the memory, or FLOPs over FLOP/s, where that is longer "
-    "than the cycles or there are none",
+    "roofline": "bytes over the bandwidth of the memory or FLOPs over FLOP/s, where that is "
+    "longer than the cycles or there are none",
 }
 
 

@@ -30,10 +30,10 @@ class Segment(NamedTuple):
 
 @dataclass
 class Pending:
-    """A transfer that has not been waited for.
+    """What was started and has not been waited for.
 
-    wire is None for a copy within the chip's memory, and for a matmul beside the stream (a GPU
-    has several), of which flops says so.
+    A transfer; or, where wire is None, a copy within the chip's memory, or (flops > 0) a matmul
+    on another stream of a GPU.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Timeline:
         elif role == "done":
             self._done(instruction)
         elif role == "synchronous":
-            self._start(instruction, where, what, begin=True)
+            self._start(instruction, where, what, synchronous=True)
             self._done(instruction)
         else:
             self._compute(computation, instruction, role == "carrier")
@@ -152,7 +152,7 @@ class Timeline:
         instruction: Instruction,
         where: Computation,
         what: Instruction | None,
-        begin: bool = False,
+        synchronous: bool = False,
     ) -> None:
         wire, seconds, work = None, 0.0, 0.0
         if what is not None:
@@ -163,13 +163,14 @@ class Timeline:
                     "neighbours are neighbours: overlap.mesh(topology, axis=size)"
                 )
             seconds = wire.seconds
-            # A GPU's compiler may write start and done of what it runs in the stream itself.
-            blocks = begin or instruction.attribute("is_sync") == "true"
-            self.transfers[instruction.name] = wire, not blocks
+            # A GPU's compiler writes start and done even of what blocks the stream, and says so.
+            synchronous = synchronous or instruction.attribute("is_sync") == "true"
+            self.transfers[instruction.name] = wire, not synchronous
         else:
             work = flops(self._module, where, instruction)
             if self._chip and instruction.attribute("cross_program_prefetch_index") is None:
                 seconds = memory_seconds(copied(where, instruction), self._chip)
+        # A matmul that is still running counts as under what starts now.
         beside = [pending.flops for pending in self._pending.values() if pending.flops]
         before = (
             self.tally["compute",],
