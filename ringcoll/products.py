@@ -144,6 +144,8 @@ def _gathered_by_rounds(
     shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
+    machine = quickest.machine(device_kind())
+    joins = quickest.joins(gather, x, others, schedule.lanes, ranks.size, machine)
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
@@ -151,7 +153,11 @@ def _gathered_by_rounds(
         return how.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
     def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
-        results, whole = carry
+        for together in [shards] if joins else [[shard] for shard in shards]:
+            carry = visit_one(*carry, together)
+        return carry
+
+    def visit_one(results: list[Array], whole: Array | None, shards: list[engine.Shard]) -> Any:
         places = shares.places(shards)
         piece = joined([shard.value for shard in shards], dim)
         made = []

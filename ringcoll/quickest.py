@@ -4,7 +4,7 @@ Either the collective runs under the products, in as many rounds as ranks, or it
 them as the built-in does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -36,24 +36,14 @@ def to_gather(
     """
     if not _are_known(x, *others):
         return LAX, ()
-    products = gather.products
-    whole = dict(zip(gather.moving, x.shape, strict=True))
-    whole[gather.label] *= ranks
-
-    def work(i: int) -> Work:
-        p = products[i]
-        sizes = whole | dict(zip(p.other, others[i].shape, strict=True))
-        added = 0 if gather.label in p.out else prod(sizes[of] for of in p.out) * p.dtype.itemsize
-        return Work(2 * prod(sizes.values()), 2 * added)  # the sum is read and written
+    works = _works(gather, x, others, ranks)
 
     def seconds(of: Callable[..., float], early: Sequence[int]) -> float:
-        works = [work(i) for i in early]
-        together = Work(sum(w.flops for w in works), sum(w.bytes_a_round for w in works))
-        late = sum(work(i).flops for i in every if i not in early)
-        return of(together, x.size * x.dtype.itemsize, ranks, model) + late * model.delta
+        late = sum(works[i].flops for i in every if i not in early)
+        return of(_sum(works[i] for i in early), _bytes(x), ranks, model) + late * model.delta
 
-    every = range(len(products))
-    placed = [i for i in every if gather.label in products[i].out]
+    every = range(len(works))
+    placed = [i for i in every if not works[i].bytes_a_round]
     _, algorithm, early = min(
         (seconds(bare_seconds, every), LAX, every),
         (seconds(hidden_seconds, every), HIDDEN, every),
@@ -61,6 +51,45 @@ def to_gather(
         key=lambda choice: choice[0],
     )
     return algorithm, tuple(i for i in every if i not in early)
+
+
+def joins(
+    gather: Gather, x: Any, others: Sequence[Any], lanes: int, ranks: int, model: Model
+) -> bool:
+    """Whether what comes in one round by several lanes is better multiplied as one.
+
+    Compilers take it that one matmul covers a hop, and start the hops late if there are two.
+    Where one is too short for that, the rest of the hop is exposed. But to put the parts
+    together, within the matmul, costs an eighth of its time, more or less.
+    """
+    if not _are_known(x, *others):
+        return True
+    work = _sum(_works(gather, x, others, ranks))
+    piece = work.flops * model.delta / ranks
+    exposed = model.alpha + model.beta * _bytes(x) / lanes - piece / lanes
+    return work.bytes_a_round > 0 or exposed > piece / 8
+
+
+def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:
+    """What each product is."""
+    whole = dict(zip(gather.moving, x.shape, strict=True))
+    whole[gather.label] *= ranks
+    works = []
+    for p, other in zip(gather.products, others, strict=True):
+        sizes = whole | dict(zip(p.other, other.shape, strict=True))
+        added = 0 if gather.label in p.out else prod(sizes[of] for of in p.out) * p.dtype.itemsize
+        # The product is written and read, the sum is read and written.
+        works.append(Work(2 * prod(sizes.values()), 4 * added))
+    return works
+
+
+def _sum(works: Iterable[Work]) -> Work:
+    flops, moved = zip((0, 0), *((w.flops, w.bytes_a_round) for w in works), strict=True)
+    return Work(sum(flops), sum(moved))
+
+
+def _bytes(x: Any) -> int:
+    return x.size * x.dtype.itemsize
 
 
 def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model) -> str:

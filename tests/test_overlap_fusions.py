@@ -98,6 +98,24 @@ def test_a_call_that_is_announced_begins_with_its_update():
     assert us(made, "total", "compute", "exposed") == (1375, 1300, 75)
 
 
+def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():
+    body = f"""%formats (a: f32[500,500]) -> f32[500,500] {{
+  %a = {SHAPE} parameter(0)
+  ROOT %c = {SHAPE} copy(%a)
+}}, execution_thread="sparsecore"
+
+"""
+    lines = [
+        "%s = ((), (), s32[1]) call-start(), to_apply=%formats",
+        dot("y"),
+        f"%u = (({SHAPE}), {SHAPE}) call-update(%s, %y)",
+        f"%d = {SHAPE} call-done(%u)",
+    ]
+    made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
+    assert us(made, "total", "compute", "exposed") == (1000, 1000, 0)
+    assert any("sparse cores" in line for line in made.assumptions)
+
+
 def test_of_a_conditional_the_longest_branch_is_taken():
     branches = "".join(
         f"%{name} (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"

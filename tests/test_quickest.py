@@ -7,7 +7,7 @@ import pytest
 
 from ringcoll.cost import DEVICES
 from ringcoll.labels import Gather, Product, Scatter
-from ringcoll.quickest import machine, to_gather, to_scatter
+from ringcoll.quickest import joins, machine, to_gather, to_scatter
 
 TWO_BYTES = np.dtype(np.float16)
 V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
@@ -80,3 +80,17 @@ def test_machines_are_known_by_what_devices_call_themselves():
     assert machine("TPU v5 lite") is DEVICES["v5e"]
     assert machine("TPU7x") is DEVICES["tpu7x"]
     assert machine("NVIDIA H200") is machine(None) is DEVICES["v6e"]
+
+
+@pytest.mark.parametrize(("name", "joined"), [("v5e", False), ("v5p", True), ("v6e", True)])
+def test_two_lanes_are_multiplied_as_one_where_one_alone_would_expose_its_hop(name, joined):
+    gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    x, w = array(1024, 8192), array(8192, 3584)
+    assert joins(gather, x, [w], 2, 8, DEVICES[name]) is joined
+    long = array(8192, 28672)  # eight times the compute
+    assert not joins(gather, x, [long], 2, 8, DEVICES[name])
+
+
+def test_what_is_added_up_is_joined():
+    gather = Gather("k", "kf", (Product("mk", "mf", TWO_BYTES),))
+    assert joins(gather, array(1024, 8192), [array(65536, 8192)], 2, 8, V5E)

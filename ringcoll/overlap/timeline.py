@@ -168,7 +168,9 @@ class Timeline:
             self.transfers[instruction.name] = wire, not synchronous
         else:
             work = flops(self._module, where, instruction)
-            if self._chip and instruction.attribute("cross_program_prefetch_index") is None:
+            if not instruction.operands:
+                self.notes.add("what runs on sparse cores, but for collectives, is taken as free")
+            elif self._chip and instruction.attribute("cross_program_prefetch_index") is None:
                 seconds = memory_seconds(copied(where, instruction), self._chip)
         # A matmul that is still running counts as under what starts now.
         beside = [pending.flops for pending in self._pending.values() if pending.flops]
