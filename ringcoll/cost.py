@@ -21,13 +21,15 @@ class Model:
     """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
 
     Messages that leave by different ports at once share one alpha: it is paid for the
-    `startups` of a price. delta is the seconds of a floating-point operation of a matmul.
+    `startups` of a price. delta is the seconds of a floating-point operation of a matmul;
+    axes are those of the torus, or the grid, that the links make.
     """
 
     alpha: float
     beta: float
     gamma: float
     delta: float = 0.0
+    axes: int = 1
 
     @property
     def memory(self) -> float:
@@ -90,9 +92,9 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     return Model(alpha, beta, gamma), float(np.median(abs(scaled @ best - 1)))
 
 
-def _tpu(link: float, memory: float, flops: float) -> Model:
+def _tpu(link: float, memory: float, flops: float, axes: int) -> Model:
     """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul."""
-    return Model(1e-6, 1 / link, 3 / memory, 1 / flops)
+    return Model(1e-6, 1 / link, 3 / memory, 1 / flops, axes)
 
 
 #: Modelled, not measured: 1 us a message (an assumption, for a hop to the neighbour); a link
@@ -102,10 +104,10 @@ def _tpu(link: float, memory: float, flops: float) -> Model:
 #: the `network` of the torus.
 DEVICES: Mapping[str, Model] = MappingProxyType(
     {
-        "v5e": _tpu(45e9, 810e9, 197e12),
-        "v5p": _tpu(90e9, 2760e9, 459e12),
-        "v6e": _tpu(90e9, 1640e9, 918e12),
-        "tpu7x": _tpu(90e9, 3690e9, 1153e12),
+        "v5e": _tpu(45e9, 810e9, 197e12, 2),
+        "v5p": _tpu(90e9, 2760e9, 459e12, 3),
+        "v6e": _tpu(90e9, 1640e9, 918e12, 2),
+        "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3),
     }
 )
 
@@ -148,6 +150,21 @@ def hidden_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> 
     return piece + (ranks - 1) * max(piece, hop)
 
 
-def bare_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> float:
-    """Seconds of the matmul whole, before or after its collective, which takes no latency."""
-    return work.flops * model.delta + (ranks - 1) * model.beta * shard_bytes / 2
+def bare_seconds(work: Work, shard_bytes: float, ranks: int, model: Model, links: int = 2) -> float:
+    """Seconds of the matmul whole, before or after its collective, which takes no latency.
+
+    Args:
+        work, shard_bytes, ranks, model: as for `hidden_seconds`.
+        links: how many the collective comes in by at once.
+    """
+    return work.flops * model.delta + (ranks - 1) * model.beta * shard_bytes / links
+
+
+def links(ranks: int, model: Model) -> int:
+    """By how many links all of a slice of so many devices can get what is sent to them.
+
+    Two an axis of a torus; of a grid, whose corners have fewest, one. A ring is closed, two
+    axes from 16 x 16 on, three from 4 x 4 x 4 on (Google's documents of the slices).
+    """
+    closed = ranks >= {1: 1, 2: 256, 3: 64}[model.axes]
+    return model.axes * (1 + closed)

@@ -4,12 +4,12 @@ Either the collective runs under the products, in as many rounds as ranks, or it
 them as the built-in does.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.cost import DEVICES, KINDS, Model, Work, bare_seconds, hidden_seconds
+from ringcoll.cost import DEVICES, KINDS, Model, Work, bare_seconds, hidden_seconds, links
 from ringcoll.labels import Gather, Scatter
 from ringcoll.table import LAX
 
@@ -38,16 +38,18 @@ def to_gather(
         return LAX, ()
     works = _works(gather, x, others, ranks)
 
-    def seconds(of: Callable[..., float], early: Sequence[int]) -> float:
+    def hidden(early: Sequence[int]) -> float:
         late = sum(works[i].flops for i in every if i not in early)
-        return of(_sum(works[i] for i in early), _bytes(x), ranks, model) + late * model.delta
+        under = hidden_seconds(_sum(works[i] for i in early), _bytes(x), ranks, model)
+        return under + late * model.delta
 
     every = range(len(works))
     placed = [i for i in every if not works[i].bytes_a_round]
+    bare = bare_seconds(_sum(works), _bytes(x), ranks, model, links(ranks, model))
     _, algorithm, early = min(
-        (seconds(bare_seconds, every), LAX, every),
-        (seconds(hidden_seconds, every), HIDDEN, every),
-        (seconds(hidden_seconds, placed), HIDDEN, placed),
+        (bare, LAX, every),
+        (hidden(every), HIDDEN, every),
+        (hidden(placed), HIDDEN, placed),
         key=lambda choice: choice[0],
     )
     return algorithm, tuple(i for i in every if i not in early)
@@ -104,7 +106,8 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     }
     flops = sum(2 * prod(sizes[of] for of in {*a, *b}) for a, b in scatter.terms)
     block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
-    # What came and what was made of it are read, and their sum is written.
+    # What came and what was made of it are read, and their sum is written. (Beside it, two links:
+    # on most topologies XLA scatters by an all-reduce, which uses more, and sends twice as much.)
     work = Work(flops, 3 * block)
     hidden, bare = (of(work, block, ranks, model) for of in (hidden_seconds, bare_seconds))
     return HIDDEN if hidden < bare else LAX

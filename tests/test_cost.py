@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.cost import DEVICES, Model, Sample, Work, bare_seconds, fit, hidden_seconds
+from ringcoll.cost import DEVICES, Model, Sample, Work, bare_seconds, fit, hidden_seconds, links
 from ringcoll.cost import seconds as modelled
 from ringcoll.pricing import price
 
@@ -108,3 +108,13 @@ def test_a_collective_under_its_matmul_takes_the_longer_of_the_two_a_round():
     assert hidden_seconds(Work(80, 5), 10, 8, machine) == 8 * 15
     assert bare_seconds(Work(80, 5), 10, 8, machine) == 80 + 7 * 5
     assert hidden_seconds(Work(80, 5), 10, 1, machine) == 85
+    assert bare_seconds(Work(80), 12, 8, machine, links=3) == 80 + 7 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "expected"),
+    [("v5e", 8, 2), ("v5e", 256, 4), ("v5p", 8, 3), ("v5p", 64, 6), ("v6e", 64, 2)],
+)
+def test_links_by_which_all_of_a_slice_are_reached(name, ranks, expected):
+    assert links(ranks, DEVICES[name]) == expected
+    assert links(ranks, Model(1, 1, 1)) == 2

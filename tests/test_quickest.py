@@ -50,6 +50,14 @@ def test_where_latency_is_longer_than_the_matmul_lax_is_taken():
     assert summed(V5E, 1024, 4096, 4096) == RING
 
 
+def test_where_a_built_in_gather_comes_by_more_links_it_needs_more_work_to_beat_it():
+    v5p = DEVICES["v5p"]  # whose corners have three
+    assert rows(v5p, 1024, 4096, 512) == ("lax", ())
+    assert rows(v5p, 4096, 4096, 1792) == (RING, ())
+    assert rows(V5E, 32768, 8192, 112, n=256) == ("lax", ())  # a torus of 16 x 16 has four
+    assert rows(V5E, 32768, 8192, 448, n=64) == (RING, ())
+
+
 def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_small():
     assert contracted(V5E, 1024, 8192, 8192) == (RING, ())
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
