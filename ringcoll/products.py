@@ -145,7 +145,7 @@ def _gathered_by_rounds(
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
     machine = quickest.machine(device_kind())
-    joins = quickest.joins(gather, x, others, schedule.lanes, ranks.size, machine)
+    joining = quickest.joining(gather, x, others, schedule.lanes, ranks.size, machine)
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
@@ -153,13 +153,15 @@ def _gathered_by_rounds(
         return how.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
     def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
-        for together in [shards] if joins else [[shard] for shard in shards]:
+        for together in [[shard] for shard in shards] if joining == "apart" else [shards]:
             carry = visit_one(*carry, together)
         return carry
 
     def visit_one(results: list[Array], whole: Array | None, shards: list[engine.Shard]) -> Any:
         places = shares.places(shards)
         piece = joined([shard.value for shard in shards], dim)
+        if joining == "copied" and whole is None and len(shards) > 1:  # else it is copied there
+            piece = lax.optimization_barrier(piece)
         made = []
         for i, result in zip(early, results, strict=True):
             y = multiplied(piece, places, i)

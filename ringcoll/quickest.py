@@ -55,21 +55,25 @@ def to_gather(
     return algorithm, tuple(i for i in every if i not in early)
 
 
-def joins(
+def joining(
     gather: Gather, x: Any, others: Sequence[Any], lanes: int, ranks: int, model: Model
-) -> bool:
-    """Whether what comes in one round by several lanes is better multiplied as one.
+) -> str:
+    """How what comes in one round by several lanes is multiplied: "apart", "fused" or "copied".
 
     Compilers take it that one matmul covers a hop, and start the hops late if there are two.
-    Where one is too short for that, the rest of the hop is exposed. But to put the parts
-    together, within the matmul, costs an eighth of its time, more or less.
+    Apart, where one is too short for that, the rest of the hop is exposed. Fused, parts are put
+    together within the matmul, which costs it an eighth of its time, more or less. Copied, they
+    are put together before.
     """
     if not _are_known(x, *others):
-        return True
+        return "fused"
     work = _sum(_works(gather, x, others, ranks))
     piece = work.flops * model.delta / ranks
-    exposed = model.alpha + model.beta * _bytes(x) / lanes - piece / lanes
-    return work.bytes_a_round > 0 or exposed > piece / 8
+    hop = model.alpha + model.beta * _bytes(x) / lanes
+    costs = {"fused": piece / 8, "copied": 2 * _bytes(x) * model.memory}
+    if not work.bytes_a_round:  # or sums would be added to once for each lane
+        costs["apart"] = hop - piece / lanes
+    return min(costs, key=lambda how: costs[how])
 
 
 def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:

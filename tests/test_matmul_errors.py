@@ -181,6 +181,11 @@ REFUSED = {
         (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
     ),
     "precision": (ValueError, gather(precision="some"), (EINSUM, "Precision", "some")),
+    "bools": (
+        TypeError,
+        lambda x, w: ringcoll.matmul_reduce_scatter(x > 0, w > 0, "x"),
+        (SUM, "dtype bool", "cast to int32 first"),
+    ),
     "element type": (TypeError, scatter(preferred_element_type="wide"), (SUM, "'wide'")),
     "sizes, one of several": (
         ValueError,

@@ -7,7 +7,7 @@ import pytest
 
 from ringcoll.cost import DEVICES
 from ringcoll.labels import Gather, Product, Scatter
-from ringcoll.quickest import joins, machine, to_gather, to_scatter
+from ringcoll.quickest import joining, machine, to_gather, to_scatter
 
 TWO_BYTES = np.dtype(np.float16)
 V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
@@ -90,15 +90,15 @@ def test_machines_are_known_by_what_devices_call_themselves():
     assert machine("NVIDIA H200") is machine(None) is DEVICES["v6e"]
 
 
-@pytest.mark.parametrize(("name", "joined"), [("v5e", False), ("v5p", True), ("v6e", True)])
-def test_two_lanes_are_multiplied_as_one_where_one_alone_would_expose_its_hop(name, joined):
+@pytest.mark.parametrize(("name", "how"), [("v5e", "apart"), ("v5p", "copied"), ("v6e", "fused")])
+def test_how_what_comes_by_two_lanes_is_multiplied(name, how):
     gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
     x, w = array(1024, 8192), array(8192, 3584)
-    assert joins(gather, x, [w], 2, 8, DEVICES[name]) is joined
-    long = array(8192, 28672)  # eight times the compute
-    assert not joins(gather, x, [long], 2, 8, DEVICES[name])
+    assert joining(gather, x, [w], 2, 8, DEVICES[name]) == how
+    long = array(8192, 28672)  # eight times the compute: half a matmul covers the hop
+    assert joining(gather, x, [long], 2, 8, DEVICES[name]) == "apart"
 
 
 def test_what_is_added_up_is_joined():
     gather = Gather("k", "kf", (Product("mk", "mf", TWO_BYTES),))
-    assert joins(gather, array(1024, 8192), [array(65536, 8192)], 2, 8, V5E)
+    assert joining(gather, array(1024, 8192), [array(65536, 8192)], 2, 8, V5E) != "apart"
