@@ -83,7 +83,7 @@ class FactorsCall(Call):
         how = {"precision": precision, "preferred_element_type": preferred}
         einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **how)
         dtype = self.ask(jax.eval_shape, einsum, *whole).dtype
-        if dtype == bool:  # of which lax has no sum over ranks
+        if jnp.issubdtype(dtype, jnp.bool_):  # of which lax has no sum over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
         self.check_accumulation(dtype)
         return dtype
