@@ -1,0 +1,67 @@
+"""What "auto" may pick on machines that are not here computes the same."""
+
+from functools import partial
+
+import jax
+import pytest
+from support import assert_same, data, make_mesh, per_rank
+from test_matmuls import FORMS
+
+from ringcoll import quickest
+
+
+def operands(n):
+    """Of every form whose shapes any n divides; shards of one row, so that lanes go empty."""
+    shapes = {
+        "rows gathered": ((1, 3), (3, 4)),
+        "contraction gathered": ((5, 1), (n, 4)),
+        "weight gathered": ((5, n), (1, 4)),
+        "columns of the weight gathered": ((5, 3), (3, 1)),
+        "several weights": ((1, 3), (3, 4)),
+        "rows scattered": ((n, 3), (3, 4)),
+    }
+    return {
+        name: [data((n, *shape), ranks=2 * n) % 5 - 2 for shape in pair]
+        for name, pair in shapes.items()
+    }
+
+
+def compared(n, ours, check_vma=True):
+    """Results and gradients of all forms, beside those of the plain form."""
+
+    def both(call, x, w):
+        y, pull = jax.vjp(call, x, w)
+        return y, pull(y)
+
+    def program(made):
+        return {
+            name: {
+                "ours": both(partial(FORMS[name].ours, **ours), *pair),
+                "plain": both(FORMS[name].plain, *pair),
+            }
+            for name, pair in made.items()
+        }
+
+    for result in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
+        assert_same(result["ours"], result["plain"])
+
+
+@pytest.mark.parametrize("joining", ["apart", "fused", "copied"])
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
+    monkeypatch.setattr(quickest, "joining", lambda *_: joining)
+    for algorithm in ("bidirectional_ring", "two_ended"):
+        compared(n, {"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("late", [lambda i: False, lambda i: i == 1, lambda i: True])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
+    def to_gather(gather, *_):
+        return quickest.HIDDEN, tuple(filter(late, range(len(gather.products))))
+
+    monkeypatch.setattr(quickest, "BY_PLATFORM", {})
+    monkeypatch.setattr(quickest, "to_gather", to_gather)
+    monkeypatch.setattr(quickest, "to_scatter", lambda *_: quickest.HIDDEN)
+    compared(n, {}, check_vma)
