@@ -116,8 +116,9 @@ def test_the_command_compiles_an_example(tmp_path):
     picture, text = tmp_path / "timeline.svg", tmp_path / "program.txt"
     files = ("--draw", str(picture), "--text", str(text))
     example = ("--example", "ring_matmul", "--sizes", "1024,1024,2048")
-    done = python("-m", "ringcoll", "overlap", *example, *files)
+    done = python("-m", "ringcoll", "overlap", *example, *files, "--constant", "hbm=1e12")
     assert done.returncode == 0, done.stderr
+    assert "memory 1000 GB/s" in done.stdout
     assert "jit_ring_matmul: 8 x v5e" in done.stdout
     assert picture.read_bytes().startswith(b"<?xml")
     assert "is_scheduled=true" in text.read_text(encoding="utf-8")

@@ -13,13 +13,17 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
 
 from ringcoll.overlap import examples, topology
+from ringcoll.overlap.chips import Chip, chip
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.reading import report
+
+_CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the cycles of the generated code, not the compiler's estimates (a minute)",
     )
     add_option(parser)
+    parser.add_argument(
+        "--constant",
+        type=_constant,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"of the chip, in place of ours: {', '.join(_CONSTANTS)}; again for more",
+    )
     parser.add_argument("--draw", metavar="FILE", help="the timeline, as svg or png")
     parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -81,7 +93,10 @@ def run(args: argparse.Namespace) -> int:
         profile=args.profile,
         compiler_options=dict(args.option),
     )
-    made = report(program)
+    constants = dict(args.constant)
+    made = report(
+        program, chip=replace(chip(program.kind or ""), **constants) if constants else None
+    )
     print(made.to_json() if args.json else made)
     if args.text:
         with open(args.text, "w", encoding="utf-8") as file:
@@ -107,6 +122,13 @@ def _option(text: str) -> tuple[str, Any]:
     """NAME=VALUE, an option of a compiler: booleans must be Python's."""
     name, _, value = text.partition("=")
     return name, {"true": True, "false": False}.get(value.lower(), value)
+
+
+def _constant(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    if name not in _CONSTANTS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CONSTANTS)}")
+    return name, float(value)
 
 
 def _function(text: str) -> Callable:
