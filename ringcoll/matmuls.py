@@ -29,6 +29,7 @@ algorithms that cannot run.
 """
 
 import string
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll.all_reduces import psum
 from ringcoll.calls import AxisName, Call
 from ringcoll.factors import FactorsCall
 from ringcoll.gathers import all_gather
@@ -193,14 +195,18 @@ def matmul_reduce_scatter(
     return einsum_reduce_scatter(f"{rows}k,kf->{out}", x, w, axis_name, scatter=scatter, **options)
 
 
-def matmul_all_reduce(x: Array, w: Array, axis_name: AxisName, **options) -> Array:
+def matmul_all_reduce(
+    x: Array, w: Array, axis_name: AxisName, *, fused: bool = True, **options
+) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
     `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. A
     `matmul_reduce_scatter` along the rows, then an all-gather; rows that do not divide by n
-    are padded inside and cut again.
+    are padded inside and cut again. `fused=False`: the product is made whole, then summed by
+    `ringcoll.psum`, whose `algorithm` and `accumulate_dtype` are meant then: for results of a
+    few kilobytes, as of one token, by "exchange" or "one_shot".
 
-    2(n-1) rounds of 1/n of the result by a ring; the first half hides under the product.
+    2(n-1) rounds of 1/n of the result by a ring; fused, the first half hides under the product.
 
     Gradient: that of the two.
 
@@ -209,6 +215,9 @@ def matmul_all_reduce(x: Array, w: Array, axis_name: AxisName, **options) -> Arr
     call = Call("matmul_all_reduce", None, axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
+    if not fused:
+        how = {k: options.pop(k) for k in ("precision", "preferred_element_type") if k in options}
+        return psum(call.ask(partial(jnp.matmul, **how), x, w), axis_name, **options)
     rows, n = x.shape[-2], call.ask(call.rank_count)
     padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
     mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)

@@ -181,6 +181,11 @@ REFUSED = {
         (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
     ),
     "precision": (ValueError, gather(precision="some"), (EINSUM, "Precision", "some")),
+    "whole products that do not fit": (
+        TypeError,
+        lambda x, w: ringcoll.matmul_all_reduce(x, w[1:], "x", fused=False),
+        (REDUCE, "axis_name='x'"),
+    ),
     "bools": (
         TypeError,
         lambda x, w: ringcoll.matmul_reduce_scatter(x > 0, w > 0, "x"),

@@ -17,7 +17,10 @@ from support import make_mesh, per_rank
 from test_matmuls import FORMS
 
 ALGORITHMS = ("ring", "bidirectional_ring", "two_ended")
-SCATTERS = ("rows scattered", "columns scattered", "a batch scattered", "sum on every rank")
+SCATTERS = (
+    *("rows scattered", "columns scattered", "a batch scattered"),
+    *("sum on every rank", "sum of whole products"),
+)
 
 
 def gamma(terms):

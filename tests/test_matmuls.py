@@ -86,6 +86,11 @@ FORMS = {
         lambda n: ((2 * n, 3, 4), (2 * n, 4, 2)),
         lambda x, w: scattered(jnp.einsum("ebk,ekf->bfe", x, w), 2),
     ),
+    "sum of whole products": Form(
+        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **how),
+        lambda n: ((5, 4), (4, 2)),
+        lambda x, w: lax.psum(x @ w, "x"),
+    ),
     "sum on every rank": Form(
         lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
         lambda n: ((5, 4), (4, 2)),
