@@ -26,7 +26,16 @@ import jax
 
 from benchmarks import formulations, options, report
 from benchmarks.found import Found, hidden_of, print_counted, print_timed
-from benchmarks.programs import BUILT_IN, FORMS, OURS, algorithms_of, program, tuning, with_gradient
+from benchmarks.programs import (
+    BUILT_IN,
+    DIRECTIONS,
+    FORMS,
+    OURS,
+    algorithms_of,
+    program,
+    tuning,
+    with_gradient,
+)
 from ringcoll import overlap
 from ringcoll.overlap.command import add_option
 
@@ -50,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of ours, the same ring written in many ways, forward",
     )
     add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
-    add("--direction", type=listed("forward", "both"), default="all", metavar="LIST")
+    add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     add("--profile", action="store_true", help="costs from the static profile (slow)")
     add_option(parser)
     add("-J", "--json", metavar="PATH", help="write what was found")

@@ -26,6 +26,7 @@ TUNING = {
     },
     "gpu": {"xla_gpu_threshold_for_windowed_einsum_mib": "0"},
 }
+DIRECTIONS = ("forward", "both")  # the second: with both gradients
 OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 
 

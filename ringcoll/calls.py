@@ -225,7 +225,7 @@ class Call:
                 words = f"no algorithm {algorithm!r}"
                 raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
             algorithm = reducing_half(algorithm)
-        if algorithm in BUILT_INS:
+        if algorithm in ("auto", *BUILT_INS):
             return
         ranks = ranks_of(algorithm, self.axes, self.params["groups"])
         try:

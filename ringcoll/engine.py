@@ -281,7 +281,8 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
         ranks: between whom, cut into the digits of the schedule.
         blocks: this rank's blocks; number d is for rank r + d.
 
-    Returns the blocks for this rank; number d is from rank r - d.
+    Returns:
+        The blocks for this rank; number d is from rank r - d.
     """
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
     for moves in schedule.rounds:

@@ -12,7 +12,7 @@ from ringcoll.calls import AxisName, Call
 from ringcoll.labels import Labels
 from ringcoll.manual import varying
 from ringcoll.products import How
-from ringcoll.table import LAX, Table
+from ringcoll.table import Table
 
 
 class FactorsCall(Call):
@@ -45,8 +45,7 @@ class FactorsCall(Call):
         if isinstance(self.algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
-        if not (isinstance(self.algorithm, str) and self.algorithm in ("auto", LAX)):
-            self.check_algorithm("psum_scatter")
+        self.check_algorithm("psum_scatter")
         self.check_accumulation(np.dtype(np.int32))  # whether it is a dtype
         wide = self.params["accumulate_dtype"]
         return How(self.axes, self.algorithm, precision, wide, residuals == "save")

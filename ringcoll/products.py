@@ -208,10 +208,10 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
         scatter: see `Scatter`.
         pairs: each a and b.
     """
-    explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
-    if how.algorithm == "auto" and explicit:  # beside which JAX cannot lower lax.psum_scatter
-        return scattered(replace(how, algorithm=quickest.HIDDEN), scatter, pairs)
     if how.algorithm == "auto":
+        if any(explicit_spec(x) is not None for pair in pairs for x in pair):
+            # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
+            return scattered(replace(how, algorithm=quickest.HIDDEN), scatter, pairs)
         model = quickest.machine(device_kind())
         algorithm = quickest.to_scatter(scatter, pairs, how.rank_count(), model)
         return _by_platform(algorithm, lambda by, pairs: scattered(by, scatter, pairs), how, pairs)
