@@ -3,6 +3,7 @@
 from ringcoll import algorithms as algorithms
 from ringcoll import cost as cost
 from ringcoll import lax as lax
+from ringcoll import layers as layers
 from ringcoll import precision as precision
 from ringcoll import pricing as pricing
 from ringcoll.all_reduces import pmax as pmax

@@ -44,6 +44,15 @@ ORDER = (
     "matmuls",
     "sharded",
     "lax",
+    "layers.parameters",
+    "layers.replicas",
+    "layers.linear",
+    "layers.transformer",
+    "layers.vocabulary",
+    "layers.norms",
+    "layers.randomness",
+    "layers.tensor_parallel",
+    "layers.__init__",
     "__init__",
     "overlap.hlo",
     "overlap.work",
@@ -73,6 +82,12 @@ WITHOUT_JAX = (
     "labels",
     "quickest",
     *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
+)
+#: All that layers may know of what is above them: types, collectives and matmuls, whose gradients
+#: no layer can bypass so.
+FOR_LAYERS = (
+    *("table", "manual", "calls", "matmuls"),
+    *("gathers", "all_to_alls", "all_reduces", "broadcasts", "permutes"),
 )
 LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn
 SENDERS = ("wire", "permutes")  # the second where the first is not for it: see `Call`
@@ -139,6 +154,9 @@ def complaints(module, source):
             above = [n.removesuffix(".__init__") for n in ORDER[: ORDER.index(module)]]
             if not inner or room(inner) not in above:
                 yield f"imports {name}: only {', '.join(above)} are above it"
+            elif module.startswith("layers.") and not room(inner).startswith("layers"):
+                if room(inner) not in FOR_LAYERS:
+                    yield f"imports {name}: layers are made of {', '.join(FOR_LAYERS)} alone"
             if any(map(is_private, inner)):
                 yield f"imports {name}: it is private to {room(inner)}"
     jax_names = set(of_jax(tree))
@@ -185,6 +203,9 @@ def test_imports(module):
         ("overlap.hlo", "from ringcoll import overlap", "above it"),
         ("__init__", "from ringcoll import overlap as overlap", "above it"),
         ("gathers", "from ringcoll.overlap.chips import CHIPS", "above it"),
+        ("layers.linear", "from ringcoll.engine import gather", "layers are made of"),
+        ("layers.linear", "from ringcoll.products import gathered", "layers are made of"),
+        ("layers.linear", "from ringcoll.layers.norms import rms_norm", "above it"),
         ("overlap.draw", "from matplotlib.figure import Figure", "only inside the function"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
     ],

@@ -1,0 +1,169 @@
+"""Into the ranks and out of them: linear layers sharded by columns and by rows.
+
+Every tensor-parallel layer is these two with something local in between.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.calls import AxisName, axes_of
+from ringcoll.layers.parameters import check_alike, field, refusal
+from ringcoll.layers.replicas import copied
+from ringcoll.matmuls import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+
+
+def column_linear(
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    sequence_parallel: bool = True,
+    **options: Any,
+) -> Array:
+    """x @ kernel + bias, of which each rank makes its columns.
+
+    `x: [..., s/n, d], kernel: [d, f/n], bias: [f/n] -> [..., s, f/n]`; a kernel `[d, h/n, k]`
+    makes `[..., s, h/n, k]`. With `sequence_parallel=False` x is `[..., s, d]` on every rank.
+
+    Steps and bytes: those of `all_gather_matmul`, or none.
+
+    Gradient: of x a `matmul_reduce_scatter`; or, where x is replicated, a `psum`.
+
+    Raises:
+        KeyError: there is no kernel.
+        TypeError: x and the kernel are of different dtypes.
+        ValueError: their features differ.
+
+    Source: Shoeybi et al., "Megatron-LM" (2019), and Korthikanti et al., "Reducing activation
+    recomputation in large transformer models" (2022), for the sharded sequence.
+
+    What `params` may be, and `options`: see `ringcoll.layers.tensor_parallel`.
+    """
+    how = {"sequence_parallel": sequence_parallel, **options}
+    (y,) = columns("column_linear", [("kernel", params)], x, axis_name, **how)
+    return y
+
+
+def row_linear(
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    sequence_parallel: bool = True,
+    **options: Any,
+) -> Array:
+    """The sum over the ranks of x @ kernel, and bias: each rank has rows of the kernel.
+
+    `x: [..., s, f/n], kernel: [f/n, d], bias: [d] -> [..., s/n, d]`; a kernel `[h/n, k, d]` takes
+    x `[..., s, h/n, k]`. With `sequence_parallel=False` the result is `[..., s, d]`, the same on
+    every rank.
+
+    Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
+
+    Gradient: of x an `all_gather_matmul`; or, where the result is replicated, one product.
+
+    Raises: as `column_linear`; and
+        ValueError: the sequence does not divide by n.
+
+    Source, `params` and `options`: as `column_linear`.
+    """
+    how = {"sequence_parallel": sequence_parallel, **options}
+    return rows("row_linear", "kernel", params, x, axis_name, **how)
+
+
+def kernel_and_bias(linear: Any) -> tuple[Array, Array | None]:
+    """The kernel of a linear layer, which may be just that, and its bias if it has one."""
+    if hasattr(linear, "shape"):
+        return jnp.asarray(linear), None
+    bias = field(linear, "bias", None)
+    return jnp.asarray(field(linear, "kernel")), None if bias is None else jnp.asarray(bias)
+
+
+def columns(
+    function: str,
+    linears: Sequence[tuple[str, Any]],
+    x: Array,
+    axis_name: AxisName,
+    *,
+    sequence_parallel: bool,
+    **options: Any,
+) -> list[Array]:
+    """`column_linear` of several, by name, which share a gather of x."""
+    named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
+    for name, kernel, _ in named:
+        check_alike(function, x=x, **{name: kernel})
+        if kernel.ndim < 2 or x.shape[-1] != kernel.shape[0]:
+            words = f"x is {x.shape}, {name} is {kernel.shape}"
+            cure = "the last dimension of x and the first of a kernel, not sharded, must be equal"
+            raise refusal(ValueError, function, words, cure)
+    # As matrices, which is what compilers multiply best.
+    matrices = [kernel.reshape(kernel.shape[0], -1) for _, kernel, _ in named]
+    if sequence_parallel:
+        made = all_gather_matmul(x, matrices, axis_name, **options)
+    else:
+        algorithm = options.pop("algorithm", "auto")
+        for_products = {k: v for k, v in options.items() if k in _OF_PRODUCTS}
+        x = copied(x, axis_name, algorithm=algorithm)
+        made = [jnp.matmul(x, matrix, **for_products) for matrix in matrices]
+    results = []
+    for y, (_, kernel, bias) in zip(made, named, strict=True):
+        y = y.reshape(*y.shape[:-1], *kernel.shape[1:])
+        results.append(y if bias is None else y + _cast(bias, y))
+    return results
+
+
+_OF_PRODUCTS = ("precision", "preferred_element_type")
+
+
+def rows(
+    function: str,
+    name: str,
+    linear: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    sequence_parallel: bool,
+    **options: Any,
+) -> Array:
+    """`row_linear` of a layer by name."""
+    kernel, bias = kernel_and_bias(linear)
+    check_alike(function, x=x, **{name: kernel})
+    inner = kernel.ndim - 1
+    if kernel.ndim < 2 or x.shape[-inner:] != kernel.shape[:-1]:
+        words = f"x is {x.shape}, {name} is {kernel.shape}"
+        cure = "the last dimensions of x and all but the last of a kernel must be equal"
+        raise refusal(ValueError, function, words, cure)
+    x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
+    matrix = kernel.reshape(-1, kernel.shape[-1])
+    options = {k: v for k, v in options.items() if k != "residuals"}  # there is none
+    if sequence_parallel:
+        check_sequence(function, x.shape[-2], axis_name)
+        y = matmul_reduce_scatter(x, matrix, axis_name, **options)
+    else:
+        y = matmul_all_reduce(x, matrix, axis_name, **options)
+    if bias is None:
+        return y
+    sharded = axes_of(axis_name) if sequence_parallel else ()
+    return y + _cast(copied(bias, sharded), y)
+
+
+def check_sequence(function: str, size: int, axis_name: AxisName) -> None:
+    """Refuse a sequence that cannot be cut into one part for each rank."""
+    ranks = rank_count(axis_name)
+    if size % ranks:
+        words = f"the sequence of {size} does not divide by the {ranks} ranks of {axis_name!r}"
+        raise refusal(ValueError, function, words, "pad it, or pass sequence_parallel=False")
+
+
+def rank_count(axis_name: AxisName) -> int:
+    """How many ranks there are over one axis or several."""
+    return prod(map(lax.axis_size, axes_of(axis_name)))
+
+
+def _cast(bias: Array, y: Array) -> Array:
+    """A bias for y: of its dtype, and with as many dimensions."""
+    return bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)

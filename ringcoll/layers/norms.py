@@ -1,0 +1,63 @@
+"""Norms over the features of each token, where tokens are sharded or replicated."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.calls import AxisName, axes_of
+from ringcoll.layers.parameters import field, refusal
+from ringcoll.layers.replicas import copied
+
+
+def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
+    """x over the root of the mean of its squares, times scale; in float32 or wider.
+
+    `x: [..., d], scale: [d] -> [..., d]`, of whatever tokens a rank has: nothing is sent.
+
+    Gradient: of the scale the sum over the ranks of `axis_name` over which x varies, by a
+    `psum`: sharded tokens are all of them normed by the one scale.
+
+    Raises:
+        KeyError: there is no scale.
+        ValueError: it is not of the features of x.
+
+    Source: Zhang and Sennrich, "Root mean square layer normalization" (2019).
+    """
+    scale = _parameter("rms_norm", "scale", field(params, "scale"), x, axis_name)
+    wide = x.astype(scale.dtype)
+    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
+
+
+def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
+    """x less its mean, over its standard deviation, times scale, plus bias.
+
+    `x: [..., d], scale, bias: [d] -> [..., d]`; without a bias none is added.
+
+    Gradient and raises: as `rms_norm`.
+
+    Source: Ba, Kiros and Hinton, "Layer normalization" (2016).
+    """
+    scale = _parameter("layer_norm", "scale", field(params, "scale"), x, axis_name)
+    wide = x.astype(scale.dtype)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    y = wide * lax.rsqrt(variance + epsilon) * scale
+    bias = field(params, "bias", None)
+    if bias is not None:
+        y = y + _parameter("layer_norm", "bias", bias, x, axis_name)
+    return y.astype(x.dtype)
+
+
+def _parameter(function: str, name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
+    """One for each feature, in what is computed in, and of as many dimensions as x."""
+    value = jnp.asarray(value)
+    if value.shape != x.shape[-1:]:
+        words = f"{name} is {value.shape}, x is {x.shape}"
+        raise refusal(ValueError, function, words, "pass one number for each feature")
+    sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    value = copied(value.astype(wide), sharded)
+    return value.reshape((1,) * (x.ndim - 1) + value.shape)

@@ -1,0 +1,144 @@
+"""Leaves by name, and trees of specs that fit them; every refusal of a layer."""
+
+from collections.abc import Callable, Hashable, Mapping
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import keystr, tree_map_with_path
+
+from ringcoll.calls import Pytree
+
+_MISSING: Any = object()
+
+
+def field(params: Any, name: str, default: Any = _MISSING) -> Any:
+    """params["name"] of a mapping, params.name of anything else."""
+    if isinstance(params, Mapping):
+        found = params.get(name, _MISSING)
+    else:
+        found = getattr(params, name, _MISSING)
+    if found is not _MISSING:
+        return found
+    if default is not _MISSING:
+        return default
+    has = ", ".join(params) if isinstance(params, Mapping) else type(params).__name__
+    raise KeyError(f"ringcoll.layers: no {name!r} in the parameters ({has})")
+
+
+def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
+    """What a layer raises: the function, what is wrong with which value, the cure."""
+    return kind(f"ringcoll.layers.{function}: {words}; {cure}")
+
+
+def axes_in(entry: Any) -> tuple[Hashable, ...]:
+    """The mesh axes that one entry of a spec names."""
+    if entry is None:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+
+def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> Pytree:
+    """`call(name, leaf, spec)` of every leaf, or a refusal where the trees do not fit."""
+
+    def one(path: Any, leaf: Any, spec: Any) -> Any:
+        name = keystr(path, simple=True, separator="/")
+        if not isinstance(spec, PartitionSpec):
+            words = f"the spec of {name} is {spec!r}"
+            raise refusal(TypeError, function, words, "pass a jax.sharding.PartitionSpec")
+        if len(spec) > len(leaf.shape):
+            words = f"{name} has {len(leaf.shape)} dimensions, its spec {spec} is of {len(spec)}"
+            raise refusal(ValueError, function, words, "make the specs from these parameters")
+        return call(name, leaf, spec)
+
+    try:
+        return tree_map_with_path(one, params, specs)
+    except ValueError as error:
+        if str(error).startswith("ringcoll"):
+            raise
+        words = f"the specs do not match the parameters ({error})"
+        raise refusal(
+            ValueError, function, words, "make the specs from these parameters"
+        ) from error
+
+
+def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
+    """The mesh, or that of `jax.set_mesh`."""
+    found = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if not found.axis_names:
+        raise refusal(ValueError, function, "there is no mesh", "pass mesh=, or jax.set_mesh")
+    return found
+
+
+def check_specs(
+    params: Pytree,
+    specs: Pytree,
+    mesh: Mesh | AbstractMesh | None = None,
+    *,
+    function: str = "check_specs",
+) -> None:
+    """Refuse specs by which the parameters cannot be sharded over a mesh.
+
+    Args:
+        params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
+        specs: the same of `PartitionSpec`s.
+        mesh: None for that of `jax.set_mesh`.
+        function: who asks, for messages.
+
+    Raises:
+        TypeError: a spec is none.
+        ValueError: the trees differ, a spec names an axis that the mesh has not, or twice, or
+            a dimension does not divide.
+    """
+    sizes = mesh_or_ambient(function, mesh).shape
+
+    def check(name: str, leaf: Any, spec: PartitionSpec) -> None:
+        named = [axis for entry in spec for axis in axes_in(entry)]
+        for axis in named:
+            if axis not in sizes:
+                known = ", ".join(map(repr, sizes))
+                words = f"{name}: its spec {spec} names {axis!r}, no axis of the mesh"
+                raise refusal(ValueError, function, words, f"choose from {known}")
+        if len(set(named)) < len(named):
+            words = f"{name}: its spec {spec} names an axis twice"
+            raise refusal(ValueError, function, words, "name each axis once")
+        for dim, entry in enumerate(spec):
+            ranks = prod(sizes[axis] for axis in axes_in(entry))
+            if leaf.shape[dim] % ranks:
+                words = (
+                    f"{name}: dimension {dim} of its shape {tuple(leaf.shape)} does not divide by "
+                    f"the {ranks} ranks of {entry!r}"
+                )
+                cure = "use a size that divides, fewer ranks, or leave that dimension whole"
+                raise refusal(ValueError, function, words, cure)
+
+    map_with_specs(function, check, params, specs)
+
+
+def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
+    """The parameters, each on the devices that its spec says.
+
+    As `jax.device_put(params, specs)`, but what does not fit is refused by the name of the leaf.
+
+    Args:
+        params: a pytree of arrays.
+        specs: the same of `PartitionSpec`s.
+        mesh: None for that of `jax.set_mesh`.
+
+    Raises:
+        TypeError, ValueError: as `check_specs`.
+    """
+    check_specs(params, specs, mesh, function="shard")
+    placed = specs if mesh is None else jax.tree.map(lambda s: NamedSharding(mesh, s), specs)
+    return jax.device_put(params, placed)
+
+
+def check_alike(function: str, **arrays: Any) -> None:
+    """Refuse arrays of several dtypes: what is promoted to the widest travels wide."""
+    dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
+    if len(set(dtypes.values())) > 1:
+        words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
+        cure = "cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"
+        raise refusal(TypeError, function, words, cure)

@@ -1,0 +1,23 @@
+"""Random numbers that differ between ranks where they should."""
+
+import jax
+from jax import Array, lax
+
+from ringcoll.calls import AxisName, axes_of
+
+
+def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
+    """A key of its own for each rank of an axis, the same along all other axes.
+
+    `key: [] -> []`, typed as varying over `axis_name`. Fold over the axes along which a rank
+    holds different data, and over no other: over the axis of tensor parallelism where the
+    sequence or the heads are sharded over it, but not where its ranks hold the same
+    activations, which must be dropped alike; over the axes of the batch always.
+
+    Nothing is sent: `jax.random.fold_in` of the rank's number, row-major over several axes.
+
+    Raises:
+        NameError: an axis is not bound.
+    """
+    axes = axes_of(axis_name)
+    return jax.random.fold_in(key, lax.axis_index(axes)) if axes else key

@@ -1,0 +1,82 @@
+"""What is the same on all ranks, and used by each in its own way."""
+
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from ringcoll.all_reduces import psum
+from ringcoll.calls import AxisName, Pytree, axes_of
+from ringcoll.manual import is_checked, varying
+from ringcoll.table import Algorithm
+
+
+@dataclass(frozen=True)
+class How:
+    """How gradients are summed: over which axes, in which dtype, by which algorithm."""
+
+    axes: tuple[Hashable, ...]
+    reduce_dtype: DTypeLike | None = None
+    algorithm: Algorithm = "auto"
+
+
+def copied(
+    tree: Pytree,
+    axis_name: AxisName,
+    *,
+    reduce_dtype: DTypeLike | None = None,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """A replicated tree, for each rank to use as its own.
+
+    `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that vary
+    already, and those that are no floats, are left as they are.
+
+    Gradient: the sum over the ranks, by `ringcoll.psum`, small leaves packed. Where types are
+    not checked (`check_vma=False`) nothing is done here: there a gradient inside `shard_map`
+    is a rank's own share of it, and its edge sums them, as for `jax.lax`.
+
+    Source: the operator f of Shoeybi et al., "Megatron-LM" (2019), section 3.
+    """
+    if not is_checked():
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    for i, leaf in enumerate(leaves):
+        missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
+        if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
+            groups[missing].append(i)
+    for axes, members in groups.items():
+        made = _copied(How(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
+        for i, x in zip(members, made, strict=True):
+            leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _copied(how: How, leaves: list[Array]) -> list[Array]:
+    return [varying(x, how.axes) for x in leaves]
+
+
+def _copied_forward(how: How, leaves: list[Array]) -> tuple[list[Array], None]:
+    return _copied(how, leaves), None
+
+
+def _copied_backward(how: How, _: None, cts: list[Array]) -> tuple[list[Array]]:
+    return (summed(how, cts),)
+
+
+_copied.defvjp(_copied_forward, _copied_backward)
+
+
+def summed(how: How, cts: list[Array]) -> list[Any]:
+    """The sum over the ranks of each gradient, which keeps its dtype."""
+    wide = [ct if how.reduce_dtype is None else ct.astype(how.reduce_dtype) for ct in cts]
+    sums = psum(wide, how.axes, algorithm=how.algorithm)
+    return [y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)]

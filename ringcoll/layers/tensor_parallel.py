@@ -1,0 +1,97 @@
+"""Tensor-parallel layers: weights sharded over an axis, activations over it by sequence.
+
+Functions to be called inside `jax.shard_map`, on a rank's own shards. `params` is a mapping or
+an object with the names below as keys or attributes (a dictionary, an Equinox module, the state
+of a Flax one); of a linear layer, its kernel alone, or `kernel` and `bias`:
+
+| function | parameters |
+|---|---|
+| `column_linear`, `row_linear` | a linear layer |
+| `mlp`, `gated_mlp` | `up` and `down`, and `gate` |
+| `attention` | `query`, `key`, `value`, `out` |
+| `embed`, `unembed` | `embedding`, `unembedding` |
+| `rms_norm`, `layer_norm` | `scale`, and `bias` |
+
+Weights are in the ordinary layout, and a checkpoint does not depend on how many ranks there are:
+`partition_specs` says how they are cut. Between layers, activations are sharded along the
+sequence, which is their last dimension but one, and the collectives hide under the matmuls; or,
+with `sequence_parallel=False`, they are the same on every rank of the axis.
+
+`options` are those of `ringcoll.all_gather_matmul` and `ringcoll.matmul_reduce_scatter`:
+`algorithm`, `residuals`, `precision`, `preferred_element_type`, `accumulate_dtype`.
+
+Gradients are those of the same layer on one device. Take them outside of `shard_map`, or inside
+under `check_vma=True`. Inside under `check_vma=False`, JAX's rule holds here too: what a rank
+gets is the gradient of the *sum* over the ranks of their losses, so let only one of them count,
+or divide; and gradients of what is replicated are then each rank's own share, to be summed.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
+
+from ringcoll.calls import AxisName, Pytree
+from ringcoll.layers.linear import column_linear as column_linear
+from ringcoll.layers.linear import row_linear as row_linear
+from ringcoll.layers.norms import layer_norm as layer_norm
+from ringcoll.layers.norms import rms_norm as rms_norm
+from ringcoll.layers.parameters import refusal
+from ringcoll.layers.parameters import shard as shard
+from ringcoll.layers.replicas import copied as copied
+from ringcoll.layers.transformer import attention as attention
+from ringcoll.layers.transformer import gated_mlp as gated_mlp
+from ringcoll.layers.transformer import mlp as mlp
+from ringcoll.layers.transformer import rotary as rotary
+from ringcoll.layers.vocabulary import cross_entropy as cross_entropy
+from ringcoll.layers.vocabulary import embed as embed
+from ringcoll.layers.vocabulary import unembed as unembed
+
+#: Which dimension of a layer is sharded, counted from the last, so that blocks may be stacked.
+COLUMNS: Mapping[str, int] = MappingProxyType(
+    {"query": -2, "key": -2, "value": -2, "gate": -1, "up": -1, "unembedding": -1}
+)
+#: The same of layers by rows, whose biases are whole.
+ROWS: Mapping[str, int] = MappingProxyType({"out": -3, "down": -2, "embedding": -2})
+
+
+def partition_specs(
+    params: Pytree,
+    axis_name: AxisName,
+    *,
+    columns: Mapping[str, int] = COLUMNS,
+    rows: Mapping[str, int] = ROWS,
+) -> Pytree:
+    """How parameters are sharded over an axis, going by their names: a tree of `PartitionSpec`s.
+
+    For `jax.device_put`, `jax.jit`, `jax.shard_map` and Orbax. A leaf goes by the last name on
+    its path that is known; one without (a norm, say) is whole on every rank. Dimensions are
+    counted from the last, so that blocks may be stacked.
+
+    Args:
+        params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
+        axis_name: the axis.
+        columns: by name, the dimension that is sharded, of a kernel and of its bias.
+        rows: the same of a kernel whose bias is whole.
+
+    Raises:
+        ValueError: a leaf has too few dimensions.
+    """
+    dims = {**columns, **rows}
+
+    def spec(path: Any, leaf: Any) -> PartitionSpec:
+        names = [keystr((key,), simple=True) for key in path]
+        known = next((name for name in reversed(names) if name in dims), None)
+        if known is None or (known in rows and names[-1] == "bias"):
+            return PartitionSpec()
+        dim, ndim = dims[known], len(leaf.shape)
+        if ndim < -dim:
+            words = f"{'/'.join(names)} has {ndim} dimensions, and dimension {dim} is to be sharded"
+            cure = "heads are a dimension of their own: kernels are [d, heads, head_dim]"
+            raise refusal(ValueError, "partition_specs", words, cure)
+        return PartitionSpec(*[axis_name if d == ndim + dim else None for d in range(ndim)])
+
+    return jax.tree_util.tree_map_with_path(spec, params)

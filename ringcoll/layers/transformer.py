@@ -1,0 +1,147 @@
+"""The two halves of a transformer block: attention by heads, and the MLP by features."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ringcoll.calls import AxisName
+from ringcoll.layers.linear import columns, rows
+from ringcoll.layers.parameters import field, refusal
+
+Activation = Callable[[Array], Array]
+Attend = Callable[[Array, Array, Array], Array]
+
+
+def mlp(
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    activation: Activation = jax.nn.gelu,
+    sequence_parallel: bool = True,
+    **options: Any,
+) -> Array:
+    """Two linear layers, the first by columns and the second by rows.
+
+    `x: [..., s/n, d], up: [d, f/n], down: [f/n, d] -> [..., s/n, d]`; both may have biases. With
+    `sequence_parallel=False` x and the result are `[..., s, d]` on every rank.
+
+    Steps and bytes: one `all_gather_matmul` and one `matmul_reduce_scatter`.
+
+    Gradient, raises, source, `params` and `options`: as `column_linear` and `row_linear`.
+    """
+    how = {"sequence_parallel": sequence_parallel, **options}
+    (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, **how)
+    return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, **how)
+
+
+def gated_mlp(
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    activation: Activation = jax.nn.silu,
+    sequence_parallel: bool = True,
+    **options: Any,
+) -> Array:
+    """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
+
+    `x: [..., s/n, d], gate, up: [d, f/n], down: [f/n, d] -> [..., s/n, d]`; all may have biases.
+    With `sequence_parallel=False` x and the result are `[..., s, d]` on every rank. gate and up
+    are two arrays, so that neither is permuted for any number of ranks.
+
+    Steps and bytes: as `mlp`.
+
+    Gradient, raises, `params` and `options`: as `column_linear` and `row_linear`.
+
+    Source: Shazeer, "GLU variants improve transformer" (2020).
+    """
+    how = {"sequence_parallel": sequence_parallel, **options}
+    names = ("gate", "up")
+    pair = columns("gated_mlp", [(n, field(params, n)) for n in names], x, axis_name, **how)
+    gate, up = pair
+    hidden = activation(gate) * up
+    return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, **how)
+
+
+def attention(
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    causal: bool = True,
+    rotary_base: float | None = 10000.0,
+    positions: ArrayLike | None = None,
+    attend: Attend | None = None,
+    sequence_parallel: bool = True,
+    **options: Any,
+) -> Array:
+    """Multi-head attention, of which each rank has some heads.
+
+    `x: [b, s/n, d], query: [d, h/n, k], key, value: [d, g/n, k], out: [h/n, k, d] ->
+    [b, s/n, d]`, h a multiple of g: grouped heads of keys and values. All may have biases.
+    With `sequence_parallel=False` x and the result are `[b, s, d]` on every rank.
+
+    Args:
+        causal: whether a position sees those before it only.
+        rotary_base: of the wavelengths of `rotary`; None for no positions.
+        positions: `[s]` or `[b, s]`, of the whole sequence; None for 0, 1, 2, ...
+        attend: (query, key, value) -> the same as query, `[b, s, heads, k]`; None for
+            `jax.nn.dot_product_attention`. It has to do the masking, `causal` is not its.
+
+    Steps and bytes: as `mlp`; query, key and value share one gather.
+
+    Gradient, raises, `params` and `options`: as `column_linear` and `row_linear`; and
+        ValueError: the heads of a rank are no multiple of its heads of keys.
+
+    Source: Vaswani et al. (2017); Ainslie et al., "GQA" (2023); Shoeybi et al. (2019).
+    """
+    how = {"sequence_parallel": sequence_parallel, **options}
+    linears = [(name, field(params, name)) for name in ("query", "key", "value")]
+    query, key, value = columns("attention", linears, x, axis_name, **how)
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if query.ndim not in (3, 4) or key.ndim != query.ndim:
+        words, cure = f"on a rank: {shapes}", "pass x: [b, s, d] and kernels [d, heads, head_dim]"
+        raise refusal(ValueError, "attention", words, cure)
+    heads, groups = query.shape[-2], key.shape[-2]
+    if value.shape != key.shape or heads % groups or query.shape[-1] != key.shape[-1]:
+        cure = "the heads must be a multiple of those of keys and values, and as wide"
+        raise refusal(ValueError, "attention", f"on a rank: {shapes}", cure)
+    if rotary_base is not None:
+        where = jnp.arange(query.shape[-3]) if positions is None else jnp.asarray(positions)
+        query, key = (rotary(heads, where, rotary_base) for heads in (query, key))
+    if attend is None:
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
+    else:
+        mixed = attend(query, key, value)
+    return rows("attention", "out", field(params, "out"), mixed, axis_name, **how)
+
+
+def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
+    """x with each pair (x[i], x[i + k/2]) turned by an angle that grows with its position.
+
+    `x: [..., s, h, k], positions: [s] or [..., s] -> [..., s, h, k]`; pair i turns by
+    positions * base**(-2i/k), in float32 or wider.
+
+    Raises:
+        ValueError: k is odd.
+
+    Source: Su et al., "RoFormer" (2021); the order of pairs is GPT-NeoX's and Llama's.
+    """
+    size = x.shape[-1]
+    if size % 2:
+        words = f"heads of {size} dimensions have no pairs"
+        raise refusal(ValueError, "rotary", words, "use an even head_dim, or rotary_base=None")
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    frequencies = base ** -(jnp.arange(0, size, 2, dtype=wide) / size)
+    angles = jnp.multiply.outer(jnp.asarray(positions).astype(wide), frequencies)  # [s, k/2]
+    shape = (*angles.shape[:-1], 1, size // 2)
+    angles = angles.reshape((1,) * (x.ndim - len(shape)) + shape)
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    first, second = jnp.split(x.astype(wide), 2, axis=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

@@ -1,0 +1,142 @@
+"""A vocabulary cut into one part for each rank: tokens in, losses out, logits never whole."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.all_reduces import pmax, psum
+from ringcoll.calls import AxisName, axes_of
+from ringcoll.gathers import psum_scatter
+from ringcoll.layers.linear import check_sequence, columns, rank_count
+from ringcoll.layers.parameters import field, refusal
+from ringcoll.table import Algorithm
+
+
+def embed(
+    params: Any,
+    tokens: Array,
+    axis_name: AxisName,
+    *,
+    sequence_parallel: bool = True,
+    algorithm: Algorithm = "auto",
+) -> Array:
+    """The row of each token in a table of which every rank has some rows.
+
+    `tokens: [..., s], embedding: [v/n, d] -> [..., s/n, d]`; with `sequence_parallel=False`
+    `[..., s, d]` on every rank. The tokens are the same on every rank. One that is no row of the
+    table makes NaNs, as in `jax.numpy.take`.
+
+    Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
+
+    Gradient: an all-gather, or nothing; then each rank adds to its own rows.
+
+    Raises:
+        TypeError: the tokens are no integers.
+        ValueError: the sequence does not divide by n.
+
+    Source: Shoeybi et al., "Megatron-LM" (2019).
+    """
+    table = jnp.asarray(field(params, "embedding"))
+    _check_integers("embed", "tokens", tokens)
+    mine, row = _own(tokens, table.shape[0], axis_name)
+    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), 0)
+    found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
+    if not sequence_parallel:
+        return psum(found, axis_name, algorithm=algorithm)
+    check_sequence("embed", tokens.shape[-1], axis_name)
+    dim = tokens.ndim - 1
+    return psum_scatter(found, axis_name, scatter_dimension=dim, tiled=True, algorithm=algorithm)
+
+
+def unembed(
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    sequence_parallel: bool = True,
+    **options: Any,
+) -> Array:
+    """The logits of each rank's part of the vocabulary.
+
+    `x: [..., s/n, d], unembedding: [d, v/n] -> [..., s, v/n]`. For a table that is shared with
+    `embed`, pass `{"unembedding": embedding.T}`.
+
+    Steps and bytes, gradient, raises, `options`: as `column_linear`.
+    """
+    how = {"sequence_parallel": sequence_parallel, **options}
+    linear = [("unembedding", field(params, "unembedding"))]
+    (logits,) = columns("unembed", linear, x, axis_name, **how)
+    return logits
+
+
+def cross_entropy(
+    logits: Array, labels: Array, axis_name: AxisName, *, algorithm: Algorithm = "auto"
+) -> Array:
+    """-log softmax(logits)[label] of logits of which each rank has a part of the vocabulary.
+
+    `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. Of
+    the logits nothing is sent; they are kept for the gradient as they came, not as a softmax.
+    A label that is none of the vocabulary makes a NaN.
+
+    Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
+
+    Gradient: softmax(logits) less one at the label, of each rank's part; nothing is sent.
+
+    Raises:
+        TypeError: the labels are no integers.
+        ValueError: they are not of the shape of the logits without the last dimension.
+
+    Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+    """
+    _check_integers("cross_entropy", "labels", labels)
+    if logits.shape[:-1] != labels.shape:
+        words = f"the labels are {labels.shape}, the logits {logits.shape}"
+        raise refusal(ValueError, "cross_entropy", words, "pass a label for each row of logits")
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    local = lax.stop_gradient(logits.max(-1).astype(wide))
+    top = pmax(local, axis_name, algorithm=algorithm)
+    mine, place = _own(labels, logits.shape[-1], axis_name)
+    chosen = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
+    sums = (_sum_of_exps(logits, top), jnp.where(mine, chosen - top, 0))
+    total, label = psum(sums, axis_name, algorithm=algorithm)
+    is_in = _is_in(labels, logits.shape[-1], axis_name)
+    return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
+
+
+@jax.custom_vjp
+def _sum_of_exps(logits: Array, top: Array) -> Array:
+    """Keeps the logits as they are, where autodiff would keep their exponentials."""
+    return jnp.exp(logits.astype(top.dtype) - top[..., None]).sum(-1)
+
+
+def _sum_of_exps_forward(logits: Array, top: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _sum_of_exps(logits, top), (logits, top)
+
+
+def _sum_of_exps_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
+    logits, top = residuals
+    exps = jnp.exp(logits.astype(top.dtype) - top[..., None])
+    return (exps * ct[..., None]).astype(logits.dtype), jnp.zeros_like(top)
+
+
+_sum_of_exps.defvjp(_sum_of_exps_forward, _sum_of_exps_backward)
+
+
+def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array]:
+    """Which ids are in this rank's part of the vocabulary, and where; 0 for the others."""
+    place = ids - lax.axis_index(axes_of(axis_name)) * size
+    mine = (place >= 0) & (place < size)
+    return mine, jnp.where(mine, place, 0)
+
+
+def _is_in(ids: Array, size: int, axis_name: AxisName) -> Array:
+    """Which ids are in the vocabulary at all."""
+    return (ids >= 0) & (ids < rank_count(axis_name) * size)
+
+
+def _check_integers(function: str, name: str, ids: Array) -> None:
+    if not jnp.issubdtype(jnp.asarray(ids).dtype, jnp.integer):
+        words = f"the {name} are of {jnp.asarray(ids).dtype}"
+        raise refusal(TypeError, function, words, "pass integers")

@@ -1,0 +1,73 @@
+"""The layers on one device, from whole weights, as their papers have them; in NumPy's words."""
+
+import jax
+import jax.numpy as jnp
+
+
+def linear(params, x):
+    """x @ kernel + bias; a kernel may be just that, and have dimensions of its own."""
+    if hasattr(params, "shape"):
+        params = {"kernel": params}
+    y = jnp.tensordot(x, params["kernel"], 1)
+    return y + params["bias"] if "bias" in params else y
+
+
+def mlp(params, x, activation=jax.nn.gelu):
+    return linear(params["down"], activation(linear(params["up"], x)))
+
+
+def gated_mlp(params, x, activation=jax.nn.silu):
+    gate = activation(linear(params["gate"], x))
+    return linear(params["down"], gate * linear(params["up"], x))
+
+
+def turned(x, base=10000.0):
+    """Every pair (i, i + k/2) as a complex number, turned by its position."""
+    half = x.shape[-1] // 2
+    pairs = x[..., :half] + 1j * x[..., half:]
+    angle = jnp.outer(jnp.arange(x.shape[-3]), base ** (-jnp.arange(half) / half))
+    pairs = pairs * jnp.exp(1j * angle)[:, None, :]
+    return jnp.concatenate([pairs.real, pairs.imag], -1)
+
+
+def attend(query, key, value, causal=True):
+    """Each head with the keys of its group."""
+    times = query.shape[-2] // key.shape[-2]
+    key, value = (jnp.repeat(x, times, axis=-2) for x in (key, value))
+    scores = jnp.einsum("bqhk,bshk->bhqs", query, key) / query.shape[-1] ** 0.5
+    if causal:
+        place = jnp.arange(query.shape[1])
+        scores = jnp.where(place[:, None] >= place[None, :], scores, -jnp.inf)
+    return jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores), value)
+
+
+def attention(params, x, causal=True):
+    query, key, value = (linear(params[name], x) for name in ("query", "key", "value"))
+    mixed = attend(turned(query), turned(key), value, causal)
+    out = params["out"]
+    kernel = out["kernel"] if isinstance(out, dict) else out
+    y = jnp.einsum("bshk,hkd->bsd", mixed, kernel)
+    return y + out["bias"] if isinstance(out, dict) else y
+
+
+def embed(params, tokens):
+    return params["embedding"][tokens]
+
+
+def unembed(params, x):
+    return x @ params["unembedding"]
+
+
+def cross_entropy(logits, labels):
+    logs = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(logs, labels[..., None], -1)[..., 0]
+
+
+def rms_norm(params, x, epsilon=1e-6):
+    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + epsilon) * params["scale"]
+
+
+def layer_norm(params, x, epsilon=1e-6):
+    centred = x - x.mean(-1, keepdims=True)
+    y = centred / jnp.sqrt(jnp.mean(centred**2, -1, keepdims=True) + epsilon) * params["scale"]
+    return y + params["bias"]

@@ -1,0 +1,174 @@
+"""Tensor-parallel layers, and their gradients, against the same layers on one device.
+
+In float64. A result is a chain of sums of at most T terms, each off by gamma(T) of the sum of
+its magnitudes (see `test_matmul_gradients`); a layer has no more than eight of them one after
+the other. The data is of order one, and so are the magnitudes: what is allowed is 8 gamma(T)
+of the largest element of a result, times 32 for what exponentials and quotients amplify.
+"""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import layer_references as reference
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+from test_matmul_gradients import gamma
+
+from ringcoll.layers import tensor_parallel as tp
+
+MESHES = {  # the last axis is that of the model; the batch is over the others
+    "1": (1,),
+    "2": (2,),
+    "3": (3,),
+    "4": (4,),
+    "5": (5,),
+    "8": (8,),
+    "2x3": (2, 3),
+    "3x1": (3, 1),
+    "2x1x3": (2, 1, 3),
+    "1x2x4": (1, 2, 4),
+}
+BATCH, D, K = 6, 6, 4
+
+
+def sizes(n):
+    """Everything that is sharded over n ranks, as few as differ."""
+    return {"s": 2 * n, "heads": 4 * n, "groups": 2 * n, "f": 3 * n, "v": 4 * n}
+
+
+def parameters(n):
+    """Of every layer, in the ordinary layout."""
+    of, rng = sizes(n), np.random.default_rng(0)
+    f, v, heads, groups = of["f"], of["v"], of["heads"], of["groups"]
+
+    def normal(*shape, of=D):
+        return rng.standard_normal(shape) / of**0.5
+
+    def linear(*shape, of=D, bias):
+        return {"kernel": normal(*shape, of=of), "bias": normal(*bias)}
+
+    return {
+        "up": linear(D, f, bias=(f,)),
+        "down": linear(f, D, of=f, bias=(D,)),
+        "mlp": {"up": linear(D, f, bias=(f,)), "down": linear(f, D, of=f, bias=(D,))},
+        "gated_mlp": {"gate": normal(D, f), "up": normal(D, f), "down": normal(f, D, of=f)},
+        "attention": {
+            "query": linear(D, heads, K, bias=(heads, K)),
+            "key": linear(D, groups, K, bias=(groups, K)),
+            "value": normal(D, groups, K),
+            "out": linear(heads, K, D, of=heads * K, bias=(D,)),
+        },
+        "embed": {"embedding": normal(v, D)},
+        "unembed": {"unembedding": normal(D, v)},
+        "rms_norm": {"scale": normal(D)},
+        "layer_norm": {"scale": normal(D), "bias": normal(D)},
+    }
+
+
+def by_layers(params, tokens, labels, **how):
+    """Every layer's result, each fed with embedded tokens."""
+    attend = reference.attend  # float64; jax.nn.dot_product_attention has float32 scores
+    vocabulary = {k: v for k, v in how.items() if k in ("sequence_parallel", "algorithm")}
+    vocabulary["algorithm"] = "ring"
+    x = tp.embed(params["embed"], tokens, "z", **vocabulary)
+    middle = tp.column_linear(params["up"], x, "z", **how)
+    logits = tp.unembed(params["unembed"], x, "z", **how)
+    return {
+        "embed": x,
+        "linear": tp.row_linear(params["down"], middle, "z", **how),
+        "mlp": tp.mlp(params["mlp"], x, "z", **how),
+        "gated_mlp": tp.gated_mlp(params["gated_mlp"], x, "z", **how),
+        "attention": tp.attention(params["attention"], x, "z", attend=attend, **how),
+        "rms_norm": tp.rms_norm(params["rms_norm"], x, "z"),
+        "layer_norm": tp.layer_norm(params["layer_norm"], x, "z"),
+        "cross_entropy": tp.cross_entropy(logits, labels, "z", algorithm="ring"),
+    }
+
+
+@jax.numpy_rank_promotion("allow")
+def by_reference(params, tokens, labels):
+    x = reference.embed(params["embed"], tokens)
+    return {
+        "embed": x,
+        "linear": reference.linear(params["down"], reference.linear(params["up"], x)),
+        "mlp": reference.mlp(params["mlp"], x),
+        "gated_mlp": reference.gated_mlp(params["gated_mlp"], x),
+        "attention": reference.attention(params["attention"], x),
+        "rms_norm": reference.rms_norm(params["rms_norm"], x),
+        "layer_norm": reference.layer_norm(params["layer_norm"], x),
+        "cross_entropy": reference.cross_entropy(reference.unembed(params["unembed"], x), labels),
+    }
+
+
+def with_gradients(call):
+    """The results, and the gradients of a sum of all their elements, differently weighted."""
+
+    def both(params, *data):
+        def loss(params):
+            y = call(params, *data)
+            weights = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), y)
+            terms = jax.tree.map(lambda x, w: (x * w).sum(), y, weights)
+            return sum(jax.tree.leaves(terms)), y
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    return jax.jit(both)
+
+
+def over(mesh, params, call, sequence_parallel, check_vma):
+    """`call` over a mesh, from whole operands to whole results."""
+    *batch, model = mesh.axis_names
+    assert model == "z"
+    data = P(tuple(batch) or None)
+    out = P(tuple(batch) or None, "z" if sequence_parallel else None)
+    outs = {"embed linear mlp gated_mlp attention rms_norm layer_norm": out, "cross_entropy": data}
+    specs = tp.partition_specs(params, "z")
+    return jax.shard_map(
+        call,
+        mesh=mesh,
+        in_specs=(specs, data, data),
+        out_specs={name: spec for names, spec in outs.items() for name in names.split()},
+        check_vma=check_vma,
+    )
+
+
+def mesh_of(name):
+    shape = MESHES[name]
+    return make_mesh(*shape, names="xyz"[3 - len(shape) :])
+
+
+def tokens_of(n):
+    rng, of = np.random.default_rng(1), sizes(n)
+    return [rng.integers(0, of["v"], (BATCH, of["s"])) for _ in range(2)]
+
+
+def close(ours, theirs, terms):
+    """Within the roundings that the head of this file counts."""
+
+    def one(a, b):
+        np.testing.assert_allclose(a, b, rtol=0, atol=256 * gamma(terms) * max(1, np.abs(b).max()))
+
+    chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
+    jax.tree.map(one, ours, theirs)
+
+
+MODES = [(True, True), (False, False), (True, False), (False, True)]
+CASES = [  # on small meshes all modes
+    (name, *mode) for name in MESHES for mode in (MODES if name in ("1", "3", "2x3") else MODES[:2])
+]
+
+
+@pytest.mark.parametrize(("name", "sequence_parallel", "check_vma"), CASES)
+def test_layers_and_gradients_equal_those_of_one_device(name, sequence_parallel, check_vma):
+    mesh, n = mesh_of(name), MESHES[name][-1]
+    algorithm = ("ring", "two_ended", "bidirectional_ring")[n % 3]
+    call = partial(by_layers, sequence_parallel=sequence_parallel, algorithm=algorithm)
+    with jax.enable_x64(True):
+        params, data = parameters(n), tokens_of(n)
+        ours = with_gradients(over(mesh, params, call, sequence_parallel, check_vma))
+        theirs = with_gradients(by_reference)
+        close(ours(params, *data), theirs(params, *data), terms=BATCH * sizes(n)["s"] * D * 8)
