@@ -83,10 +83,9 @@ WITHOUT_JAX = (
     "quickest",
     *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
 )
-#: All that layers may know of what is above them: types, collectives and matmuls, whose gradients
-#: no layer can bypass so.
-FOR_LAYERS = (
-    *("table", "manual", "calls", "matmuls"),
+#: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
+LAYERS_KNOW = (
+    *("layers", "table", "manual", "calls", "matmuls"),
     *("gathers", "all_to_alls", "all_reduces", "broadcasts", "permutes"),
 )
 LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn
@@ -154,9 +153,8 @@ def complaints(module, source):
             above = [n.removesuffix(".__init__") for n in ORDER[: ORDER.index(module)]]
             if not inner or room(inner) not in above:
                 yield f"imports {name}: only {', '.join(above)} are above it"
-            elif module.startswith("layers.") and not room(inner).startswith("layers"):
-                if room(inner) not in FOR_LAYERS:
-                    yield f"imports {name}: layers are made of {', '.join(FOR_LAYERS)} alone"
+            elif module.startswith("layers.") and room(inner).split(".")[0] not in LAYERS_KNOW:
+                yield f"imports {name}: layers are made of {', '.join(LAYERS_KNOW)} alone"
             if any(map(is_private, inner)):
                 yield f"imports {name}: it is private to {room(inner)}"
     jax_names = set(of_jax(tree))
