@@ -1,0 +1,158 @@
+"""Parameters that are gathered where they are used, and their gradients reduce-scattered."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from ringcoll.calls import AxisName, Pytree, axes_of
+from ringcoll.gathers import all_gather, psum_scatter
+from ringcoll.layers.linear import kernel_and_bias, rank_count
+from ringcoll.layers.parameters import axes_in, map_with_specs, refusal
+from ringcoll.layers.replicas import copied
+from ringcoll.matmuls import all_gather_matmul
+from ringcoll.table import Algorithm
+
+
+@dataclass(frozen=True)
+class _How:
+    """How one leaf is gathered, and its gradient reduced: `own` is its dtype."""
+
+    axes: tuple[Hashable, ...]
+    dim: int
+    dtype: np.dtype
+    own: np.dtype
+    reduce_dtype: DTypeLike | None
+    algorithm: Algorithm
+
+
+def gather(
+    params: Pytree,
+    specs: Pytree,
+    axis_name: AxisName,
+    *,
+    dtype: DTypeLike | None = None,
+    reduce_dtype: DTypeLike | None = None,
+    replicas: AxisName = (),
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """Parameters, whole, of their shards; inside `jax.shard_map`.
+
+    `w: [d/n, f] -> [d, f]` of each leaf, along the dimension where its spec has `axis_name`.
+    Leaves that are whole already are used as they are. Those that are no floats (a random key)
+    pass untouched.
+
+    Args:
+        params: a rank's shards.
+        specs: of the parameters, as `jax.shard_map` has them in `in_specs`.
+        axis_name: the axis that they are gathered over.
+        dtype: of the result and on the wire; None for the parameters' own.
+        reduce_dtype: in which gradients travel and are summed; None for that of the result.
+        replicas: further axes over which ranks have other data and the same shards.
+        algorithm: of the gather, and of the sums.
+
+    Steps and bytes: an `all_gather` for each leaf that is sharded.
+
+    Gradient: a `psum_scatter` over `axis_name`, then a `psum` of the shard over `replicas`, small
+    leaves packed; of leaves that are whole a `psum` over both. In the parameters' dtype. Under
+    `check_vma=False` the edge of `shard_map` sums over axes on which a parameter is whole.
+
+    Raises:
+        TypeError, ValueError: the specs do not fit the parameters; an axis is not there; a
+            dimension is sharded over `axis_name` and another axis at once.
+
+    Source: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
+    """
+    axes = axes_of(axis_name)
+
+    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array:
+        dim = _gathered_dim(name, spec, axes)
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        to = jnp.dtype(dtype or leaf.dtype)
+        if dim is None:
+            return leaf.astype(to)
+        return _gathered(_How(axes, dim, to, leaf.dtype, reduce_dtype, algorithm), leaf)
+
+    everywhere = (*axes, *axes_of(replicas))  # but where a leaf is sharded, which varies there
+    params = copied(params, everywhere, reduce_dtype=reduce_dtype or dtype, algorithm=algorithm)
+    return map_with_specs("fsdp.gather", one, params, specs)
+
+
+def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) -> int | None:
+    """The dimension that is sharded over the axes that are gathered, if there is one."""
+    known = jax.sharding.get_abstract_mesh().axis_names
+    found = None
+    for dim, entry in enumerate(spec):
+        there = axes_in(entry)
+        if unknown := [axis for axis in there if axis not in known]:
+            words = f"{name}: its spec {spec} names {unknown[0]!r}, no axis of the mesh"
+            cure = f"choose from {', '.join(map(repr, known))}"
+            raise refusal(ValueError, "fsdp.gather", words, cure)
+        if there == axes and axes:
+            found = dim
+        elif set(there) & set(axes):
+            words = f"{name}: its spec {spec} has {entry!r}, of which {axes} is gathered"
+            cure = "pass axis_name as the spec has it, or shard another dimension"
+            raise refusal(ValueError, "fsdp.gather", words, cure)
+    return found
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gathered(how: _How, x: Array) -> Array:
+    narrow = x.astype(how.dtype)
+    return all_gather(narrow, how.axes, axis=how.dim, tiled=True, algorithm=how.algorithm)
+
+
+def _gathered_forward(how: _How, x: Array) -> tuple[Array, None]:
+    return _gathered(how, x), None
+
+
+def _gathered_backward(how: _How, _: None, ct: Array) -> tuple[Array]:
+    wide = ct.astype(how.reduce_dtype or ct.dtype)
+    mine = psum_scatter(
+        wide, how.axes, scatter_dimension=how.dim, tiled=True, algorithm=how.algorithm
+    )
+    return (mine.astype(how.own),)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def linear(
+    params: Any, x: Array, axis_name: AxisName, *, replicas: AxisName = (), **options: Any
+) -> Array:
+    """x @ kernel + bias, multiplied while the kernel arrives.
+
+    `x: [..., d], kernel: [d, f/n] or [d/n, f], bias: [f] -> [..., f]`. The kernel travels in the
+    dtype of x. By columns results are put side by side, by rows they are added up: columns are
+    the better choice (`specs` takes the larger of both).
+
+    Steps and bytes: those of `all_gather_matmul` with `operand=1`, whose options these are.
+
+    Gradient: of the kernel a `matmul_reduce_scatter`, under its own product; of what is the same
+    on all ranks of `axis_name` and `replicas` a `psum`.
+
+    Raises:
+        ValueError: the kernel is no matrix that fits x, whole or in one part of n.
+    """
+    kernel, bias = kernel_and_bias(params)
+    n, features = rank_count(axis_name), x.shape[-1]
+    if kernel.ndim != 2 or kernel.shape[0] not in (features, features // n):
+        words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
+        cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
+        raise refusal(ValueError, "fsdp.linear", words, cure)
+    dimension = -1 if kernel.shape[0] == features else -2
+    kernel = copied(kernel, replicas).astype(x.dtype)
+    y = all_gather_matmul(x, kernel, axis_name, operand=1, dimension=dimension, **options)
+    if bias is None:
+        return y
+    bias = copied(bias, (*axes_of(axis_name), *axes_of(replicas))).astype(y.dtype)
+    return y + bias.reshape((1,) * (y.ndim - 1) + bias.shape)

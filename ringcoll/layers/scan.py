@@ -1,0 +1,208 @@
+"""A scan over layers in which the parameters of the next are on the wire while one computes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from ringcoll.calls import AxisName, Pytree, axes_of
+from ringcoll.layers.gathered import gather
+from ringcoll.layers.parameters import map_with_specs, refusal
+from ringcoll.manual import varying
+from ringcoll.table import Algorithm
+
+#: (parameters of one layer, whole; x) -> x
+Block = Callable[[Pytree, Pytree], Pytree]
+
+
+def scan_layers(
+    block: Block,
+    params: Pytree,
+    x: Pytree,
+    specs: Pytree,
+    axis_name: AxisName,
+    *,
+    policy: Callable[..., Any] | None = None,
+    dtype: DTypeLike | None = None,
+    reduce_dtype: DTypeLike | None = None,
+    replicas: AxisName = (),
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """x through layer after layer, the parameters of the next one on the wire meanwhile.
+
+    `params: [l, ...] of shards, x -> x`, as `for i in range(l): x = block(gather(params[i]), x)`.
+    As a loop: the program does not grow with l.
+
+        forward    gather 0 | compute 0, gather 1 | compute 1, gather 2 | ...
+        backward   | recompute and differentiate i, gather i - 1, reduce-scatter i + 1 | ...
+
+    Held at a time: two layers whole, and going back the whole gradient of one. Going back starts
+    with the last layer's parameters, which are still there.
+
+    Args:
+        block: (parameters of one layer, whole; x) -> x, of the same shapes and types.
+        params: stacked: each leaf has a leading dimension of layers, which is not sharded.
+            What is no float, as a random key for each layer, passes as it is.
+        x: a pytree of arrays.
+        specs: of the stacked parameters; the first entry of each is None.
+        policy: what to keep of each layer for the gradient but x and, in no case, gathered
+            parameters: None for nothing (the rest is computed again), or one of
+            `jax.checkpoint_policies`; `everything_saveable` computes nothing again.
+        axis_name, dtype, reduce_dtype, replicas, algorithm: as `gather`.
+
+    Steps and bytes: l + 1 gathers of a layer forward; backward l, and l + 1 reduce-scatters: in
+    return for one loop of equal rounds, one gather and one reduce-scatter more than needed.
+
+    Gradient: as that of the loop above.
+
+    Raises:
+        ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers;
+            and as `gather`.
+
+    Source: prefetching as in Zhao et al., "PyTorch FSDP" (2023), section 3.3.
+    """
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
+    if len(lengths) != 1 or lengths == {()} or lengths == {(0,)}:
+        words = f"the leading dimensions of the leaves are {sorted(lengths)}"
+        raise refusal(ValueError, "scan_layers", words, "stack one or more layers along the first")
+
+    def of_one(name: str, _: Any, spec: PartitionSpec) -> PartitionSpec:
+        if spec and spec[0] is not None:
+            words = f"{name}: its spec {spec} shards the dimension of layers"
+            raise refusal(ValueError, "scan_layers", words, "make specs with leading=1")
+        return PartitionSpec(*spec[1:])
+
+    gather_one = partial(
+        gather,
+        specs=map_with_specs("scan_layers", of_one, params, specs),
+        axis_name=axis_name,
+        dtype=dtype,
+        reduce_dtype=reduce_dtype,
+        replicas=replicas,
+        algorithm=algorithm,
+    )
+    ((length,),) = lengths
+    axes = (*axes_of(axis_name), *axes_of(replicas))
+    x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
+    checkpointed = jax.checkpoint(block, policy=policy, prevent_cse=False)
+    return _scanned(_Scan(checkpointed, gather_one, length), params, x)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scan:
+    """One call: the layer, what makes its parameters whole, how many there are."""
+
+    block: Block
+    gather: Callable[[Pytree], Pytree]
+    length: int
+
+    def layer(self, params: Pytree, i: Any) -> Pytree:
+        """The shards of layer i; of the nearest, if there is none."""
+        i = jnp.clip(i, 0, self.length - 1)
+        return jax.tree.map(lambda p: lax.dynamic_index_in_dim(p, i, keepdims=False), params)
+
+    def gathering(self, params: Pytree, i: Any) -> tuple[list[Array], Callable]:
+        """The parameters of layer i that have a gradient, whole; and how that is reduced."""
+        shards, join = _split(self.layer(params, i))
+        whole, pull_back = jax.vjp(lambda x: _split(self.gather(join(x)))[0], shards)
+        return whole, lambda cts: pull_back(cts)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scanned(scan: _Scan, params: Pytree, x: Pytree) -> Pytree:
+    return _through(scan, params, x, lambda whole, x: (scan.block(whole, x), None))[0]
+
+
+def _through(scan: _Scan, params: Pytree, x: Pytree, call: Callable) -> tuple[Pytree, Any, Any]:
+    """The last x, the whole parameters of the last layer, and what `call` kept of each."""
+
+    def step(carry: Any, i: Array) -> Any:
+        whole, x = carry
+        coming = scan.gather(scan.layer(params, i + 1))
+        x, kept = call(whole, x)
+        return (coming, x), kept
+
+    start = (scan.gather(scan.layer(params, 0)), x)
+    (whole, x), kept = lax.scan(step, start, jnp.arange(scan.length))
+    return x, whole, kept
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Whole:
+    """Stands for a whole parameter, by number, among what is kept for the gradient."""
+
+    number: int
+
+
+def _scanned_forward(scan: _Scan, params: Pytree, x: Pytree) -> tuple[Pytree, Any]:
+    def call(whole: Pytree, x: Pytree) -> Any:
+        weights, join = _split(whole)
+        x, pull_back = jax.vjp(lambda weights, x: scan.block(join(weights), x), weights, x)
+        numbers = {id(weight): i for i, weight in enumerate(weights)}
+        leaves, tree = jax.tree.flatten(pull_back)
+        kept = [_Whole(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
+        return x, jax.tree.unflatten(tree, kept)
+
+    y, whole, kept = _through(scan, params, x, call)
+    return y, (params, whole, kept)
+
+
+def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, Pytree]:
+    params, whole, kept = residuals
+
+    def step(carry: Any, at: Any) -> Any:
+        weights, ct_of_next, ct, grads = carry
+        i, pull_back = at
+        # The transpose of a gather does not depend on what was gathered: this one's, of layer
+        # i - 1, serves layer i + 1. (After the last there is none: zeros, overwritten later.)
+        coming, reduce = scan.gathering(params, i - 1)
+        grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
+        leaves, tree = jax.tree.flatten(pull_back, is_leaf=lambda x: isinstance(x, _Whole))
+        kept = [weights[x.number] if isinstance(x, _Whole) else x for x in leaves]
+        ct_of_this, ct = jax.tree.unflatten(tree, kept)(ct)
+        return (coming, ct_of_this, ct, grads), None
+
+    shards, join = _split(params)
+    weights, _ = _split(whole)
+    start = (weights, [_zeros(w) for w in weights], ct, [_zeros(p) for p in shards])
+    steps = (jnp.arange(scan.length), kept)
+    (_, ct_of_first, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
+    _, reduce = scan.gathering(params, 0)
+    grads = _placed(grads, reduce(ct_of_first), 0)
+    return join(grads, lambda p: np.zeros(p.shape, jax.dtypes.float0)), ct
+
+
+_scanned.defvjp(_scanned_forward, _scanned_backward)
+
+
+def _split(tree: Pytree) -> tuple[list[Array], Callable[..., Pytree]]:
+    """The leaves that have a gradient, and what puts others in their place."""
+    leaves, structure = jax.tree.flatten(tree)
+    floats = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+
+    def join(given: list[Array], other: Callable = lambda leaf: leaf) -> Pytree:
+        rest = iter(given)
+        made = (next(rest) if f else other(x) for x, f in zip(leaves, floats, strict=True))
+        return jax.tree.unflatten(structure, made)
+
+    return [leaf for leaf, is_float in zip(leaves, floats, strict=True) if is_float], join
+
+
+def _zeros(x: Array) -> Array:
+    return varying(jnp.zeros_like(x), tuple(jax.typeof(x).mat.varying))
+
+
+def _placed(stacks: list[Array], layers: list[Array], i: Any) -> list[Array]:
+    """Each stack with its layer i in place."""
+    return [
+        lax.dynamic_update_index_in_dim(stack, layer, i, 0)
+        for stack, layer in zip(stacks, layers, strict=True)
+    ]
