@@ -252,6 +252,7 @@ class Timeline:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
             turns = 1
         body = self._module.computations[(instruction.attribute("body") or "").lstrip("%")]
+        self._carry(computation, instruction, body)
         last: dict[tuple, float] = {}
         for turn in range(turns):
             before, start = self.tally.copy(), self.now
@@ -261,6 +262,15 @@ class Timeline:
                 self._skip(turns - turn - 1, grown, start)
                 return
             last = grown
+
+    def _carry(self, computation: Computation, loop: Instruction, body: Computation) -> None:
+        """A loop may go on with a transfer that was begun before it, and is ended after it."""
+        for place, name in enumerate(computation.operands(loop)[0].operands):
+            if name in self._carried:
+                for users in (body.users[body.parameters[0].name], computation.users[loop.name]):
+                    for user in users:
+                        if user.opcode == "get-tuple-element" and user.number("index") == place:
+                            self._carried[user.name] = self._carried[name]
 
     def _skip(self, turns: int, grown: Mapping[tuple, float], start: float) -> None:
         """Count turns of a loop that are like the last, which began at `start`."""
