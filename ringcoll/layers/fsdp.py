@@ -30,6 +30,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ringcoll.calls import AxisName, Pytree, axes_of
+from ringcoll.layers.gathered import Gathered as Gathered
 from ringcoll.layers.gathered import gather as gather
 from ringcoll.layers.gathered import linear as linear
 from ringcoll.layers.parameters import (

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
@@ -17,7 +17,8 @@ from ringcoll.gathers import all_gather, psum_scatter
 from ringcoll.layers.linear import kernel_and_bias, rank_count
 from ringcoll.layers.parameters import axes_in, map_with_specs, refusal
 from ringcoll.layers.replicas import copied
-from ringcoll.matmuls import all_gather_matmul
+from ringcoll.manual import varying
+from ringcoll.matmuls import all_gather_matmul, einsum_reduce_scatter
 from ringcoll.table import Algorithm
 
 
@@ -33,6 +34,18 @@ class _How:
     algorithm: Algorithm
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Gathered:
+    """A kernel that is whole already, and this rank's shard, to which its gradient goes.
+
+    What `gather(fused=True)` makes of a matrix, for `linear` alone.
+    """
+
+    whole: Array
+    shard: Array
+
+
 def gather(
     params: Pytree,
     specs: Pytree,
@@ -41,6 +54,7 @@ def gather(
     dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
     replicas: AxisName = (),
+    fused: bool = False,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
     """Parameters, whole, of their shards; inside `jax.shard_map`.
@@ -56,6 +70,8 @@ def gather(
         dtype: of the result and on the wire; None for the parameters' own.
         reduce_dtype: in which gradients travel and are summed; None for that of the result.
         replicas: further axes over which ranks have other data and the same shards.
+        fused: whether matrices that are sharded come as `Gathered`, which `linear` alone takes:
+            their gradients are then reduce-scattered under the products that make them.
         algorithm: of the gather, and of the sums.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded.
@@ -72,14 +88,16 @@ def gather(
     """
     axes = axes_of(axis_name)
 
-    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array:
+    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array | Gathered:
         dim = _gathered_dim(name, spec, axes)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
         to = jnp.dtype(dtype or leaf.dtype)
         if dim is None:
             return leaf.astype(to)
-        return _gathered(_How(axes, dim, to, leaf.dtype, reduce_dtype, algorithm), leaf)
+        whole = _gathered(_How(axes, dim, to, leaf.dtype, reduce_dtype, algorithm), leaf)
+        is_fused = fused and leaf.ndim == 2
+        return Gathered(lax.stop_gradient(whole), leaf) if is_fused else whole
 
     everywhere = (*axes, *axes_of(replicas))  # but where a leaf is sharded, which varies there
     params = copied(params, everywhere, reduce_dtype=reduce_dtype or dtype, algorithm=algorithm)
@@ -133,26 +151,54 @@ def linear(
 
     `x: [..., d], kernel: [d, f/n] or [d/n, f], bias: [f] -> [..., f]`. The kernel travels in the
     dtype of x. By columns results are put side by side, by rows they are added up: columns are
-    the better choice (`specs` takes the larger of both).
+    the better choice. A kernel that is `Gathered` has arrived already.
 
     Steps and bytes: those of `all_gather_matmul` with `operand=1`, whose options these are.
 
-    Gradient: of the kernel a `matmul_reduce_scatter`, under its own product; of what is the same
-    on all ranks of `axis_name` and `replicas` a `psum`.
+    Gradient: of the kernel an `einsum_reduce_scatter`, under its own product; of what is the
+    same on all ranks of `axis_name` and `replicas` a `psum`.
 
     Raises:
         ValueError: the kernel is no matrix that fits x, whole or in one part of n.
     """
     kernel, bias = kernel_and_bias(params)
+    shard = kernel.shard if isinstance(kernel, Gathered) else kernel
     n, features = rank_count(axis_name), x.shape[-1]
-    if kernel.ndim != 2 or kernel.shape[0] not in (features, features // n):
-        words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
+    if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
+        words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
         cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
-    dimension = -1 if kernel.shape[0] == features else -2
-    kernel = copied(kernel, replicas).astype(x.dtype)
-    y = all_gather_matmul(x, kernel, axis_name, operand=1, dimension=dimension, **options)
+    dimension = -1 if shard.shape[0] == features else -2
+    if isinstance(kernel, Gathered):
+        how = (axes_of(axis_name), dimension, tuple(sorted(options.items())))
+        axes = tuple(jax.typeof(x).mat.varying)
+        y = _multiplied(how, x, varying(kernel.whole, axes), varying(shard, axes))
+    else:
+        matrix = copied(kernel, replicas).astype(x.dtype)
+        y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **options)
     if bias is None:
         return y
     bias = copied(bias, (*axes_of(axis_name), *axes_of(replicas))).astype(y.dtype)
     return y + bias.reshape((1,) * (y.ndim - 1) + bias.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _multiplied(how: tuple, x: Array, whole: Array, shard: Array) -> Array:
+    """x @ whole, of which the gradient goes to the shard."""
+    return x @ whole.astype(x.dtype)
+
+
+def _multiplied_forward(how: tuple, x: Array, whole: Array, shard: Array) -> tuple:
+    return _multiplied(how, x, whole, shard), (x, whole, shard)
+
+
+def _multiplied_backward(how: tuple, residuals: tuple, ct: Array) -> tuple:
+    axes, dimension, options = how
+    x, whole, shard = residuals
+    rows, cts = x.reshape(-1, x.shape[-1]), ct.reshape(-1, ct.shape[-1])
+    scatter = "f" if dimension == -1 else "k"
+    mine = einsum_reduce_scatter("mk,mf->kf", rows, cts, axes, scatter=scatter, **dict(options))
+    return ct @ whole.T.astype(ct.dtype), jnp.zeros_like(whole), mine.astype(shard.dtype)
+
+
+_multiplied.defvjp(_multiplied_forward, _multiplied_backward)

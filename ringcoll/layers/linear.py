@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -75,12 +76,11 @@ def row_linear(
     return rows("row_linear", "kernel", params, x, axis_name, **how)
 
 
-def kernel_and_bias(linear: Any) -> tuple[Array, Array | None]:
+def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, which may be just that, and its bias if it has one."""
-    if hasattr(linear, "shape"):
-        return jnp.asarray(linear), None
+    kernel = field(linear, "kernel", linear)
     bias = field(linear, "bias", None)
-    return jnp.asarray(field(linear, "kernel")), None if bias is None else jnp.asarray(bias)
+    return jax.tree.map(jnp.asarray, kernel), None if bias is None else jnp.asarray(bias)
 
 
 def columns(

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from ringcoll.calls import AxisName, Pytree, axes_of
-from ringcoll.layers.gathered import gather
+from ringcoll.layers.gathered import Gathered, gather
 from ringcoll.layers.parameters import map_with_specs, refusal
 from ringcoll.manual import varying
 from ringcoll.table import Algorithm
@@ -33,6 +33,7 @@ def scan_layers(
     dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
     replicas: AxisName = (),
+    fused: bool = False,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
     """x through layer after layer, the parameters of the next one on the wire meanwhile.
@@ -55,7 +56,7 @@ def scan_layers(
         policy: what to keep of each layer for the gradient but x and, in no case, gathered
             parameters: None for nothing (the rest is computed again), or one of
             `jax.checkpoint_policies`; `everything_saveable` computes nothing again.
-        axis_name, dtype, reduce_dtype, replicas, algorithm: as `gather`.
+        axis_name, dtype, reduce_dtype, replicas, fused, algorithm: as `gather`.
 
     Steps and bytes: l + 1 gathers of a layer forward; backward l, and l + 1 reduce-scatters: in
     return for one loop of equal rounds, one gather and one reduce-scatter more than needed.
@@ -86,6 +87,7 @@ def scan_layers(
         dtype=dtype,
         reduce_dtype=reduce_dtype,
         replicas=replicas,
+        fused=fused,
         algorithm=algorithm,
     )
     ((length,),) = lengths
@@ -108,11 +110,16 @@ class _Scan:
         i = jnp.clip(i, 0, self.length - 1)
         return jax.tree.map(lambda p: lax.dynamic_index_in_dim(p, i, keepdims=False), params)
 
-    def gathering(self, params: Pytree, i: Any) -> tuple[list[Array], Callable]:
-        """The parameters of layer i that have a gradient, whole; and how that is reduced."""
+    def gathering(self, params: Pytree, i: Any) -> tuple[Pytree, Callable]:
+        """The parameters of layer i, whole; and what reduces the gradients of those."""
         shards, join = _split(self.layer(params, i))
-        whole, pull_back = jax.vjp(lambda x: _split(self.gather(join(x)))[0], shards)
-        return whole, lambda cts: pull_back(cts)[0]
+
+        def whole(shards: list[Array]) -> tuple[list[Array], Pytree]:
+            made = self.gather(join(shards))
+            return _split(made)[0], made
+
+        _, pull_back, made = jax.vjp(whole, shards, has_aux=True)
+        return made, lambda cts: pull_back(cts)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -137,7 +144,7 @@ def _through(scan: _Scan, params: Pytree, x: Pytree, call: Callable) -> tuple[Py
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Whole:
-    """Stands for a whole parameter, by number, among what is kept for the gradient."""
+    """Stands for a parameter, by number, among what is kept for the gradient."""
 
     number: int
 
@@ -146,7 +153,7 @@ def _scanned_forward(scan: _Scan, params: Pytree, x: Pytree) -> tuple[Pytree, An
     def call(whole: Pytree, x: Pytree) -> Any:
         weights, join = _split(whole)
         x, pull_back = jax.vjp(lambda weights, x: scan.block(join(weights), x), weights, x)
-        numbers = {id(weight): i for i, weight in enumerate(weights)}
+        numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(whole))}
         leaves, tree = jax.tree.flatten(pull_back)
         kept = [_Whole(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
         return x, jax.tree.unflatten(tree, kept)
@@ -159,20 +166,21 @@ def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, 
     params, whole, kept = residuals
 
     def step(carry: Any, at: Any) -> Any:
-        weights, ct_of_next, ct, grads = carry
+        whole, ct_of_next, ct, grads = carry
         i, pull_back = at
         # The transpose of a gather does not depend on what was gathered: this one's, of layer
         # i - 1, serves layer i + 1. (After the last there is none: zeros, overwritten later.)
         coming, reduce = scan.gathering(params, i - 1)
         grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
+        weights = jax.tree.leaves(whole)
         leaves, tree = jax.tree.flatten(pull_back, is_leaf=lambda x: isinstance(x, _Whole))
         kept = [weights[x.number] if isinstance(x, _Whole) else x for x in leaves]
         ct_of_this, ct = jax.tree.unflatten(tree, kept)(ct)
         return (coming, ct_of_this, ct, grads), None
 
     shards, join = _split(params)
-    weights, _ = _split(whole)
-    start = (weights, [_zeros(w) for w in weights], ct, [_zeros(p) for p in shards])
+    nothing = [_zeros(w) for w in _split(whole)[0]]
+    start = (whole, nothing, ct, [_zeros(p) for p in shards])
     steps = (jnp.arange(scan.length), kept)
     (_, ct_of_first, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
     _, reduce = scan.gathering(params, 0)
@@ -184,16 +192,22 @@ _scanned.defvjp(_scanned_forward, _scanned_backward)
 
 
 def _split(tree: Pytree) -> tuple[list[Array], Callable[..., Pytree]]:
-    """The leaves that have a gradient, and what puts others in their place."""
-    leaves, structure = jax.tree.flatten(tree)
-    floats = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+    """The arrays that gradients go to, and what puts others in their place."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Gathered))
+    own = [leaf.shard if isinstance(leaf, Gathered) else leaf for leaf in leaves]
+    floats = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in own]
 
     def join(given: list[Array], other: Callable = lambda leaf: leaf) -> Pytree:
         rest = iter(given)
-        made = (next(rest) if f else other(x) for x, f in zip(leaves, floats, strict=True))
-        return jax.tree.unflatten(structure, made)
 
-    return [leaf for leaf, is_float in zip(leaves, floats, strict=True) if is_float], join
+        def one(leaf: Any, is_float: bool) -> Any:
+            if isinstance(leaf, Gathered):
+                return Gathered(leaf.whole, next(rest))
+            return next(rest) if is_float else other(leaf)
+
+        return jax.tree.unflatten(structure, map(one, leaves, floats))
+
+    return [leaf for leaf, is_float in zip(own, floats, strict=True) if is_float], join
 
 
 def _zeros(x: Array) -> Array:
