@@ -1,0 +1,324 @@
+"""Sharded parameters: their specs, gathers at use, and gradients, against one device.
+
+In float64 within the roundings that `test_layers` counts; what only moves is exact.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import assert_same, make_mesh
+from test_layers import close
+
+from ringcoll.layers import fsdp
+from ringcoll.layers import tensor_parallel as tp
+
+POLICIES = {
+    "nothing": None,
+    "products": jax.checkpoint_policies.dots_saveable,
+    "everything": jax.checkpoint_policies.everything_saveable,
+}
+
+
+def shapes(**leaves):
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in leaves.items()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "how", "spec"),
+    [
+        ((8, 16), {}, P(None, "x")),  # the larger
+        ((16, 16), {}, P("x", None)),  # the first of equal ones
+        ((6, 9), {}, P()),  # neither divides
+        ((6, 8), {}, P(None, "x")),  # the one that does
+        ((4,), {}, P()),  # small
+        ((4,), {"min_size": 0}, P("x")),
+        ((16, 8), {"leading": 1}, P(None, "x")),  # of layers that are stacked
+        ((16, 8), {"leading": 1, "min_size": 16}, P()),  # each of them small
+        ((8, 16), {"base": P(None, "y")}, P("x", "y")),  # the other dimension
+        ((9, 16), {"base": P(None, "y")}, P(None, "y")),
+        ((8, 16), {"axis_name": ("x", "y")}, P(None, ("x", "y"))),
+        ((0, 16), {"min_size": 0}, P(None, "x")),
+        ((), {"min_size": 0}, P()),
+    ],
+)
+def test_specs(shape, how, spec):
+    how = {"min_size": 8, "axis_name": "x", "mesh": make_mesh(4, 2), **how}
+    if "base" in how:
+        how["base"] = {"w": how["base"]}
+    assert fsdp.specs(shapes(w=shape), **how) == {"w": spec}
+
+
+def test_the_mesh_may_be_that_of_jax():
+    with jax.set_mesh(make_mesh(4)):
+        assert fsdp.specs(shapes(w=(4, 4)), "x", min_size=0) == {"w": P("x", None)}
+        placed = fsdp.shard({"w": np.ones((4, 4))}, {"w": P("x", None)})["w"]
+    assert placed.sharding == NamedSharding(make_mesh(4), P("x", None))
+
+
+MESHES = {  # data, fsdp, model
+    "n = 1": (1, 1, 1),
+    "n = 2": (1, 2, 1),
+    "n = 3": (1, 3, 1),
+    "n = 5": (1, 5, 1),
+    "n = 8": (1, 8, 1),
+    "2 replicas": (2, 3, 1),
+    "three axes": (2, 2, 2),
+    "an odd one": (1, 2, 3),
+}
+LAYERS, S = 3, 6
+
+
+def sizes(mesh):
+    """Of a batch, of features and of those between, as few as divide."""
+    data, fsdp, model = mesh.shape.values()
+    return 3 * data * fsdp, 2 * fsdp, 4 * fsdp * model
+
+
+def parameters(mesh):
+    """Stacked layers: by columns, by rows, and small ones."""
+    rng, (_, d, f) = np.random.default_rng(0), sizes(mesh)
+    normal = lambda *shape: rng.standard_normal((LAYERS, *shape)) / shape[0] ** 0.5  # noqa: E731
+    return {
+        "up": {"kernel": normal(d, f), "bias": normal(f)},
+        "down": {"kernel": normal(f, d), "bias": normal(d)},
+        "scale": normal(d),
+    }
+
+
+def reference(params, keys, x):
+    """The layers on one device, one after the other."""
+    for i in range(LAYERS):
+        p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+        x = x + block(p, keys[i], p["scale"] * x, lambda w, x: x @ w["kernel"] + w["bias"])
+    return x
+
+
+def block(p, key, x, up, down=None):
+    hidden = jnp.tanh(up(p["up"], x))
+    return (down or up)(p["down"], hidden) * jax.random.bernoulli(key, 0.7, x.shape[-1:])
+
+
+def tensor_parallel_block(p, x):
+    weights, key = p
+    up = partial(tp.column_linear, axis_name="z", algorithm="ring")
+    down = partial(tp.row_linear, axis_name="z", algorithm="ring")
+    scaled = tp.copied(weights["scale"], "z") * x
+    return x + block(weights, key, scaled, up, down)
+
+
+def fused_block(p, x):
+    weights, key = p
+    linear = partial(fsdp.linear, axis_name="y", replicas="x", algorithm="ring")
+    return x + block(weights, key, weights["scale"] * x, lambda w, x: linear(w, x))
+
+
+def over(mesh, params, call, check_vma):
+    """A scan over layers, from whole operands to whole results, and its gradients."""
+    (_, d, f), base = sizes(mesh), tp.partition_specs(params, "z")
+    specs = fsdp.specs(params, "y", mesh=mesh, base=base, leading=1, min_size=d * f)
+    data = P(("x", "y"), "z")
+    mapped = jax.shard_map(
+        partial(call, specs),
+        mesh=mesh,
+        in_specs=(specs, P(), data),
+        out_specs=data,
+        check_vma=check_vma,
+    )
+    sharded = [s for s in jax.tree.leaves(specs) if "y" in s]
+    assert len(sharded) == 2
+    return mapped
+
+
+def with_gradients(call):
+    def loss(params, keys, x):
+        y = call(params, keys, x)
+        return (y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum(), y
+
+    return jax.jit(jax.value_and_grad(loss, (0, 2), has_aux=True))
+
+
+def check(mesh, call, check_vma):
+    batch, d, f = sizes(mesh)
+    with jax.enable_x64(True):
+        params, keys = parameters(mesh), jax.random.split(jax.random.key(0), LAYERS)
+        x = np.random.default_rng(1).standard_normal((batch, S, d))
+        ours = with_gradients(over(mesh, params, call, check_vma))(params, keys, x)
+        with jax.numpy_rank_promotion("allow"):
+            theirs = with_gradients(reference)(params, keys, x)
+        close(ours, theirs, terms=LAYERS * batch * S * d * f)
+
+
+def with_rank_promotion(call):
+    def allowed(*args):
+        with jax.numpy_rank_promotion("allow"):
+            return call(*args)
+
+    return allowed
+
+
+def scanned(of_layer, **how):
+    @with_rank_promotion
+    def call(specs, params, keys, x):
+        how_all = {"replicas": "x", "algorithm": "ring", **how}
+        return fsdp.scan_layers(of_layer, (params, keys), x, (specs, P()), "y", **how_all)
+
+    return call
+
+
+def gathered_each(specs, params, keys, x):
+    """Each layer gathered where it is used, in a loop of Python's."""
+    specs = jax.tree.map(lambda spec: P(*spec[1:]), specs)
+    for i in range(LAYERS):
+        p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+        whole = fsdp.gather(p, specs, "y", replicas="x", algorithm="two_ended")
+        x = tensor_parallel_block((whole, keys[i]), x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "check_vma"), [(name, i % 2 == 0) for i, name in enumerate(MESHES)]
+)
+def test_parameters_gathered_at_use(name, check_vma):
+    check(make_mesh(*MESHES[name]), with_rank_promotion(gathered_each), check_vma)
+
+
+@pytest.mark.parametrize(
+    ("name", "check_vma", "policy"),
+    [
+        *((name, i % 2 == 0, "nothing") for i, name in enumerate(MESHES)),
+        ("three axes", True, "products"),
+        ("three axes", False, "everything"),
+    ],
+)
+def test_a_scan_over_layers(name, check_vma, policy):
+    call = scanned(tensor_parallel_block, policy=POLICIES[policy])
+    check(make_mesh(*MESHES[name]), call, check_vma)
+
+
+@pytest.mark.parametrize(
+    ("name", "check_vma", "policy"),
+    [
+        ("n = 1", True, "nothing"),
+        ("n = 3", False, "nothing"),
+        ("n = 5", True, "products"),
+        ("2 replicas", True, "everything"),
+        ("2 replicas", False, "nothing"),
+    ],
+)
+def test_gradients_reduced_under_their_products(name, check_vma, policy):
+    check(
+        make_mesh(*MESHES[name]),
+        scanned(fused_block, fused=True, policy=POLICIES[policy]),
+        check_vma,
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_linear_layer_multiplies_while_its_kernel_arrives(n, dim, check_vma):
+    params = {"kernel": np.arange(6 * n * 2 * n) % 7 - 3.0, "bias": np.arange(2 * n) + 1.0}
+    params["kernel"] = params["kernel"].reshape(6 * n, 2 * n).astype(np.float32)
+    params["bias"] = params["bias"].astype(np.float32)
+    x = (np.arange(2 * n * 6 * n) % 5 - 2.0).reshape(2 * n, 6 * n).astype(np.float32)
+    spec = {"kernel": P(*["x" if d == dim else None for d in range(2)]), "bias": P()}
+
+    def ours(params, x):
+        return fsdp.linear(params, x, "x", algorithm="ring")
+
+    def with_grad(call):
+        return jax.jit(jax.value_and_grad(lambda *a: (call(*a) ** 2).sum(), (0, 1)))
+
+    mapped = jax.shard_map(
+        ours, mesh=make_mesh(n), in_specs=(spec, P("x")), out_specs=P("x"), check_vma=check_vma
+    )
+    plain = lambda params, x: x @ params["kernel"] + params["bias"][None]  # noqa: E731
+    assert_same(
+        jax.tree.map(np.asarray, with_grad(mapped)(params, x)),
+        jax.tree.map(np.asarray, with_grad(plain)(params, x)),
+    )
+
+
+def test_dtypes_of_the_wire():
+    """Parameters in float32, on the wire in bfloat16, summed in float32."""
+    mesh, spec = make_mesh(4), {"w": P("x", None), "b": P()}
+    params = {"w": jnp.ones((8, 4), jnp.float32), "b": jnp.ones((4,), jnp.float32)}
+    params["w"] = params["w"] * 257.0  # not a bfloat16
+
+    def loss(params, reduce_dtype):
+        how = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
+        whole = fsdp.gather(params, spec, "x", **how)
+        assert whole["w"].dtype == whole["b"].dtype == jnp.bfloat16
+        return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(whole)), "x")
+
+    def program(reduce_dtype):
+        return jax.shard_map(
+            jax.value_and_grad(partial(loss, reduce_dtype=reduce_dtype)),
+            mesh=mesh,
+            in_specs=(spec,),
+            out_specs=(P(), spec),
+        )
+
+    value, grads = jax.jit(program(jnp.float32))(params)
+    assert value == 4 * (256 * 32 + 4)
+    assert grads["w"].dtype == grads["b"].dtype == jnp.float32
+    for reduce_dtype, sums in ((jnp.float32, {"f32"}), (None, {"bf16"})):
+        text = str(jax.make_jaxpr(program(reduce_dtype))(params))
+        sent = {
+            line.split(":")[1].split("[")[0] for line in text.splitlines() if "_scatter" in line
+        }
+        assert sent == sums, text
+        assert "bf16[8,4]{V:x} = ringcoll_all_gather" in text
+
+
+def trained(policy, length, width=64, **how):
+    """The gradient of a scan over square layers on four ranks."""
+    mesh, spec = make_mesh(4), {"w": P(None, None, "x")}
+
+    def layer(p, x):
+        linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
+        y = linear(p["w"], x) if how.get("fused") else x @ p["w"]
+        return jnp.tanh(y)
+
+    def loss(params, x):
+        how_all = {"algorithm": "ring", "policy": policy, **how}
+        y = fsdp.scan_layers(layer, params, x, spec, "x", **how_all)
+        return jax.lax.psum(y.sum(), "x")
+
+    mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec, P("x")), out_specs=spec)
+    operands = (
+        {"w": jax.ShapeDtypeStruct((length, width, width), jnp.float32)},
+        jax.ShapeDtypeStruct((8, width), jnp.float32),
+    )
+    return jax.jit(mapped), operands
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_gathered_is_not_kept(policy, fused):
+    """Of each layer a few x are kept, of [2, 64], and not its parameters, of [64, 64]."""
+
+    def held(length):
+        mapped, operands = trained(POLICIES[policy], length, fused=fused)
+        return mapped.lower(*operands).compile().memory_analysis().temp_size_in_bytes
+
+    a_layer = (held(12) - held(4)) / 8
+    shard = 4 * 64 * 64 / 4
+    assert a_layer < 4 * 8 * 2 * 64 + shard  # the gradient's shards may be copied
+
+
+@pytest.mark.parametrize(("fused", "gathers", "scatters"), [(False, 4, 2), (True, 4, 0)])
+def test_a_loop_of_equal_rounds(fused, gathers, scatters):
+    """Forward a gather before and one within; going back one within, and after it a reduction."""
+    mapped, operands = trained(None, 5, fused=fused)
+    text = str(jax.make_jaxpr(mapped)(*operands))
+    assert text.count("= ringcoll_all_gather[") == gathers
+    assert text.count("= ringcoll_psum_scatter[") == scatters
+    assert text.count("length=5") == 2
+    longer, operands = trained(None, 50, fused=fused)
+    assert len(str(jax.make_jaxpr(longer)(*operands)).splitlines()) == len(text.splitlines())
