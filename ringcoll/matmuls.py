@@ -30,6 +30,7 @@ algorithms that cannot run.
 
 import string
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -38,10 +39,11 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.all_reduces import psum
-from ringcoll.calls import AxisName, Call
+from ringcoll.calls import AxisName, Call, axes_of
 from ringcoll.factors import FactorsCall
 from ringcoll.gathers import all_gather
 from ringcoll.labels import Gather, Product, Scatter
+from ringcoll.manual import is_checked, varying
 from ringcoll.products import gathered, scattered
 from ringcoll.table import Algorithm
 
@@ -208,17 +210,29 @@ def matmul_all_reduce(
 
     2(n-1) rounds of 1/n of the result by a ring; fused, the first half hides under the product.
 
-    Gradient: that of the two.
+    Gradient: under `check_vma=True`, where every rank has the same cotangent, a product for each
+    factor, and nothing is sent; else that of the two.
 
     Raises, source and options: as `einsum_reduce_scatter`.
     """
     call = Call("matmul_all_reduce", None, axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
+    how = {k: options[k] for k in ("precision", "preferred_element_type") if k in options}
+    product = partial(jnp.matmul, **how)
     if not fused:
-        how = {k: options.pop(k) for k in ("precision", "preferred_element_type") if k in options}
-        return psum(call.ask(partial(jnp.matmul, **how), x, w), axis_name, **options)
-    rows, n = x.shape[-2], call.ask(call.rank_count)
+        rest = {k: v for k, v in options.items() if k not in how}
+        return psum(call.ask(product, x, w), axis_name, **rest)
+    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
+    call.ask(call.rank_count)  # or an axis is not bound
+    x, w = (varying(factor, tuple(axes)) for factor in (x, w))
+    run = partial(_reduced_and_gathered, axis_name, options)
+    return _replicated(run, product, x, w) if is_checked() else run(x, w)
+
+
+def _reduced_and_gathered(axis_name: AxisName, options: dict, x: Array, w: Array) -> Array:
+    rows = x.shape[-2]
+    n = prod(lax.axis_size(axis) for axis in axes_of(axis_name))
     padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
     mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)
     algorithm = options.get("algorithm", "auto")
@@ -226,6 +240,24 @@ def matmul_all_reduce(
         mine, axis_name, axis=x.ndim - 2, tiled=True, to="invarying", algorithm=algorithm
     )
     return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _replicated(run: Any, product: Any, x: Array, w: Array) -> Array:
+    """`run`, the sum over ranks of `product`: its cotangent is already on every rank."""
+    return run(x, w)
+
+
+def _replicated_forward(run: Any, product: Any, x: Array, w: Array) -> tuple[Array, Any]:
+    return run(x, w), (x, w)
+
+
+def _replicated_backward(run: Any, product: Any, factors: Any, ct: Array) -> Any:
+    _, pull_back = jax.vjp(product, *factors)
+    return pull_back(varying(ct, tuple(jax.typeof(factors[0]).mat.varying)))
+
+
+_replicated.defvjp(_replicated_forward, _replicated_backward)
 
 
 _LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")  # for rows

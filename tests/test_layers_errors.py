@@ -1,0 +1,243 @@
+"""What layers refuse: before anything is sent, by the name of the leaf, with a cure."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+from ringcoll import layers
+from ringcoll.layers import fsdp
+from ringcoll.layers import tensor_parallel as tp
+
+N = 4
+
+
+def ones(*shape, dtype=jnp.float32):
+    return jnp.ones(shape, dtype)
+
+
+X = ones(2, 3, 8)  # one rank's
+HEADS = {"query": ones(8, 2, 4), "key": ones(8, 1, 4), "value": ones(8, 1, 4), "out": ones(2, 4, 8)}
+
+
+def with_leaf(params, **leaves):
+    return {**params, **leaves}
+
+
+CALLS = {
+    "features": (
+        lambda: tp.column_linear(ones(6, 5), X, "x"),
+        ValueError,
+        "column_linear: x is (2, 3, 8), kernel is (6, 5); the last dimension of x and the first",
+    ),
+    "a vector": (lambda: tp.column_linear(ones(8), X, "x"), ValueError, "kernel is (8,)"),
+    "dtypes": (
+        lambda: tp.mlp({"up": ones(8, 6, dtype=jnp.bfloat16), "down": ones(6, 8)}, X, "x"),
+        TypeError,
+        "mlp: x is float32, up is bfloat16; cast them to one dtype (fsdp.gather(..., dtype=)",
+    ),
+    "a part": (lambda: tp.mlp({"up": ones(8, 6)}, X, "x"), KeyError, "no 'down' in the parameters"),
+    "no such attribute": (
+        lambda: tp.mlp(N, X, "x"),
+        KeyError,
+        "no 'up' in the parameters (int)",
+    ),
+    "rows": (
+        lambda: tp.row_linear(ones(6, 5), X, "x"),
+        ValueError,
+        "row_linear: x is (2, 3, 8), kernel is (6, 5)",
+    ),
+    "the sequence": (
+        lambda: tp.row_linear(ones(8, 5), X, "x"),
+        ValueError,
+        "the sequence of 3 does not divide by the 4 ranks of 'x'; pad it, or pass sequence_par",
+    ),
+    "grouped heads": (
+        lambda: tp.attention(with_leaf(HEADS, query=ones(8, 3, 4), key=ones(8, 2, 4)), X, "x"),
+        ValueError,
+        "attention: on a rank: query (2, 12, 3, 4), key (2, 12, 2, 4), value (2, 12, 1, 4); the he",
+    ),
+    "heads of other sizes": (
+        lambda: tp.attention(with_leaf(HEADS, query=ones(8, 2, 6)), X, "x"),
+        ValueError,
+        "the heads must be a multiple of those of keys and values, and as wide",
+    ),
+    "flat heads": (
+        lambda: tp.attention(with_leaf(HEADS, query=ones(8, 8)), X, "x"),
+        ValueError,
+        "pass x: [b, s, d] and kernels [d, heads, head_dim]",
+    ),
+    "odd heads": (
+        lambda: tp.rotary(ones(3, 2, 5), jnp.arange(3)),
+        ValueError,
+        "heads of 5 dimensions have no pairs; use an even head_dim, or rotary_base=None",
+    ),
+    "tokens that are floats": (
+        lambda: tp.embed({"embedding": ones(5, 8)}, ones(2, 4), "x"),
+        TypeError,
+        "embed: the tokens are of float32; pass integers",
+    ),
+    "a sequence of tokens": (
+        lambda: tp.embed({"embedding": ones(5, 8)}, jnp.zeros((2, 6), int), "x"),
+        ValueError,
+        "embed: the sequence of 6 does not divide",
+    ),
+    "labels that are floats": (
+        lambda: tp.cross_entropy(X, ones(2, 3), "x"),
+        TypeError,
+        "cross_entropy: the labels are of float32",
+    ),
+    "labels of another shape": (
+        lambda: tp.cross_entropy(X, jnp.zeros((3, 2), int), "x"),
+        ValueError,
+        "the labels are (3, 2), the logits (2, 3, 8); pass a label for each row",
+    ),
+    "a scale": (
+        lambda: tp.rms_norm({"scale": ones(7)}, X, "x"),
+        ValueError,
+        "rms_norm: scale is (7,), x is (2, 3, 8)",
+    ),
+    "a bias": (
+        lambda: tp.layer_norm({"scale": ones(8), "bias": ones(1)}, X, "x"),
+        ValueError,
+        "layer_norm: bias is (1,), x is",
+    ),
+    "an axis that is not there": (
+        lambda: tp.column_linear(ones(8, 5), X, "model"),
+        NameError,
+        "unbound axis name: model; the axes here are 'x', 'y'",
+    ),
+    "to gather by a spec of another axis": (
+        lambda: fsdp.gather({"w": X}, {"w": P("modle")}, "x"),
+        ValueError,
+        "names 'modle', no axis of the mesh; choose from 'x', 'y'",
+    ),
+    "to gather one of two axes": (
+        lambda: fsdp.gather({"w": X}, {"w": P(("x", "y"))}, "x"),
+        ValueError,
+        "of which ('x',) is gathered; pass axis_name as the spec has it",
+    ),
+    "to gather by no spec": (
+        lambda: fsdp.gather({"w": X}, {"w": ("x",)}, "x"),
+        (TypeError, ValueError),
+        "fsdp.gather: ",
+    ),
+    "to gather by another tree": (
+        lambda: fsdp.gather({"w": X}, {"v": P("x")}, "x"),
+        ValueError,
+        "fsdp.gather: the specs do not match the parameters",
+    ),
+    "to gather by too long a spec": (
+        lambda: fsdp.gather({"w": {"kernel": X}}, {"w": {"kernel": P(None, None, None, "x")}}, "x"),
+        ValueError,
+        "w/kernel has 3 dimensions, its spec ",
+    ),
+    "a kernel that is not sharded so": (
+        lambda: fsdp.linear(ones(3, 5), X, "x"),
+        ValueError,
+        "fsdp.linear: x is (2, 3, 8), the kernel (3, 5) on each of 4 ranks; pass one of",
+    ),
+    "layers of several lengths": (
+        lambda: fsdp.scan_layers(
+            min, {"a": ones(2, 3), "b": ones(3)}, X, {"a": P(), "b": P()}, "x"
+        ),
+        ValueError,
+        "scan_layers: the leading dimensions of the leaves are [(2,), (3,)]; stack",
+    ),
+    "no layers": (
+        lambda: fsdp.scan_layers(min, {"a": ones(0, 3)}, X, {"a": P()}, "x"),
+        ValueError,
+        "stack one or more layers",
+    ),
+    "sharded layers": (
+        lambda: fsdp.scan_layers(min, {"a": ones(2, 3)}, X, {"a": P("x")}, "x"),
+        ValueError,
+        "shards the dimension of layers; make specs with leading=1",
+    ),
+    "an axis of random numbers": (
+        lambda: layers.fold_rng_over_axis(jax.random.key(0), "model"),
+        NameError,
+        "unbound axis name: model",
+    ),
+}
+
+
+def said_by(call, kind):
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_refused_in_words(name):
+    call, kind, words = CALLS[name]
+
+    def program():
+        call()
+        raise AssertionError("it was accepted")
+
+    mesh = make_mesh(N, 2)
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=(), out_specs=P())
+    said = said_by(mapped, kind)
+    assert words in said, said
+
+
+PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (
+            lambda mesh: fsdp.shard(PARAMS, tp.partition_specs(PARAMS, "x"), mesh),
+            ValueError,
+            "shard: attention/query: dimension 1 of its shape (8, 6, 4) does not divide by the 4 "
+            "ranks of 'x'; use a size that divides, fewer ranks, or leave",
+        ),
+        (
+            lambda mesh: fsdp.shard(PARAMS, tp.partition_specs(PARAMS, "model"), mesh),
+            ValueError,
+            "names 'model', no axis of the mesh; choose from 'x', 'y'",
+        ),
+        (
+            lambda mesh: fsdp.shard(PARAMS["up"], P("x", "x"), mesh),
+            ValueError,
+            "names an axis twice; name each axis once",
+        ),
+        (
+            lambda mesh: fsdp.shard(PARAMS, {"up": P()}, mesh),
+            ValueError,
+            "shard: the specs do not match the parameters",
+        ),
+        (
+            lambda mesh: fsdp.shard(PARAMS["up"], "x", mesh),
+            TypeError,
+            "is 'x'; pass a jax.sharding.PartitionSpec",
+        ),
+        (
+            lambda mesh: fsdp.shard(PARAMS["up"], P("x")),
+            ValueError,
+            "shard: there is no mesh; pass mesh=, or jax.set_mesh",
+        ),
+        (
+            lambda mesh: fsdp.specs(PARAMS, "model", mesh=mesh),
+            ValueError,
+            "fsdp.specs: 'model' is no axis of the mesh; choose from 'x', 'y'",
+        ),
+        (
+            lambda mesh: fsdp.specs(PARAMS["up"], "x", mesh=mesh, base=P(None, "x")),
+            ValueError,
+            "base has it sharded over 'x' already",
+        ),
+        (
+            lambda mesh: tp.partition_specs({"query": np.ones(8)}, "x"),
+            ValueError,
+            "query has 1 dimensions, and dimension -2 is to be sharded; heads are a dimension",
+        ),
+    ],
+)
+def test_specs_refused_in_words(call, kind, words):
+    said = said_by(lambda: call(make_mesh(N, 2)), kind)
+    assert words in said, said

@@ -1,0 +1,147 @@
+"""What layers send and keep: counted in their programs."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+from test_matmul_structure import hops
+
+from ringcoll import layers
+from ringcoll.layers import tensor_parallel as tp
+
+N, D, F, V, S = 4, 8, 16, 32, 8
+BUILT_IN = re.compile(r"\b(all_gather|psum|reduce_scatter|all_to_all)(_invariant)?\[")
+
+
+def abstract(**shapes):
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+LAYERS = {
+    "mlp": (tp.mlp, abstract(up=(D, F), down=(F, D))),
+    "gated_mlp": (tp.gated_mlp, abstract(gate=(D, F), up=(D, F), down=(F, D))),
+    "attention": (
+        tp.attention,
+        abstract(query=(D, 8, 4), key=(D, 4, 4), value=(D, 4, 4), out=(8, 4, D)),
+    ),
+}
+
+
+def traced(layer, params, sequence_parallel, gradients):
+    """The program of a layer on four ranks, and of its gradients."""
+    mesh, specs = make_mesh(N), tp.partition_specs(params, "x")
+    x = jax.ShapeDtypeStruct((2, S, D), jnp.float32)
+    data = P(None, "x" if sequence_parallel else None)
+
+    def call(params, x):
+        return layer(params, x, "x", sequence_parallel=sequence_parallel, algorithm="ring")
+
+    def both(params, x):
+        y, pull_back = jax.vjp(call, params, x)
+        return pull_back(y)
+
+    function, out = (both, (specs, data)) if gradients else (call, data)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(specs, data), out_specs=out)
+    return jax.make_jaxpr(mapped)(params, x)
+
+
+def rounds(program):
+    """How often a shard goes round, in products under the wire and in collectives by rings."""
+    text = str(program)
+    collectives = text.count("= ringcoll_all_gather[") + 2 * text.count("= ringcoll_psum[")
+    return hops(program.jaxpr) / (N - 1) + collectives
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_a_layer_goes_round_twice_each_way(name, sequence_parallel):
+    """In by a gather and out by a reduce-scatter; back the other way about.
+
+    With replicated activations out by both, and back by an all-reduce of the cotangent of x:
+    that of the result is on every rank.
+    """
+    for gradients, times in ((False, 2), (True, 4)):
+        program = traced(*LAYERS[name], sequence_parallel, gradients)
+        assert rounds(program) == times
+        assert not BUILT_IN.search(str(program))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_no_logits_are_sent(n):
+    """Nothing of the size of a vocabulary is an operand of a collective."""
+    mesh = make_mesh(n)
+
+    def loss(logits, labels):
+        return tp.cross_entropy(logits, labels, "x", algorithm="ring").sum()
+
+    def both(logits, labels):
+        return jax.value_and_grad(loss)(logits, labels)
+
+    mapped = jax.shard_map(
+        both, mesh=mesh, in_specs=(P(None, "x"), P()), out_specs=(P(), P(None, "x"))
+    )
+    text = str(jax.make_jaxpr(mapped)(np.ones((6, 64 * n), jnp.bfloat16), np.zeros(6, int)))
+    assert text.count("= ringcoll_pmax[") == 1
+    assert text.count("= ringcoll_psum[") == 1
+    assert not BUILT_IN.search(text)
+
+
+def test_of_logits_no_float32_is_kept():
+    """They are kept for the gradient as they came."""
+    logits = jax.ShapeDtypeStruct((8, 64), jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((8,), jnp.int32)
+
+    def kept(logits, labels):
+        loss = partial(tp.cross_entropy, axis_name="x")
+        return jax.tree.leaves(jax.vjp(lambda x: loss(x, labels), logits)[1])
+
+    mesh = make_mesh(N)
+    mapped = jax.shard_map(kept, mesh=mesh, in_specs=(P(None, "x"), P()), out_specs=P("x"))
+    wide = [x for x in jax.eval_shape(mapped, logits, labels) if x.ndim == 2]
+    assert {x.dtype for x in wide} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_tokens_that_are_none_make_nans():
+    mesh, table = make_mesh(2), {"embedding": np.arange(24, dtype=np.float32).reshape(12, 2)}
+    tokens = np.array([[0, 5, 6, 11, 12, -1, 3, 99]])
+
+    def both(table, tokens):
+        rows = tp.embed(table, tokens, "x")
+        logits = tp.column_linear(jnp.ones((2, 6)), jnp.nan_to_num(rows), "x")
+        return rows, tp.cross_entropy(logits, tokens, "x")
+
+    specs = tp.partition_specs(table, "x")
+    out = (P(None, "x"), P())
+    rows, losses = jax.shard_map(both, mesh=mesh, in_specs=(specs, P()), out_specs=out)(
+        table, tokens
+    )
+    is_one = (tokens >= 0) & (tokens < 12)
+    np.testing.assert_array_equal(np.isnan(rows).all(-1), ~is_one)
+    np.testing.assert_array_equal(np.isnan(losses), ~is_one)
+    np.testing.assert_array_equal(rows[is_one], table["embedding"][tokens[is_one]])
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_random_numbers_differ_where_they_should(check_vma):
+    mesh = make_mesh(2, 1, 3)
+    key = jax.random.key(0)
+
+    def masks(axes):
+        def mask():
+            return jax.random.bits(layers.fold_rng_over_axis(key, axes), (1, 1, 1, 4))
+
+        mapped = jax.shard_map(
+            mask, mesh=mesh, in_specs=(), out_specs=P("x", "y", "z"), check_vma=check_vma
+        )
+        return np.asarray(mapped())[:, 0]  # of each x and z
+
+    assert len(np.unique(masks("x"), axis=0)) == 2
+    np.testing.assert_array_equal(masks("x"), masks("x")[:, :1].repeat(3, 1))
+    np.testing.assert_array_equal(masks("z"), masks("z")[:1].repeat(2, 0))
+    assert len(np.unique(masks(("x", "y", "z")).reshape(6, 4), axis=0)) == 6
+    assert len(np.unique(masks(()).reshape(6, 4), axis=0)) == 1
