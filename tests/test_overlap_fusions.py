@@ -59,6 +59,45 @@ def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
     assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
 
 
+def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
+    carry = f"(s32[], {SHAPE}, u32[], {SHAPE})"
+    loop = f"""%body (c: {carry}) -> {carry} {{
+  %c = {carry} parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %one = s32[] constant(1)
+  %j = s32[] add(%i, %one)
+  %s0 = {SHAPE} get-tuple-element(%c), index=1
+  %s1 = u32[] get-tuple-element(%c), index=2
+  %w = {SHAPE} get-tuple-element(%c), index=3
+  {SPREAD[3]}
+  {SPREAD[4]}
+  {SPREAD[5]}
+  ROOT %t = {carry} tuple(%j, %m1, %m2, %w)
+}}
+
+%condition (d: {carry}) -> pred[] {{
+  %d = {carry} parameter(0)
+  %k = s32[] get-tuple-element(%d), index=0
+  %bound = s32[] constant(2)
+  ROOT %less = pred[] compare(%k, %bound), direction=LT
+}}
+
+"""
+    lines = [
+        *SPREAD[:3],
+        "%first = s32[] constant(0)",
+        f"%carry = {carry} tuple(%first, %s0, %s1, %w)",
+        f"%while = {carry} while(%carry), condition=%condition, body=%body",
+        f"%m1 = {SHAPE} get-tuple-element(%while), index=1",
+        "%m2 = u32[] get-tuple-element(%while), index=2",
+        SPREAD[6],
+    ]
+    made = overlap.report(program(*lines, before=ASYNC + loop), chip=CHIP)
+    assert us(made, "total", "compute", "exposed") == (2000, 2000, 0)
+    (row,) = made.rows
+    assert (row.count, row.matmuls, row.asynchronous) == (1, 2, True)
+
+
 def test_a_collective_of_what_a_spread_one_multiplied_is_its_own():
     # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
     lines = [
