@@ -66,13 +66,13 @@ def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
   %i = s32[] get-tuple-element(%c), index=0
   %one = s32[] constant(1)
   %j = s32[] add(%i, %one)
-  %s0 = {SHAPE} get-tuple-element(%c), index=1
-  %s1 = u32[] get-tuple-element(%c), index=2
+  %b0 = {SHAPE} get-tuple-element(%c), index=1
+  %b1 = u32[] get-tuple-element(%c), index=2
   %w = {SHAPE} get-tuple-element(%c), index=3
-  {SPREAD[3]}
-  {SPREAD[4]}
-  {SPREAD[5]}
-  ROOT %t = {carry} tuple(%j, %m1, %m2, %w)
+  {SPREAD[3].replace("(%s0, %s1", "(%b0, %b1")}
+  %n1 = {SHAPE} get-tuple-element(%m), index=1
+  %n2 = u32[] get-tuple-element(%m), index=2
+  ROOT %t = {carry} tuple(%j, %n1, %n2, %w)
 }}
 
 %condition (d: {carry}) -> pred[] {{
