@@ -7,6 +7,7 @@ of the largest element of a result, times 32 for what exponentials and quotients
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import chex
 import jax
@@ -172,3 +173,113 @@ def test_layers_and_gradients_equal_those_of_one_device(name, sequence_parallel,
         ours = with_gradients(over(mesh, params, call, sequence_parallel, check_vma))
         theirs = with_gradients(by_reference)
         close(ours(params, *data), theirs(params, *data), terms=BATCH * sizes(n)["s"] * D * 8)
+
+
+class Weights(NamedTuple):
+    """Parameters that are attributes, as in a module of Equinox."""
+
+    up: np.ndarray
+    down: np.ndarray
+
+
+def small(n=2):
+    rng = np.random.default_rng(2)
+    params = Weights(rng.standard_normal((D, 4 * n)) / 3, rng.standard_normal((4 * n, D)) / 3)
+    return params, rng.standard_normal((3, 2 * n, D))
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_layers_under_transformations(sequence_parallel):
+    """`vmap`, `remat`, `scan` and derivatives of derivatives, of parameters that are attributes."""
+    mesh, spec = make_mesh(2, names="z"), P(None, "z" if sequence_parallel else None)
+    how = {"sequence_parallel": sequence_parallel, "algorithm": "ring"}
+    layer = partial(tp.mlp, axis_name="z", activation=jnp.sin, **how)
+
+    def mapped(call, params):
+        specs = tp.partition_specs(params, "z")
+        return jax.shard_map(call, mesh=mesh, in_specs=(specs, spec), out_specs=spec)
+
+    def plain(params, x):
+        return reference.mlp(params._asdict(), x, jnp.sin)
+
+    ways = {
+        "vmap": lambda f: lambda params, x: jax.vmap(f, (None, 0))(params, x),
+        "remat": jax.checkpoint,
+        "scan": lambda f: (
+            lambda params, x: jax.lax.scan(lambda x, _: (f(params, x), None), x, length=3)[0]
+        ),
+    }
+    with jax.enable_x64(True):
+        params, x = small()
+        for way in ways.values():
+            ours = with_gradients(mapped(way(layer), params))
+            close(ours(params, x), with_gradients(way(plain))(params, x), terms=10_000)
+
+        def curvature(call):
+            """The derivative of a gradient along its own direction."""
+
+            def loss(params):
+                return (call(params, x) ** 2).sum()
+
+            def along(params):
+                gradient = jax.grad(loss)(params)
+                return sum((leaf**2).sum() for leaf in jax.tree.leaves(gradient))
+
+            return jax.jit(jax.grad(along))
+
+        close(curvature(mapped(layer, params))(params), curvature(plain)(params), terms=10_000)
+
+
+def test_specs_go_by_the_last_name_that_is_known():
+    block = {
+        "attention": {
+            "query": {"kernel": np.ones((8, 4, 2)), "bias": np.ones((4, 2))},
+            "out": {"kernel": np.ones((4, 2, 8)), "bias": np.ones(8)},
+        },
+        "mlp": Weights(np.ones((8, 6)), np.ones((6, 8))),
+        "norm": {"scale": np.ones(8)},
+    }
+    specs = {
+        "attention": {
+            "query": {"kernel": P(None, "z", None), "bias": P("z", None)},
+            "out": {"kernel": P("z", None, None), "bias": P()},
+        },
+        "mlp": Weights(P(None, "z"), P("z", None)),
+        "norm": {"scale": P()},
+    }
+    assert tp.partition_specs(block, "z") == specs
+    stacked = jax.tree.map(lambda leaf: np.ones((3, *leaf.shape)), block)
+    whole = (P(), P(None))
+    after = jax.tree.map(lambda spec: P(None, *spec) if spec not in whole else P(), specs)
+    assert tp.partition_specs(stacked, "z") == after
+    own = {"in_projection": np.ones((4, 8)), "out_projection": {"bias": np.ones(4)}}
+    how = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}
+    assert tp.partition_specs(own, ("y", "z"), **how) == {
+        "in_projection": P(None, ("y", "z")),
+        "out_projection": {"bias": P()},
+    }
+
+
+def test_attention_is_that_of_jax_and_takes_positions():
+    """`jax.nn.dot_product_attention`, in float32: its scores are."""
+    mesh = make_mesh(2, names="z")
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), parameters(2)["attention"])
+    x = np.random.default_rng(3).standard_normal((2, 4, D)).astype(np.float32)
+    specs = tp.partition_specs(params, "z")
+
+    def program(**how):
+        call = partial(tp.attention, axis_name="z", **how)
+        into = (specs, P(None, "z"))
+        return jax.shard_map(call, mesh=mesh, in_specs=into, out_specs=P(None, "z"))(params, x)
+
+    with jax.numpy_rank_promotion("allow"):
+        for causal in (True, False):
+            expected = reference.attention(params, x, causal)
+            # float32, scores of order one: a few hundred roundings of 2**-24
+            np.testing.assert_allclose(program(causal=causal), expected, atol=500 * 2.0**-24)
+    assert np.array_equal(program(positions=np.arange(4)), program())
+    # Angles are of differences of positions: a shift turns queries and keys alike.
+    shifted = program(positions=np.arange(4)[None] + np.array([[7], [9]]))
+    np.testing.assert_allclose(shifted, program(), atol=500 * 2.0**-24)
+    assert not np.allclose(program(positions=np.arange(4)[::-1]), program())
+    assert not np.allclose(program(rotary_base=None), program())
