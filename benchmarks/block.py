@@ -7,7 +7,7 @@ sharded by sequence between the halves. An axis `data` of the mesh, if there is 
 the batch, over which gradients are summed; all others are the model's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,9 @@ from ringcoll.layers import tensor_parallel as tp
 DATA = "data"
 #: Of Llama 3.
 ROTARY_BASE = 500000.0
+
+#: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; else by XLA's.
+SUMMED = ("auto+exchange", "auto+bidirectional_ring")
 
 Linear = Callable[[Array, Array], Array]
 
@@ -65,6 +68,11 @@ class Shape:
         }
 
 
+def algorithms_of(mesh: Collection[str], names: Sequence[str]) -> list[str]:
+    """Those that make a program of their own on a mesh of these axes."""
+    return [name for name in names if DATA in mesh or name not in SUMMED]
+
+
 def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> tuple[Any, tuple]:
     """A block as a function of x and weights, and both, as `overlap.compile_for` takes them."""
     sizes, axes = Shape.of(shape), tuple(a for a in mesh.axis_names if a != DATA)
@@ -89,14 +97,17 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
     if algorithm in BUILT_IN:
         function = partial(_built_in, partial(_gathered, axes), partial(_scattered, axes))
     else:
-        function = partial(_ours, axes, batch, options_of(algorithm))
+        algorithm, _, summing = algorithm.partition("+")
+        function = partial(_ours, axes, summing, options_of(algorithm))
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(x_spec, specs), out_specs=x_spec)
     return mapped, (x, weights)
 
 
 def _ours(
-    axes: tuple[str, ...], batch: str | None, how: dict[str, Any], x: Array, weights: Any
+    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
 ) -> Array:
+    if summing:  # of each half by itself: what is made first can be sent under the other
+        weights = {n: tp.copied(half, DATA, algorithm=summing) for n, half in weights.items()}
     normed = tp.rms_norm(weights["attention_norm"], x, axes)
     x = x + tp.attention(weights["attention"], normed, axes, rotary_base=ROTARY_BASE, **how)
     return x + tp.gated_mlp(weights["mlp"], tp.rms_norm(weights["mlp_norm"], x, axes), axes, **how)

@@ -11,6 +11,7 @@ in bfloat16, and their schedules are priced by `ringcoll.overlap`.
   .../tuned  with the options of the compiler that were found to matter (compiled only)
   others     ringcoll.layers.tensor_parallel with an algorithm of ringcoll.all_gather_matmul and
              ringcoll.matmul_reduce_scatter; /regather gathers once more for the gradient
+  auto+...   gradients are summed over data by an algorithm of ringcoll.psum; else by XLA's
   above      how far the total is above the longer of computing (plain's) and communicating
   built in   the quickest of plain and compiler, tuned or not
   error      the largest difference to plain, over the largest element of that result
@@ -34,7 +35,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import compiled, options, report
-from benchmarks.block import block
+from benchmarks.block import SUMMED, algorithms_of, block
 from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import BUILT_IN, DIRECTIONS, OURS, PLAIN, TUNED, with_gradient
 from benchmarks.row import Quartiles
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--shape", metavar="LIST", help=f"({MEASURED}; compiled: {COMPILED})")
     add("--direction", type=listed(*DIRECTIONS), default="both", metavar="LIST", help="(both)")
-    known = (*BUILT_IN, *OURS)
+    known = (*BUILT_IN, *OURS, *SUMMED)
     add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
     options.add_machine(parser, budget=120, rounds=30)
     compiled.add_arguments(parser)
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         for mesh in _meshes(args, len(topologies.devices(topology)), topology)
         for direction in args.direction
         for shape in (args.shape or COMPILED).split(",")
-        for algorithm in args.algorithm
+        for algorithm in algorithms_of(axes(mesh), args.algorithm)
     ]
     return compiled.compile_all(args, todo, _made)
 
@@ -145,7 +146,8 @@ def _measure(args: argparse.Namespace) -> int:
         sizes = axes(mesh)
         made = Mesh(flat.devices.reshape(tuple(sizes.values())), tuple(sizes))
         end = time.perf_counter() + seconds
-        ready = {name: _ready(made, direction, shape, name) for name in (PLAIN, *algorithms)}
+        names = (PLAIN, *algorithms_of(sizes, algorithms))
+        ready = {name: _ready(made, direction, shape, name) for name in names}
         found += _beside_plain((mesh, direction, shape), ready, args.iters, end)
     _print(found)
     if args.json:
