@@ -12,12 +12,19 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
-from benchmarks import join, loop, matmul, overlap, sweep, tune
+from benchmarks import join, layers, loop, matmul, overlap, sweep, tune
 from ringcoll.__main__ import add_commands
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
-COMMANDS = {"tune": tune, "loop": loop, "join": join, "matmul": matmul, "overlap": overlap}
+COMMANDS = {
+    "tune": tune,
+    "loop": loop,
+    "join": join,
+    "matmul": matmul,
+    "overlap": overlap,
+    "layers": layers,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

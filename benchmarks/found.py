@@ -1,4 +1,4 @@
-"""What `benchmarks.overlap` found of a program, and the tables of it."""
+"""What was found of a program that was compiled and not run, and the tables of it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,24 +8,18 @@ from benchmarks import report
 from benchmarks.programs import BUILT_IN, PLAIN
 from ringcoll.overlap import Report
 
-HEADS = ("topology", "form", "direction", "shape", "algorithm")
-
 
 @dataclass(frozen=True)
 class Found:
     """What one program costs.
 
     Attributes:
-        direction: forward, or both.
+        which: which program it is: the heads and cells of the first columns.
         total, exposed, communication: microseconds, 0 where its text holds no times.
         hidden: by kind of collective, how many have a matmul under them, and of how many.
     """
 
-    topology: str
-    form: str
-    direction: str
-    shape: str
-    algorithm: str
+    which: dict[str, str]
     total: float
     exposed: float
     communication: float
@@ -37,9 +31,12 @@ class Found:
     hidden: dict[str, tuple[int, int]]
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """Those under `HEADS`: which program it is."""
-        return self.topology, self.form, self.direction, self.shape, self.algorithm
+    def algorithm(self) -> str:
+        return self.which["algorithm"]
+
+    def is_beside(self, other: "Found") -> bool:
+        """Whether the two differ in nothing but the algorithm."""
+        return self.which | {"algorithm": other.algorithm} == other.which
 
 
 def hidden_of(seen: Report) -> dict[str, tuple[int, int]]:
@@ -58,15 +55,15 @@ def print_timed(found: Sequence[Found]) -> None:
         "total\nus", "exposed\n%", "above\n%", "plain\nover it", "built in\nover it",
         "temp\nMiB", "program\nKiB", "compile\ns",
     )  # fmt: skip
-    made = report.table(*HEADS, *figures)
+    made = report.table(*found[0].which, *figures)
     for one in found:
-        same = [other for other in found if other.cells[:-1] == one.cells[:-1]]
+        same = [other for other in found if other.is_beside(one)]
         total = {other.algorithm: other.total for other in same}
         plain = next((other for other in same if other.algorithm == PLAIN), None)
         least = max(plain.total - plain.exposed, one.communication) if plain else None
         built_in = [total[name] for name in BUILT_IN if name in total]
         made.add_row(
-            *one.cells,
+            *one.which.values(),
             f"{one.total:.0f}",
             f"{100 * one.exposed / one.total:.1f}",
             f"{100 * (one.total / least - 1):.0f}" if least else "",
@@ -81,10 +78,10 @@ def print_timed(found: Sequence[Found]) -> None:
 
 def print_counted(found: Sequence[Found]) -> None:
     """A table of programs whose text holds no times, as of GPUs: what is hidden is counted."""
-    made = report.table(*HEADS, "with a matmul under them", "temp\nMiB", "compile\ns")
+    made = report.table(*found[0].which, "with a matmul under them", "temp\nMiB", "compile\ns")
     for one in found:
         made.add_row(
-            *one.cells,
+            *one.which.values(),
             ", ".join(f"{kind} {hidden} of {n}" for kind, (hidden, n) in one.hidden.items()),
             _mebibytes(one.temporaries),
             f"{one.compile_seconds:.1f}",

@@ -10,10 +10,8 @@ m x k x f, are those of `python -m benchmarks overlap`; float32.
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ from jax.sharding import Mesh
 
 from benchmarks import options, report
 from benchmarks.data import count_wrong, exact
-from benchmarks.measure import interleave, sharing
+from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import (
     DIRECTIONS,
     FORMS,
@@ -108,11 +106,11 @@ def _measured(
     """Plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, algorithms)]
-    compiled = {name: _compiled(mesh, form, direction, shape, name) for name in names}
-    programs = {name: one.program for name, one in compiled.items()}
+    ready = {name: _ready(mesh, form, direction, shape, name) for name in names}
+    programs = {name: one.program for name, one in ready.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
     y = results[PLAIN][0]
-    travels = (*compiled[PLAIN].operands, y)[FORMS[form].travels]
+    travels = (*ready[PLAIN].operands, y)[FORMS[form].travels]
     truths = [np.asarray(true) for true in results[PLAIN]]
     times = interleave(programs, rounds, end)
     return [
@@ -130,18 +128,11 @@ def _measured(
             one.temporaries,
             travels.nbytes // mesh.size,
         )
-        for name, one in compiled.items()
+        for name, one in ready.items()
     ]
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    program: Callable[[], Any]
-    operands: tuple[jax.Array, ...]
-    temporaries: int | None
-
-
-def _compiled(mesh: Mesh, form: str, direction: str, shape: str, algorithm: str) -> _Compiled:
+def _ready(mesh: Mesh, form: str, direction: str, shape: str, algorithm: str) -> Ready:
     function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
     if direction == "both":  # by a cotangent of small integers too
         function = with_gradient(function, jnp.sign)
@@ -150,33 +141,18 @@ def _compiled(mesh: Mesh, form: str, direction: str, shape: str, algorithm: str)
         jax.device_put(exact(of.shape, np.int8, 127 // 2).astype(np.float32) - 1, of.sharding)
         for of in shapes
     )
-    compiled = jax.jit(function).lower(*operands).compile()
-    memory = compiled.memory_analysis()
-    return _Compiled(
-        lambda: jax.block_until_ready(compiled(*operands)),
-        operands,
-        None if memory is None else memory.temp_size_in_bytes,
-    )
+    return Ready.of(function, operands)
 
 
 def _print(found: list[Found]) -> None:
     heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
-    figures = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB", "temp\nchunks", "#wrong\n")
-    made = report.table(*heads, *figures, left=4)
+    made = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", "#wrong\n", left=4)
     for one in found:
         of_plain = one.algorithm == PLAIN
-        temporaries = one.temporaries
         made.add_row(
-            one.form,
-            one.direction,
-            one.shape,
-            one.algorithm,
-            report.microseconds(one.seconds.median),
-            f"{one.seconds.spread:.0%}",
-            "" if of_plain else report.ratio(one.over_plain),
-            "" if of_plain else f"{one.over_plain.spread:.0%}",
-            "-" if temporaries is None else f"{temporaries / 2**20:.2f}",
-            "-" if temporaries is None else f"{temporaries / one.chunk:.2f}",
+            *(one.form, one.direction, one.shape, one.algorithm),
+            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
+            "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
             report.wrong_cell(one.wrong, "-"),
         )
     report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", made)

@@ -7,6 +7,7 @@ drifts for all of them, and a ratio to lax is taken within a round.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -160,6 +161,31 @@ def measure(
         )
         for name in programs
     ]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A program that is compiled, with its operands in place.
+
+    Attributes:
+        program: runs it until it is done.
+        temporaries: bytes that one rank holds beside operands and results; None where the
+            compiler does not say.
+    """
+
+    program: Callable[[], Any]
+    operands: tuple[Any, ...]
+    temporaries: int | None
+
+    @staticmethod
+    def of(function: Callable, operands: tuple[Any, ...]) -> "Ready":
+        compiled = jax.jit(function).lower(*operands).compile()
+        memory = compiled.memory_analysis()
+        return Ready(
+            lambda: jax.block_until_ready(compiled(*operands)),
+            operands,
+            None if memory is None else memory.temp_size_in_bytes,
+        )
 
 
 def interleave(

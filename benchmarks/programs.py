@@ -114,10 +114,15 @@ def program(
     elif algorithm in formulations.NAMES:
         function = formulations.formulation(name, algorithm)
     else:
-        algorithm, _, residuals = algorithm.partition("/")
-        how = {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
+        how = options_of(algorithm)
         function = lambda x, w: form.ours(x, w, **how)  # noqa: E731
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
+
+
+def options_of(algorithm: str) -> dict[str, str]:
+    """The arguments that one of `OURS` is of our functions."""
+    algorithm, _, residuals = algorithm.partition("/")
+    return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
 
 
 def tuning(topology: str, algorithm: str) -> dict[str, str]:

@@ -202,6 +202,23 @@ def ratio(of: Quartiles | None) -> str:
     return f"[yellow]{text}[/yellow]" if of.low > SLOWER else text
 
 
+#: The columns of `beside_plain`.
+BESIDE_PLAIN = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB")
+
+
+def beside_plain(
+    seconds: Quartiles, over_plain: Quartiles, temporaries: int | None, is_plain: bool
+) -> tuple[str, ...]:
+    """What a program takes, and what plain takes, in cells."""
+    return (
+        microseconds(seconds.median),
+        f"{seconds.spread:.0%}",
+        "" if is_plain else ratio(over_plain),
+        "" if is_plain else f"{over_plain.spread:.0%}",
+        "-" if temporaries is None else f"{temporaries / 2**20:.2f}",
+    )
+
+
 def microseconds(seconds: float) -> str:
     """Seconds as microseconds."""
     return f"{seconds * 1e6:.1f}"

@@ -42,7 +42,17 @@ def test_an_odd_box_is_walked_whole():
 
 @pytest.mark.parametrize(
     ("size", "shape"),
-    [((4, 2), (8,)), ((4, 2), (4, 2)), ((4, 2), (2, 4)), ((2, 2, 2), (4, 2)), ((4, 4), (1, 16))],
+    [
+        ((4, 2), (8,)),
+        ((4, 2), (4, 2)),
+        ((4, 2), (2, 4)),
+        ((2, 2, 2), (4, 2)),
+        ((4, 4), (1, 16)),
+        ((4, 4), (2, 8)),
+        ((4, 4), (8, 2)),
+        ((2, 2, 4), (4, 4)),
+        ((4, 4), (2, 2, 4)),
+    ],
 )
 def test_each_axis_of_a_mesh_is_a_ring(size, shape):
     wrap = (False,) * len(size)
@@ -56,9 +66,18 @@ def test_each_axis_of_a_mesh_is_a_ring(size, shape):
             assert longest_step([tuple(place) for place in ring], wrap) <= 2
 
 
-def test_axes_that_cannot_be_dealt_out_are_none():
-    assert embed((4, 4), (False, False), (8, 2)) is None
+def test_the_last_axis_has_the_shortest_steps():
+    wrap = (False, False)
+    for size, shape in [((4, 4), (2, 8)), ((4, 4), (4, 4)), ((8, 8), (8, 8)), ((4, 4), (4, 2, 2))]:
+        first = embed(size, wrap, shape).reshape(-1, shape[-1], 2)[0].tolist()
+        assert longest_step([tuple(place) for place in first], wrap) == 1
+    torus = embed((16, 16), (True, True), (16, 16))
+    assert longest_step([tuple(place) for place in torus[:, 0].tolist()], (True, True)) == 1
+
+
+def test_axes_that_cannot_be_cut_are_none():
     assert embed((4, 4), (False, False), (4,)) is None
+    assert embed((4, 4), (False, False), (3, 5)) is None
 
 
 def test_paths_and_ports():

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", default="v5e:4x2", help="kind:size (default: %(default)s)")
     parser.add_argument(
         "--mesh",
-        type=_axes,
+        type=axes,
         default={},
         metavar="x=4,y=2",
         help="axes of the mesh (default: one axis x)",
@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _axes(text: str) -> dict[str, int]:
+def axes(text: str) -> dict[str, int]:
+    """The axes of a mesh, major first, of "x=4,y=2"."""
     return {name: int(size) for name, _, size in (part.partition("=") for part in text.split(","))}
 
 

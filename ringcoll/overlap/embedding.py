@@ -1,7 +1,7 @@
 """Orders of a mesh or torus of chips in which the neighbours of a ring are neighbours."""
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -53,32 +53,50 @@ def _snake(size: Sequence[int]) -> Iterator[Place]:
 def embed(size: Sequence[int], wrap: Sequence[bool], shape: Sequence[int]) -> np.ndarray | None:
     """Places for the ranks of a logical mesh, each of its axes a ring of short steps.
 
-    Each logical axis gets physical axes of its own.
+    Each logical axis is a box of chips, or of the boxes of those after it: the last axis, over
+    which most is sent, has the shortest steps that there are, the one before it the shortest
+    that are left.
+
+        4 x 4 as (2, 8)   0 1 2 3
+                          7 6 5 4
+                          8 9 a b
+                          f e d c
 
     Returns:
-        An array of shape `(*shape, len(size))`; None if the axes cannot be dealt out so.
+        An array of shape `(*shape, len(size))`; None if the axes cannot be cut so.
     """
-    dealt = _deal(size, tuple(a for a, n in enumerate(size) if n > 1), tuple(shape))
-    if dealt is None:
+    best: list[np.ndarray] | None = None
+    least: list[tuple[int, int]] = []
+    for boxes in _cuts(tuple(size), tuple(shape)):
+        stride, rings, costs = np.ones(len(size), int), [], []
+        for box in boxes:  # of the last axis first
+            closed = [w and b * s == n for w, b, s, n in zip(wrap, box, stride, size, strict=True)]
+            rings.append(np.array(ring_order(box, closed), int) * stride)
+            costs.append(_steps(rings[-1], size, wrap))
+            stride = stride * box
+        if best is None or costs < least:
+            best, least = rings, costs
+    if best is None:
         return None
-    orders = []
-    for axes in dealt:
-        box = [n if axis in axes else 1 for axis, n in enumerate(size)]
-        orders.append(ring_order(box, wrap))
-    places = [np.sum(picked, axis=0) for picked in product(*orders)]
+    places = [np.sum(picked, axis=0) for picked in product(*reversed(best))]
     return np.array(places, int).reshape(*shape, len(size))
 
 
-def _deal(
-    size: Sequence[int], axes: tuple[int, ...], shape: tuple[int, ...]
-) -> list[tuple[int, ...]] | None:
+def _cuts(size: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
+    """All ways to cut a box into one for each axis of a mesh, the last axis first."""
     if not shape:
-        return None if axes else []
-    for count in range(len(axes) + 1):
-        for chosen in combinations(axes, count):
-            if prod(size[a] for a in chosen) == shape[0]:
-                left = tuple(a for a in axes if a not in chosen)
-                rest = _deal(size, left, shape[1:])
-                if rest is not None:
-                    return [chosen, *rest]
-    return None
+        if prod(size) == 1:
+            yield []
+        return
+    parts = [[part for part in range(1, n + 1) if n % part == 0] for n in size]
+    for box in product(*parts):
+        if prod(box) == shape[-1]:
+            left = tuple(n // part for n, part in zip(size, box, strict=True))
+            yield from ([box, *rest] for rest in _cuts(left, shape[:-1]))
+
+
+def _steps(ring: np.ndarray, size: Sequence[int], wrap: Sequence[bool]) -> tuple[int, int]:
+    """The hops of the longest step of a ring, and of all together."""
+    away = np.abs(np.roll(ring, -1, axis=0) - ring)
+    hops = np.where(wrap, np.minimum(away, np.array(size) - away), away).sum(axis=1)
+    return int(hops.max()), int(hops.sum())

@@ -57,7 +57,7 @@ def devices(topology: str, **options: Any) -> list[Any]:
 
 
 def mesh(topology: str, **axes: int) -> Mesh:
-    """A mesh on a topology, ordered so that each axis is a ring of short steps.
+    """A mesh on a topology, ordered so that each axis is a ring of short steps, the last first.
 
     (GPUs keep their order: what connects those of a host is a switch.)
 

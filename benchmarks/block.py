@@ -1,0 +1,159 @@
+"""One block of a transformer, tensor-parallel, as programs: ours, the built-in forms.
+
+x + attention(rms_norm(x)), then x + gated_mlp(rms_norm(x)): heads of keys and values in groups,
+rotary positions, a causal mask. Norms, rotary positions and the attention of a rank's own heads
+are the same functions in all programs; what differs is who moves the activations, which are
+sharded by sequence between the halves. An axis `data` of the mesh, if there is one, is that of
+the batch, over which gradients are summed; all others are the model's.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.programs import BUILT_IN, COMPILER, TUNED, options_of
+from ringcoll.layers import tensor_parallel as tp
+
+DATA = "data"
+#: Of Llama 3.
+ROTARY_BASE = 500000.0
+
+#: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; else by XLA's.
+SUMMED = ("auto+exchange", "auto+bidirectional_ring")
+
+Linear = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a block.
+
+    Attributes:
+        batch: sequences for each group of ranks that shares a model.
+        sequence: tokens in each.
+        width: features of a token between layers.
+        heads, groups: of queries, of keys and values, each of width / heads features.
+        hidden: features inside the MLP.
+    """
+
+    batch: int
+    sequence: int
+    width: int
+    heads: int
+    groups: int
+    hidden: int
+
+    @staticmethod
+    def of(text: str) -> "Shape":
+        """That of "2x4096x4096x32x8x14336"."""
+        return Shape(*map(int, text.split("x")))
+
+    def parameters(self) -> dict[str, Any]:
+        """The shapes of the weights, by the names that `tensor_parallel` has for them."""
+        d, f, k = self.width, self.hidden, self.width // self.heads
+        key = (d, self.groups, k)
+        query = {"query": (d, self.heads, k), "out": (self.heads, k, d)}
+        return {
+            "attention_norm": {"scale": (d,)},
+            "attention": {**query, "key": key, "value": key},
+            "mlp_norm": {"scale": (d,)},
+            "mlp": {"gate": (d, f), "up": (d, f), "down": (f, d)},
+        }
+
+
+def algorithms_of(mesh: Collection[str], names: Sequence[str]) -> list[str]:
+    """Those that make a program of their own on a mesh of these axes."""
+    return [name for name in names if DATA in mesh or name not in SUMMED]
+
+
+def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> tuple[Any, tuple]:
+    """A block as a function of x and weights, and both, as `overlap.compile_for` takes them."""
+    sizes, axes = Shape.of(shape), tuple(a for a in mesh.axis_names if a != DATA)
+    batch = DATA if DATA in mesh.axis_names else None
+    x_spec, is_shape = P(batch, axes), lambda x: isinstance(x, tuple)
+
+    def operand(of: tuple[int, ...], spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(of, dtype, sharding=NamedSharding(mesh, spec))
+
+    shapes = sizes.parameters()
+    arrays = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of, dtype), shapes, is_leaf=is_shape)
+    specs = tp.partition_specs(arrays, axes)
+    weights = jax.tree.map(operand, shapes, specs, is_leaf=is_shape)
+    x = operand((sizes.batch * mesh.shape.get(DATA, 1), sizes.sequence, sizes.width), x_spec)
+    algorithm = algorithm.removesuffix(TUNED)
+    if algorithm == COMPILER:
+        places = jax.tree.map(lambda leaf: leaf.sharding, (x, weights))
+        function = partial(_built_in, *_by_shardings(mesh, batch, axes))
+        # So that gradients are placed as well, by the transposed constraint.
+        placed = lambda *of: function(*lax.with_sharding_constraint(of, places))  # noqa: E731
+        return jax.jit(placed), (x, weights)
+    if algorithm in BUILT_IN:
+        function = partial(_built_in, partial(_gathered, axes), partial(_scattered, axes))
+    else:
+        algorithm, _, summing = algorithm.partition("+")
+        function = partial(_ours, axes, summing, options_of(algorithm))
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(x_spec, specs), out_specs=x_spec)
+    return mapped, (x, weights)
+
+
+def _ours(
+    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
+) -> Array:
+    if summing:  # of each half by itself: what is made first can be sent under the other
+        weights = {n: tp.copied(half, DATA, algorithm=summing) for n, half in weights.items()}
+    normed = tp.rms_norm(weights["attention_norm"], x, axes)
+    x = x + tp.attention(weights["attention"], normed, axes, rotary_base=ROTARY_BASE, **how)
+    return x + tp.gated_mlp(weights["mlp"], tp.rms_norm(weights["mlp_norm"], x, axes), axes, **how)
+
+
+def _built_in(
+    columns: Callable[[Array, Sequence[Array]], list[Array]], rows: Linear, x: Array, weights: Any
+) -> Array:
+    """The block by two functions: into the ranks, and out of them."""
+    of = weights["attention"]
+    normed = tp.rms_norm(weights["attention_norm"], x)
+    query, key, value = columns(normed, [of[name] for name in ("query", "key", "value")])
+    positions = jnp.arange(query.shape[1])
+    query, key = (tp.rotary(heads, positions, ROTARY_BASE) for heads in (query, key))
+    x = x + rows(jax.nn.dot_product_attention(query, key, value, is_causal=True), of["out"])
+    of = weights["mlp"]
+    gate, up = columns(tp.rms_norm(weights["mlp_norm"], x), [of["gate"], of["up"]])
+    return x + rows(jax.nn.silu(gate) * up, of["down"])
+
+
+def _gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
+    whole = lax.all_gather(x, axes, axis=1, tiled=True)
+    return [_product(whole, kernel) for kernel in kernels]
+
+
+def _scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
+    return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
+
+
+def _by_shardings(
+    mesh: Mesh, batch: str | None, axes: tuple[str, ...]
+) -> tuple[Callable[..., list[Array]], Linear]:
+    """The same of whole arrays: only where they are is said, and XLA does the rest."""
+
+    def put(x: Array, *spec: Any) -> Array:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch, *spec)))
+
+    def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
+        return [put(_product(x, kernel), None, axes) for kernel in kernels]
+
+    def rows(x: Array, kernel: Array) -> Array:
+        return put(_product(put(x, None, axes), kernel), axes)
+
+    return columns, rows
+
+
+def _product(x: Array, kernel: Array) -> Array:
+    """x: [b, s, *k], kernel: [*k, f] -> [b, s, f], or [b, s, h, k] of a kernel [d, h, k]."""
+    return jnp.tensordot(x, kernel, x.ndim - 2)

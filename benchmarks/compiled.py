@@ -1,0 +1,93 @@
+"""Compiling programs for machines that are not there, and what is found of each: tables, files."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import jax
+
+from benchmarks import report
+from benchmarks.found import Found, hidden_of, print_counted, print_timed
+from benchmarks.programs import tuning
+from ringcoll import overlap
+from ringcoll.overlap.command import add_option
+
+#: From what says which program it is to that and its operands, as `overlap.compile_for` takes them.
+Make = Callable[..., tuple[Callable, tuple]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to compile, and where to write what is found."""
+    add = parser.add_argument
+    add("--profile", action="store_true", help="costs from the static profile (slow)")
+    add_option(parser)
+    add("-J", "--json", metavar="PATH", help="write what was found")
+    add("--draw", metavar="DIR", help="write a timeline of every program, a PNG each")
+
+
+def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
+    """Compile every program, and print a table; 1 if the compiler refused any.
+
+    Args:
+        args: with those of `add_arguments`.
+        todo: what `make` takes by name and the table shows in its first columns: a topology
+            and an algorithm at least.
+        make: the program of these.
+    """
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    found, failed = [], []
+    for which in report.progress(todo, len(todo), "compiling", lambda one: " ".join(one.values())):
+        try:
+            found.append(_found(args, which, make))
+        except Exception as error:  # a compiler may refuse a program; the others still count
+            words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            failed.append(f"{' '.join(which.values())}: {words}")
+    if timed := [one for one in found if one.timed]:
+        print_timed(timed)
+    if counted := [one for one in found if not one.timed]:
+        print_counted(counted)
+    for line in failed:
+        report.console().print(f"[red]failed[/red] {line}")
+    if args.json:
+        rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
+        Path(args.json).write_text(json.dumps(rows, indent=1))
+    return 1 if failed else 0
+
+
+def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Found:
+    function, operands = make(**which)
+    topology = which["topology"]
+    compiling = partial(
+        overlap.compile_for,
+        topology,
+        function,
+        *operands,
+        compiler_options={**tuning(topology, which["algorithm"]), **dict(args.option)},
+    )
+    start = time.perf_counter()
+    compiled = compiling()
+    seconds = time.perf_counter() - start
+    if args.profile:
+        compiled = compiling(profile=True)
+    seen = overlap.report(compiled)
+    if args.draw and seen.timed:
+        name = "-".join(which.values())
+        Path(args.draw).mkdir(parents=True, exist_ok=True)
+        seen.draw(Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png")
+    micro = 1e6
+    return Found(
+        dict(which),
+        seen.total * micro,
+        seen.exposed * micro,
+        seen.communication * micro,
+        seen.temporaries,
+        seen.program_bytes,
+        seconds,
+        bool(compiled.profile),
+        seen.timed,
+        hidden_of(seen),
+    )

@@ -1,0 +1,209 @@
+"""One tensor-parallel transformer block: ours against the built-in forms.
+
+RMSNorm, attention with grouped heads, RMSNorm, gated MLP; between them activations are sharded
+by sequence. Without --topology all programs take turns on the devices there are, in float32,
+after their results were compared; with it, they are compiled for chips that need not be there,
+in bfloat16, and their schedules are priced by `ringcoll.overlap`.
+
+  plain      jax.lax in shard_map: one all_gather for query, key and value, one for gate and up,
+             a psum_scatter after either half (Megatron's sequence parallelism)
+  compiler   jit with shardings and no shard_map
+  .../tuned  with the options of the compiler that were found to matter (compiled only)
+  others     ringcoll.layers.tensor_parallel with an algorithm of ringcoll.all_gather_matmul and
+             ringcoll.matmul_reduce_scatter; /regather gathers once more for the gradient
+  auto+...   gradients are summed over data by an algorithm of ringcoll.psum; else by XLA's
+  above      how far the total is above the longer of computing (plain's) and communicating
+  built in   the quickest of plain and compiler, tuned or not
+  error      the largest difference to plain, over the largest element of that result
+
+A shape is sequences for each group of ranks that shares a model x tokens x d x heads x heads of
+keys and values x features in the MLP. A mesh is said as data=2,model=8: over an axis data the
+batch is sharded and gradients are summed; the model is over all others.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks import compiled, options, report
+from benchmarks.block import SUMMED, algorithms_of, block
+from benchmarks.measure import Ready, interleave, sharing
+from benchmarks.programs import BUILT_IN, DIRECTIONS, OURS, PLAIN, TUNED, with_gradient
+from benchmarks.row import Quartiles
+from ringcoll import overlap
+from ringcoll.overlap import topology as topologies
+from ringcoll.overlap.command import axes
+
+#: Llama 3 8B.
+COMPILED = "2x4096x4096x32x8x14336"
+#: What CPU devices do in a second.
+MEASURED = "2x128x256x16x8x512"
+#: Of which those are taken that have as many ranks as there are devices.
+MESHES = ("model=8", "data=2,model=8", "data=4,model=4", "data=8,model=8")
+#: An error above that is wrong: sums of float32 in another order err by some 1e-6.
+TOLERANCE = 1e-4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which programs, on what, and where to write what is found."""
+    add, listed = parser.add_argument, options.listed
+    add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
+    add(
+        "--mesh",
+        action="append",
+        metavar="data=2,model=8",
+        help=f"again for more (those of {' '.join(MESHES)} that fit)",
+    )
+    add("--shape", metavar="LIST", help=f"({MEASURED}; compiled: {COMPILED})")
+    add("--direction", type=listed(*DIRECTIONS), default="both", metavar="LIST", help="(both)")
+    known = (*BUILT_IN, *OURS, *SUMMED)
+    add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
+    options.add_machine(parser, budget=120, rounds=30)
+    compiled.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, or compare and time; 1 if anything was refused or wrong."""
+    if not args.topology:
+        return _measure(args)
+    todo = [
+        {
+            "topology": topology,
+            "mesh": mesh,
+            "direction": direction,
+            "shape": shape,
+            "algorithm": algorithm,
+        }
+        for topology in args.topology.split(",")
+        for mesh in _meshes(args, len(topologies.devices(topology)), topology)
+        for direction in args.direction
+        for shape in (args.shape or COMPILED).split(",")
+        for algorithm in algorithms_of(axes(mesh), args.algorithm)
+    ]
+    return compiled.compile_all(args, todo, _made)
+
+
+def _made(
+    topology: str, mesh: str, direction: str, shape: str, algorithm: str
+) -> tuple[Callable, tuple]:
+    function, operands = block(shape, algorithm, overlap.mesh(topology, **axes(mesh)))
+    return with_gradient(function) if direction == "both" else function, operands
+
+
+def _meshes(args: argparse.Namespace, devices: int, of: str) -> list[str]:
+    """Those meshes that were asked for, or that we know, of so many ranks."""
+    asked = args.mesh or MESHES
+    fitting = [mesh for mesh in asked if prod(axes(mesh).values()) == devices]
+    if not fitting:
+        raise SystemExit(f"--mesh: none of {' '.join(asked)} is of the {devices} devices of {of}")
+    return fitting
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one program took; see `benchmarks.matmul.Found`. `error` is over the largest element."""
+
+    mesh: str
+    direction: str
+    shape: str
+    algorithm: str
+    error: float
+    seconds: Quartiles
+    over_plain: Quartiles
+    temporaries: int | None
+
+
+def _measure(args: argparse.Namespace) -> int:
+    """Compare, time, report; 1 if anything was wrong."""
+    flat = options.mesh(args)
+    header = options.described(flat)
+    report.print_header(header)
+    todo = [
+        (mesh, direction, shape)
+        for shape in (args.shape or MEASURED).split(",")
+        for mesh in _meshes(args, flat.size, "this machine; choose with -g")
+        for direction in args.direction
+    ]
+    algorithms = [name for name in args.algorithm if name != PLAIN and not name.endswith(TUNED)]
+    found: list[Found] = []
+    bar = report.progress(
+        sharing(todo, args.budget, lambda one: 1 + (one[1] == "both")),
+        *(len(todo), "blocks", lambda shared: " ".join(shared[0])),
+    )
+    for (mesh, direction, shape), seconds in bar:
+        if not seconds:
+            report.console().print(f"no time within --budget for {mesh} {direction} {shape}")
+            continue
+        sizes = axes(mesh)
+        made = Mesh(flat.devices.reshape(tuple(sizes.values())), tuple(sizes))
+        end = time.perf_counter() + seconds
+        names = (PLAIN, *algorithms_of(sizes, algorithms))
+        ready = {name: _ready(made, direction, shape, name) for name in names}
+        found += _beside_plain((mesh, direction, shape), ready, args.iters, end)
+    _print(found)
+    if args.json:
+        everything = {"measured_on": header, "rows": [asdict(one) for one in found]}
+        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(one.error > TOLERANCE for one in found) else 0
+
+
+def _ready(mesh: Mesh, direction: str, shape: str, algorithm: str) -> Ready:
+    function, shapes = block(shape, algorithm, mesh, jnp.float32)
+    leaves, structure = jax.tree.flatten(shapes)
+    rng = np.random.default_rng(0)
+    width = leaves[0].shape[-1]
+    made = [  # after every layer of order one, more or less
+        rng.standard_normal(of.shape, np.float32) / (prod(of.shape) / width if i else 1) ** 0.5
+        for i, of in enumerate(leaves)
+    ]
+    placed = [jax.device_put(x, of.sharding) for x, of in zip(made, leaves, strict=True)]
+    function = with_gradient(function) if direction == "both" else function
+    return Ready.of(function, jax.tree.unflatten(structure, placed))
+
+
+def _beside_plain(
+    which: tuple[str, str, str], ready: dict[str, Ready], rounds: int, end: float
+) -> list[Found]:
+    """Plain and the algorithms, side by side."""
+    programs = {name: one.program for name, one in ready.items()}
+    results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
+    times = interleave(programs, rounds, end)
+    return [
+        Found(
+            *which,
+            name,
+            max(map(_error, results[name], results[PLAIN])),
+            Quartiles.of(times[name]),
+            Quartiles.of(times[name] / times[PLAIN]),
+            one.temporaries,
+        )
+        for name, one in ready.items()
+    ]
+
+
+def _error(mine: jax.Array, true: jax.Array) -> float:
+    """The largest difference, over the largest element; infinite where one is no number."""
+    error = float(jnp.abs(mine - true).max() / jnp.abs(true).max())
+    return error if np.isfinite(error) else np.inf
+
+
+def _print(found: Sequence[Found]) -> None:
+    heads = ("mesh\n", "direction\n", "shape\n", "algorithm\n")
+    made = report.table(*heads, *report.BESIDE_PLAIN, "error\n", left=4)
+    for one in found:
+        error, of_plain = f"{one.error:.0e}", one.algorithm == PLAIN
+        made.add_row(
+            *(one.mesh, one.direction, one.shape, one.algorithm),
+            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
+            f"[red]{error}[/red]" if one.error > TOLERANCE else error,
+        )
+    report.show("A tensor-parallel block against the built-in collectives", made)
