@@ -6,7 +6,9 @@ the other. The data is of order one, and so are the magnitudes: what is allowed 
 of the largest element of a result, times 32 for what exponentials and quotients amplify.
 """
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -172,3 +174,18 @@ def test_layers_and_gradients_equal_those_of_one_device(name, sequence_parallel,
         ours = with_gradients(over(mesh, params, call, sequence_parallel, check_vma))
         theirs = with_gradients(by_reference)
         close(ours(params, *data), theirs(params, *data), terms=BATCH * sizes(n)["s"] * D * 8)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Variable:
+    """A leaf as Flax has it: one step further down, by a name that is a layer's as well."""
+
+    value: Any
+
+
+def test_the_specs_of_a_variable_are_those_of_its_array():
+    params = parameters(2)
+    specs = tp.partition_specs(params, "z")
+    assert specs["attention"]["value"] == P(None, "z", None)
+    assert tp.partition_specs(jax.tree.map(Variable, params), "z") == jax.tree.map(Variable, specs)
