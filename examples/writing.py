@@ -13,7 +13,7 @@ from examples.transformer import BATCH, MODEL, Config, Params
 from ringcoll import lax
 from ringcoll.layers import fold_rng_over_axis
 
-PROMPT = b"\n\ndef "
+PROMPT = b"def "
 TEMPERATURE = 0.7
 
 
