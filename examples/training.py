@@ -109,7 +109,7 @@ class Trainer:
         self, config: Config, mesh: Mesh, optimizer: optax.GradientTransformation, seed: int
     ) -> None:
         weights, self.masks = jax.random.split(jax.random.key(seed))
-        params = transformer.init(config, weights)
+        params = jax.jit(transformer.init, static_argnums=0)(config, weights)
         self.mesh, self.specs = mesh, transformer.specs(params, mesh)
         self.state = start(fsdp.shard(params, self.specs, mesh), optimizer, mesh)
         self._step = make_step(sharded_gradient(config, self.specs, mesh), optimizer)
