@@ -119,13 +119,13 @@ def learn(
     for i in report.progress(steps, len(steps), "train", say):
         clock = time.perf_counter()
         data = trainer.data(i, batch(seen, step=i))
-        losses = trainer.step(*data)
+        losses, lengths = trainer.step(*data)
         learned[i] = float(losses.mean())
         rate = losses.size / (time.perf_counter() - clock)
         said = f"loss {learned[i]:.3f}, {rate:,.0f} tokens/s"
         is_last = i + 1 == args.steps
         if check:
-            check(i, losses, *data)
+            check(i, losses, lengths, *data)
         if saved:
             saved.save(i + 1, trainer.state, is_last)
         if is_last or not (i + 1) % max(1, args.steps // 10):

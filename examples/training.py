@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -31,8 +32,8 @@ Data = tuple[Any, Array, Any]
 OF_DATA = P(BATCH), P(), P(BATCH, MODEL)
 #: (parameters, *data) -> gradient of the mean, losses: [b, s]
 Gradient = Callable[..., tuple[Params, Array]]
-#: (state, *data) -> state, losses: [b, s]
-Step = Callable[..., tuple[State, Array]]
+#: (state, *data) -> state, losses: [b, s], the length of the gradient of each parameter
+Step = Callable[..., tuple[State, Array, Array]]
 
 
 def make_mesh(*sizes: int) -> Mesh:
@@ -69,10 +70,11 @@ def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> St
     """The optimizer sees whole arrays, wherever their parts are: it knows of no mesh."""
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: State, *data: Array) -> tuple[State, Array]:
+    def step(state: State, *data: Array) -> tuple[State, Array, Array]:
         grads, losses = gradient(state.params, *data)
+        lengths = jnp.stack([jnp.sqrt(jnp.sum(g * g)) for g in jax.tree.leaves(grads)])
         updates, moments = optimizer.update(grads, state.moments, state.params)
-        return State(optax.apply_updates(state.params, updates), moments), losses
+        return State(optax.apply_updates(state.params, updates), moments), losses, lengths
 
     return step
 
@@ -124,10 +126,11 @@ class Trainer:
         places = np.arange(rows * length, dtype=np.int32).reshape(rows, length)
         return batch, jax.random.fold_in(self.masks, number), places
 
-    def step(self, *data: Any) -> np.ndarray:
-        """Learn from a batch; the loss of each of its tokens."""
-        self.state, losses = self._step(self.state, *map(self.placed, data, OF_DATA))
-        return np.asarray(losses, np.float64)
+    def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Learn from a batch: the loss of each of its tokens, the length of each gradient."""
+        self.state, *made = self._step(self.state, *map(self.placed, data, OF_DATA))
+        losses, lengths = (np.asarray(x, np.float64) for x in made)
+        return losses, lengths
 
     def losses(self, batch: np.ndarray) -> np.ndarray:
         """Of each token, without dropout."""
