@@ -9,7 +9,7 @@ that of one device has been:
   errors of n roundings grow as a random walk (Higham and Mary, "A new approach to probabilistic
   rounding error analysis", 2019);
 - and by 2, for both are chance: measured, losses are as far off as on one device to within a
-  third, and gradients to within a factor of 2.
+  third, and gradients to within a factor of 2.2.
 
 What is wrong, be it a sum over the wrong axis or one other mask, is off by thousands of that.
 The lengths of the gradients are held to the same: to a gradient that is a multiple of the right

@@ -82,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if saved is None:
             raise SystemExit("--resume: from where? Say --checkpoint DIR")
         first, trainer.state = saved.restore(args.resume, trainer.state)
+    if first >= args.steps:
+        raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
     ranks = max(args.data * args.fsdp, args.model)
     check = Check(config, trainer.state, optimizer, ranks) if args.check else None
 
