@@ -1,7 +1,17 @@
 """The layers on one device, from whole weights, as their papers have them; in NumPy's words."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+
+class Weights(NamedTuple):
+    """Parameters that are attributes, as in a module of Equinox."""
+
+    up: np.ndarray
+    down: np.ndarray
 
 
 def linear(params, x):

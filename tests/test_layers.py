@@ -7,7 +7,6 @@ of the largest element of a result, times 32 for what exponentials and quotients
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import chex
 import jax
@@ -175,16 +174,11 @@ def test_layers_and_gradients_equal_those_of_one_device(name, sequence_parallel,
         close(ours(params, *data), theirs(params, *data), terms=BATCH * sizes(n)["s"] * D * 8)
 
 
-class Weights(NamedTuple):
-    """Parameters that are attributes, as in a module of Equinox."""
-
-    up: np.ndarray
-    down: np.ndarray
-
-
 def small(n=2):
     rng = np.random.default_rng(2)
-    params = Weights(rng.standard_normal((D, 4 * n)) / 3, rng.standard_normal((4 * n, D)) / 3)
+    params = reference.Weights(
+        rng.standard_normal((D, 4 * n)) / 3, rng.standard_normal((4 * n, D)) / 3
+    )
     return params, rng.standard_normal((3, 2 * n, D))
 
 
@@ -228,36 +222,6 @@ def test_layers_under_transformations(sequence_parallel):
             return jax.jit(jax.grad(along))
 
         close(curvature(mapped(layer, params))(params), curvature(plain)(params), terms=10_000)
-
-
-def test_specs_go_by_the_last_name_that_is_known():
-    block = {
-        "attention": {
-            "query": {"kernel": np.ones((8, 4, 2)), "bias": np.ones((4, 2))},
-            "out": {"kernel": np.ones((4, 2, 8)), "bias": np.ones(8)},
-        },
-        "mlp": Weights(np.ones((8, 6)), np.ones((6, 8))),
-        "norm": {"scale": np.ones(8)},
-    }
-    specs = {
-        "attention": {
-            "query": {"kernel": P(None, "z", None), "bias": P("z", None)},
-            "out": {"kernel": P("z", None, None), "bias": P()},
-        },
-        "mlp": Weights(P(None, "z"), P("z", None)),
-        "norm": {"scale": P()},
-    }
-    assert tp.partition_specs(block, "z") == specs
-    stacked = jax.tree.map(lambda leaf: np.ones((3, *leaf.shape)), block)
-    whole = (P(), P(None))
-    after = jax.tree.map(lambda spec: P(None, *spec) if spec not in whole else P(), specs)
-    assert tp.partition_specs(stacked, "z") == after
-    own = {"in_projection": np.ones((4, 8)), "out_projection": {"bias": np.ones(4)}}
-    how = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}
-    assert tp.partition_specs(own, ("y", "z"), **how) == {
-        "in_projection": P(None, ("y", "z")),
-        "out_projection": {"bias": P()},
-    }
 
 
 def test_attention_is_that_of_jax_and_takes_positions():

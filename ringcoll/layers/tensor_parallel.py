@@ -26,6 +26,7 @@ gets is the gradient of the *sum* over the ranks of their losses, so let only on
 or divide; and gradients of what is replicated are then each rank's own share, to be summed.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -81,9 +82,13 @@ def partition_specs(
         ValueError: a leaf has too few dimensions.
     """
     dims = {**columns, **rows}
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    leaves_under = Counter(path[:i] for path in paths for i in range(len(path)))
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         names = [keystr((key,), simple=True) for key in path]
+        if len(names) > 1 and names[-1] == "value" and leaves_under[path[:-1]] == 1:
+            names.pop()  # of a Flax variable, which has nothing else; of attention it is a layer
         known = next((name for name in reversed(names) if name in dims), None)
         if known is None or (known in rows and names[-1] == "bias"):
             return PartitionSpec()

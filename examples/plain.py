@@ -1,0 +1,62 @@
+"""The transformer of `examples.transformer`, on one device and with nothing but `jax.numpy`."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from examples.transformer import Config, Params, dropout
+
+
+def widened(x: Array) -> Array:
+    """In float32, or wider if it is: norms, angles and softmaxes are, in the layers as well."""
+    return x.astype(jnp.promote_types(x.dtype, "float32"))
+
+
+def rms_norm(params: Params, x: Array) -> Array:
+    """x over the root of the mean of its squares, times scale."""
+    wide = widened(x)
+    root = jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)
+    return (wide / root * widened(params["scale"])).astype(x.dtype)
+
+
+def turned(x: Array) -> Array:
+    """Rotary positions: every pair (i, i + k/2) of x: [b, s, h, k], by its angle."""
+    half = x.shape[-1] // 2
+    first, second = jnp.split(widened(x), 2, -1)
+    angles = jnp.outer(jnp.arange(x.shape[1]), 1e4 ** -(jnp.arange(half) / half))
+    sin, cos = (f(angles).astype(first.dtype)[:, None] for f in (jnp.sin, jnp.cos))
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, -1).astype(x.dtype)
+
+
+def attention(params: Params, x: Array) -> Array:
+    """Of every position to itself and to those before it."""
+    query, key, value = (
+        jnp.einsum("bsd,dhk->bshk", x, params[name]) for name in ("query", "key", "value")
+    )
+    scores = widened(jnp.einsum("bqhk,bshk->bhqs", turned(query), turned(key)))
+    past = jnp.tri(x.shape[1], dtype=bool)
+    scores = jnp.where(past, scores / query.shape[-1] ** 0.5, -jnp.inf)
+    mixed = jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores).astype(x.dtype), value)
+    return jnp.einsum("bqhk,hkd->bqd", mixed, params["out"])
+
+
+def gated_mlp(params: Params, x: Array) -> Array:
+    """silu(x gate) * (x up), down."""
+    return (jax.nn.silu(x @ params["gate"]) * (x @ params["up"])) @ params["down"]
+
+
+def losses(config: Config, params: Params, batch: Array, key: Array, places: Array) -> Array:
+    """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`."""
+    params = jax.tree.map(lambda p: p.astype(config.dtype), params)
+    tokens, labels = batch[:, :-1], batch[:, 1:]
+    x = dropout(params["embed"]["embedding"][tokens], key, places, 0, config.dropout)
+    for i, layer_key in enumerate(jax.random.split(key, config.layers)):
+        block = jax.tree.map(lambda p: p[i], params["blocks"])  # noqa: B023
+        y = attention(block["attention"], rms_norm(block["norm_1"], x))
+        x = x + dropout(y, layer_key, places, 1, config.dropout)
+        y = gated_mlp(block["mlp"], rms_norm(block["norm_2"], x))
+        x = x + dropout(y, layer_key, places, 2, config.dropout)
+    logits = rms_norm(params["norm"], x) @ params["unembed"]["unembedding"]
+    logs = jax.nn.log_softmax(widened(logits))
+    return -jnp.take_along_axis(logs, labels[..., None], -1)[..., 0]

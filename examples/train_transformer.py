@@ -1,0 +1,140 @@
+"""Train a small language model on the sources of Python's standard library.
+
+    python -m examples.train_transformer
+    python -m examples.train_transformer --data 1 --fsdp 4 --model 2 --dtype bfloat16
+    python -m examples.train_transformer --steps 100 --algorithm bidirectional_ring --check
+    python -m examples.train_transformer --checkpoint results/saved
+    python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
+
+The model is in `transformer.py`, what trains it in `training.py`; `check.py` and `plain.py` hold
+it against the same model on one device.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import report
+from examples import curve, text, training
+from examples.check import Check
+from examples.transformer import Config
+from examples.writing import write
+
+
+def flags(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.train_transformer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def add(name: str, default: Any, help: str, **how: Any) -> None:
+        how = {"type": type(default), "metavar": "N", **how}
+        parser.add_argument(name, default=default, help=f"{help} ({default})", **how)
+
+    add("--data", 2, "ranks with all parameters")
+    add("--fsdp", 2, "ranks that share them, and gather them where they are used")
+    add("--model", 2, "ranks that share heads, features, the vocabulary and the sequence")
+    add("--layers", 4, "blocks")
+    add("--width", 144, "of an activation")
+    add("--heads", 6, "of attention")
+    add("--features", 384, "of the MLP")
+    add("--sequence", 192, "tokens of a row")
+    add("--batch", 12, "rows")
+    add("--steps", 600, "until it has learned")
+    add("--rate", 3e-3, "of AdamW")
+    add("--dropout", 0.1, "of what a layer adds")
+    add("--seed", 0, "of weights, batches and dropout")
+    add("--dtype", "float32", "of activations and of what travels", choices=["float32", "bfloat16"])
+    add("--algorithm", "auto", "of all collectives and matmuls", metavar="NAME")
+    add("--output", Path("results/transformer"), "where the curve goes", metavar="DIR")
+    add("--save-every", 200, "steps")
+    no = parser.add_argument
+    no("--checkpoint", type=Path, metavar="DIR", help="where states are saved, and looked for")
+    how = "from a state (the last); later ones are deleted"
+    no("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
+    no("--check", action="store_true", help="against the same run on one device; 1 if it differs")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit status is 1 if --check found a difference."""
+    args = flags(argv)
+    mesh = training.make_mesh(args.data, args.fsdp, args.model)
+    sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
+    how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm")}
+    config = Config(text.VOCABULARY, **sizes, **how)
+    optimizer = training.adamw(args.rate, args.steps)
+    trainer = training.Trainer(config, mesh, optimizer, args.seed)
+
+    saved, first = None, 0
+    if args.checkpoint:
+        saved = training.Checkpoints(args.checkpoint, args.save_every)
+    if args.resume is not None:
+        if saved is None:
+            raise SystemExit("--resume: from where? Say --checkpoint DIR")
+        first, trainer.state = saved.restore(args.resume, trainer.state)
+    if first >= args.steps:
+        raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
+    ranks = max(args.data * args.fsdp, args.model)
+    check = Check(config, trainer.state, optimizer, ranks) if args.check else None
+
+    size = sum(x.size for x in jax.tree.leaves(trainer.state.params))
+    report.console().print(f"{size:,} parameters over {dict(mesh.shape)}, from step {first}")
+    learned, tested = learn(args, trainer, first, saved, check)
+    args.output.mkdir(parents=True, exist_ok=True)
+    title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
+    curve.draw(args.output / "loss.png", title, learned, tested)
+    found = {"losses": learned, "held_out": tested, "check": check.rows if check else None}
+    (args.output / "losses.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    report.console().print(f"{args.output / 'loss.png'}, {args.output / 'losses.json'}\n")
+    for page in write(config, trainer, args.sequence, args.seed)[:2]:
+        report.console().print(page, "\n", markup=False)
+    return check.verdict() if check else 0
+
+
+def learn(
+    args: argparse.Namespace,
+    trainer: training.Trainer,
+    first: int,
+    saved: training.Checkpoints | None,
+    check: Check | None,
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The losses by step: of the batch, and now and then of what is held out."""
+    seen, held_out = text.read()
+    batch = partial(text.batch, rows=args.batch, length=args.sequence + 1, seed=args.seed)
+    learned: dict[int, float] = {}
+    tested: dict[int, float] = {}
+    said, steps = "", range(first, args.steps)
+
+    def say(_: int) -> str:
+        return said
+
+    for i in report.progress(steps, len(steps), "train", say):
+        clock = time.perf_counter()
+        data = trainer.data(i, batch(seen, step=i))
+        losses, lengths = trainer.step(*data)
+        learned[i] = float(losses.mean())
+        rate = losses.size / (time.perf_counter() - clock)
+        said = f"loss {learned[i]:.3f}, {rate:,.0f} tokens/s"
+        is_last = i + 1 == args.steps
+        if check:
+            check(i, losses, lengths, *data)
+        if saved:
+            saved.save(i + 1, trainer.state, is_last)
+        if is_last or not (i + 1) % max(1, args.steps // 10):
+            tested[i] = float(trainer.losses(batch(held_out, step=0)).mean())
+            report.console().print(f"step {i + 1}: {said}, held out {tested[i]:.3f}")
+    return learned, tested
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""A training step over a mesh, what it starts from, and checkpoints that fit any mesh."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples import transformer
+from examples.transformer import AXES, BATCH, MODEL, Config, Params
+from ringcoll import lax
+from ringcoll.layers import fsdp
+
+
+class State(NamedTuple):
+    """What a step changes."""
+
+    params: Params
+    moments: optax.OptState
+
+
+#: What a step is fed with: batch: [b, s+1], the key of its dropout, the places of tokens: [b, s].
+Data = tuple[Any, Array, Any]
+OF_DATA = P(BATCH), P(), P(BATCH, MODEL)
+#: (parameters, *data) -> gradient of the mean, losses: [b, s]
+Gradient = Callable[..., tuple[Params, Array]]
+#: (state, *data) -> state, losses: [b, s], the length of the gradient of each parameter
+Step = Callable[..., tuple[State, Array, Array]]
+
+
+def make_mesh(*sizes: int) -> Mesh:
+    """Of devices that are there; of virtual CPU devices, if more are wanted.
+
+    Its axes are explicit, as JAX makes them: how an array is sharded is part of its type, so
+    that what is made of parameters under `jax.jit`, as the moments of Adam, is sharded as they.
+    """
+    wanted = int(np.prod(sizes))
+    jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
+    devices = jax.devices()
+    if len(devices) < wanted:
+        devices = jax.devices("cpu")
+        jax.config.update("jax_default_device", devices[0])
+    return jax.make_mesh(sizes, AXES, devices=devices[:wanted])
+
+
+def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
+    """The gradient over the mesh, sharded as the parameters are, and the losses as the batch."""
+
+    def per_rank(params: Params, *data: Array) -> tuple[Params, Array]:
+        def mean(params: Params) -> tuple[Array, Array]:
+            losses = transformer.losses(config, specs, params, *data)  # of a rank's rows
+            return lax.pmean(losses.mean(), BATCH), losses
+
+        return jax.grad(mean, has_aux=True)(params)
+
+    return jax.shard_map(
+        per_rank, mesh=mesh, in_specs=(specs, *OF_DATA), out_specs=(specs, P(BATCH))
+    )
+
+
+def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Step:
+    """The optimizer sees whole arrays, wherever their parts are: it knows of no mesh."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: State, *data: Array) -> tuple[State, Array, Array]:
+        grads, losses = gradient(state.params, *data)
+        lengths = jnp.stack([jnp.sqrt(jnp.sum(g * g)) for g in jax.tree.leaves(grads)])
+        updates, moments = optimizer.update(grads, state.moments, state.params)
+        return State(optax.apply_updates(state.params, updates), moments), losses, lengths
+
+    return step
+
+
+def adamw(rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW with a warm-up, down to a tenth of its rate; gradients no longer than 1."""
+    schedule = optax.warmup_cosine_decay_schedule(0, rate, steps // 20 + 1, steps + 1, rate / 10)
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1)
+    )
+
+
+def start(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
+    """The first state, each moment where its parameter is.
+
+    Raises:
+        RuntimeError: one is somewhere else.
+    """
+    with jax.set_mesh(mesh):  # of which zeros, made from nothing, would not know
+        moments = jax.jit(optimizer.init)(params)
+
+    def check(moment: Array, param: Array) -> None:
+        if not moment.sharding.is_equivalent_to(param.sharding, param.ndim):
+            raise RuntimeError(f"a moment is {moment.sharding}, its parameter {param.sharding}")
+
+    optax.tree.map_params(optimizer, check, moments, params)
+    return State(params, moments)
+
+
+class Trainer:
+    """A model over a mesh, which learns."""
+
+    def __init__(
+        self, config: Config, mesh: Mesh, optimizer: optax.GradientTransformation, seed: int
+    ) -> None:
+        weights, self.masks = jax.random.split(jax.random.key(seed))
+        params = jax.jit(transformer.init, static_argnums=0)(config, weights)
+        self.mesh, self.specs = mesh, transformer.specs(params, mesh)
+        self.state = start(fsdp.shard(params, self.specs, mesh), optimizer, mesh)
+        self._step = make_step(sharded_gradient(config, self.specs, mesh), optimizer)
+        losses = partial(transformer.losses, config, self.specs)
+        self._losses = jax.jit(
+            jax.shard_map(losses, mesh=mesh, in_specs=(self.specs, P(BATCH)), out_specs=P(BATCH))
+        )
+
+    def data(self, number: int, batch: np.ndarray) -> Data:
+        """Of a step: all that it depends on, and nothing of it on the mesh."""
+        rows, length = batch.shape[0], batch.shape[1] - 1
+        places = np.arange(rows * length, dtype=np.int32).reshape(rows, length)
+        return batch, jax.random.fold_in(self.masks, number), places
+
+    def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Learn from a batch: the loss of each of its tokens, the length of each gradient."""
+        self.state, *made = self._step(self.state, *map(self.placed, data, OF_DATA))
+        losses, lengths = (np.asarray(x, np.float64) for x in made)
+        return losses, lengths
+
+    def losses(self, batch: np.ndarray) -> np.ndarray:
+        """Of each token, without dropout."""
+        losses = self._losses(self.state.params, self.placed(batch, P(BATCH)))
+        return np.asarray(losses, np.float64)
+
+    def placed(self, x: Any, spec: P) -> Array:
+        """On the mesh."""
+        return jax.device_put(x, NamedSharding(self.mesh, spec))
+
+
+class Checkpoints:
+    """States in a folder, by the number of their step: the last three of those asked for.
+
+    Nothing in one depends on the mesh that wrote it: weights are in the ordinary layout, and a
+    moment is as its weight.
+    """
+
+    def __init__(self, folder: Path, every: int) -> None:
+        options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=3)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def save(self, number: int, state: State, is_last: bool) -> None:
+        """If it is time to."""
+        if self._manager.save(number, args=ocp.args.StandardSave(state), force=is_last):
+            self._manager.wait_until_finished()  # the next step overwrites the state
+
+    def restore(self, number: int, like: State) -> tuple[int, State]:
+        """The state after so many steps, or the last: each device reads its part of `like`.
+
+        What was saved later is deleted: from here on it is another run.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        known = self._manager.all_steps()
+        number = max(known, default=0) if number < 0 else number
+        if number not in known:
+            raise FileNotFoundError(f"no state of step {number}; there are {sorted(known)}")
+        for later in known:
+            if later > number:
+                self._manager.delete(later)
+        return number, self._manager.restore(number, args=ocp.args.StandardRestore(like))

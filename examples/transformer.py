@@ -1,0 +1,126 @@
+"""A decoder-only transformer of `ringcoll.layers`: what a rank does with its shards.
+
+Over three axes: DATA (the parameters are the same), FSDP (each rank keeps a part of them, and has
+them whole where they are used) and MODEL (each rank computes with its part of them). The batch
+is sharded over the first two, and the sequence, between the layers, over the third.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from ringcoll.layers import fsdp
+from ringcoll.layers import tensor_parallel as tp
+
+DATA, FSDP, MODEL = AXES = "data", "fsdp", "model"
+BATCH = DATA, FSDP  # the axes along which ranks have other rows of the batch
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a model, and how it is computed."""
+
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    features: int
+    dropout: float
+    dtype: str
+    algorithm: str = "auto"
+
+
+def init(config: Config, key: Array) -> Params:
+    """Its parameters in float32; those of all blocks stacked along a first dimension."""
+    n, d, h, f = config.layers, config.width, config.heads, config.features
+    keys = (jax.random.fold_in(key, i) for i in count())
+
+    def normal(*shape: int, of: int) -> Array:
+        return jax.random.normal(next(keys), shape) * of**-0.5
+
+    attention = {name: normal(n, d, h, d // h, of=d) for name in ("query", "key", "value")}
+    attention["out"] = normal(n, h, d // h, d, of=2 * n * d)  # so that n blocks add up to one
+    mlp = {name: normal(n, d, f, of=d) for name in ("gate", "up")}
+    mlp["down"] = normal(n, f, d, of=2 * n * f)
+    norms = {name: {"scale": jnp.ones((n, d))} for name in ("norm_1", "norm_2")}
+    return {
+        "embed": {"embedding": normal(config.vocabulary, d, of=1)},
+        "blocks": {"attention": attention, "mlp": mlp, **norms},
+        "norm": {"scale": jnp.ones(d)},
+        "unembed": {"unembedding": normal(d, config.vocabulary, of=d * d)},
+    }
+
+
+def specs(params: Params, mesh: Mesh) -> Params:
+    """How they are sharded: by names over MODEL, and what that leaves whole over FSDP."""
+    base = tp.partition_specs(params, MODEL)
+    return {
+        name: fsdp.specs(part, FSDP, mesh=mesh, base=base[name], leading=int(name == "blocks"))
+        for name, part in params.items()
+    }
+
+
+def dropout(x: Array, key: Array | None, places: Array | None, site: int, rate: float) -> Array:
+    """x: [b, s, d] with some zeros, and the rest larger for it; without a key as it is.
+
+    What is dropped follows from the key and from the place of a token in the whole batch:
+    `places: [b, s]` is sharded as x is. So the masks are those of one device, on any mesh, and
+    a run can be checked, and resumed on another mesh. (A key of its own for every rank, by
+    `fold_rng_over_axis`, is as random, but draws other masks for every mesh.)
+    """
+    if key is None or places is None or not rate:
+        return x
+
+    def kept(place: Array) -> Array:
+        mine = jax.random.fold_in(jax.random.fold_in(key, site), place)
+        return jax.random.bernoulli(mine, jnp.float32(1 - rate), x.shape[-1:])
+
+    return jnp.where(jax.vmap(jax.vmap(kept))(places), x / (1 - rate), 0)
+
+
+def logits(
+    config: Config,
+    specs: Params,
+    params: Params,
+    tokens: Array,
+    key: Array | None = None,
+    places: Array | None = None,
+) -> Array:
+    """`tokens: [b, s] -> [b, s, v/n]`: of a rank's rows, and its part of the vocabulary.
+
+    With a key, and the places of the tokens, there is dropout.
+    """
+    how: Any = {"algorithm": config.algorithm}
+    wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": DATA, **how}
+
+    def block(params: Params, x: Array) -> Array:
+        drop = partial(dropout, key=params["key"], places=places, rate=config.dropout)
+        normed = tp.rms_norm(params["norm_1"], x, MODEL)
+        x = x + drop(tp.attention(params["attention"], normed, MODEL, **how), site=1)
+        normed = tp.rms_norm(params["norm_2"], x, MODEL)
+        return x + drop(tp.gated_mlp(params["mlp"], normed, MODEL, **how), site=2)
+
+    ends = {name: part for name, part in params.items() if name != "blocks"}
+    ends = fsdp.gather(ends, {name: specs[name] for name in ends}, FSDP, **wires)
+    keys = None if key is None else jax.random.split(key, config.layers)
+    blocks, keyed = {**params["blocks"], "key": keys}, jax.tree.map(lambda _: P(), {"key": keys})
+
+    x = tp.embed(ends["embed"], tokens, MODEL, **how)  # [b, s/n, d]
+    x = dropout(x, key, places, 0, config.dropout)
+    x = fsdp.scan_layers(block, blocks, x, {**specs["blocks"], **keyed}, FSDP, **wires)
+    x = tp.rms_norm(ends["norm"], x, MODEL)
+    return tp.unembed(ends["unembed"], x, MODEL, **how)
+
+
+def losses(config: Config, specs: Params, params: Params, batch: Array, *drop: Array) -> Array:
+    """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`."""
+    made = logits(config, specs, params, batch[:, :-1], *drop)
+    return tp.cross_entropy(made, batch[:, 1:], MODEL, algorithm=config.algorithm)

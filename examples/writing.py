@@ -1,0 +1,50 @@
+"""What a model writes, sampled over the mesh that it was trained on."""
+
+from functools import partial
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from examples import text, transformer
+from examples.training import Trainer
+from examples.transformer import BATCH, MODEL, Config, Params
+from ringcoll import lax
+from ringcoll.layers import fold_rng_over_axis
+
+PROMPT = b"def "
+TEMPERATURE = 0.7
+
+
+def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]:
+    """A text by every rank of BATCH."""
+    rows = trainer.mesh.shape["data"] * trainer.mesh.shape["fsdp"]
+    tokens = np.zeros((rows, length), np.int32)
+    tokens[:, : len(PROMPT)] = list(PROMPT)
+    written = jax.jit(
+        jax.shard_map(
+            partial(_write, config, trainer.specs),
+            mesh=trainer.mesh,
+            in_specs=(trainer.specs, P(BATCH), P()),
+            out_specs=P(BATCH),
+        )
+    )
+    key = trainer.placed(jax.random.key(seed), P())
+    made = written(trainer.state.params, trainer.placed(tokens, P(BATCH)), key)
+    return [text.written(row) for row in np.asarray(made)]
+
+
+def _write(config: Config, specs: Params, params: Params, tokens: Array, key: Array) -> Array:
+    """`tokens: [b, s] -> [b, s]`, those after the prompt drawn one by one."""
+    # Each rank of BATCH writes a text of its own; those along MODEL must choose the same tokens.
+    mine = fold_rng_over_axis(key, BATCH)
+
+    def draw(i: Array, tokens: Array) -> Array:
+        scores = transformer.logits(config, specs, params, tokens)[:, i - 1]  # [b, v/n]
+        scores = lax.all_gather(scores, MODEL, axis=-1, tiled=True, to="invarying")
+        scores = scores[:, : text.BYTES].astype("float32") / TEMPERATURE
+        drawn = jax.random.categorical(jax.random.fold_in(mine, i), scores)
+        return tokens.at[:, i].set(drawn.astype(tokens.dtype))
+
+    return jax.lax.fori_loop(len(PROMPT), tokens.shape[1], draw, tokens)

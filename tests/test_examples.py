@@ -1,0 +1,58 @@
+"""The examples do what they claim, over several meshes; each in a process of its own.
+
+They claim it by their exit status: what is compared, and how far off it may be, is theirs.
+"""
+
+import json
+import os
+from importlib.util import find_spec
+
+import pytest
+from support import python
+
+MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
+)
+#: Of a size of which FSDP still shards the weights, and 2 and 3 ranks the heads.
+TINY = "--layers 2 --width 72 --heads 6 --features 144 --sequence 48 --batch 12 --save-every 3"
+
+
+@pytest.fixture(autouse=True)
+def _unoptimised(monkeypatch):
+    """What runs for a moment is compiled in a third of the time without LLVM's optimisations."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+
+
+def train(folder, flags):
+    """Train a few steps, checked; the losses by step, and what --check allowed."""
+    arguments = f"--check --output {folder} --checkpoint {folder / 'saved'} {TINY} {flags}".split()
+    done = python("-W", "error", "-m", "examples.train_transformer", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
+    return found["losses"], {str(row["step"]): row["losses_allowed"] for row in found["check"]}
+
+
+def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
+    whole, allowed = train(tmp_path, "--steps 6")
+    assert list(whole) == list(allowed) == list("012345")
+    resumed, then_allowed = train(
+        tmp_path,
+        "--steps 6 --resume 3 --data 2 --fsdp 1 --model 3 --algorithm bidirectional_ring",
+    )
+    assert list(resumed) == list(then_allowed) == list("345")
+    for step, loss in resumed.items():  # either may be so far from the exact one
+        assert abs(loss - whole[step]) <= allowed[step] + then_allowed[step]
+
+
+def test_narrow_training_rounds_no_more_than_on_one_device(tmp_path):
+    train(tmp_path, "--steps 6 --data 1 --model 3 --algorithm ring --dtype bfloat16")
+
+
+@pytest.mark.parametrize("name", ["flax_block", "equinox_block"])
+def test_blocks_are_those_of_one_device(name):
+    done = python("-W", "error", "-m", f"examples.{name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gradients as on one device" in done.stdout

@@ -1,0 +1,92 @@
+"""Programs of sharded parameters: what is sent in which dtype, what is kept, how they grow."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+from test_fsdp import POLICIES
+
+from ringcoll.layers import fsdp
+
+
+def test_dtypes_of_the_wire():
+    """Parameters in float32, on the wire in bfloat16, summed in float32."""
+    mesh, spec = make_mesh(4), {"w": P("x", None), "b": P()}
+    params = {"w": jnp.ones((8, 4), jnp.float32), "b": jnp.ones((4,), jnp.float32)}
+    params["w"] = params["w"] * 257.0  # not a bfloat16
+
+    def loss(params, reduce_dtype):
+        how = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
+        whole = fsdp.gather(params, spec, "x", **how)
+        assert whole["w"].dtype == whole["b"].dtype == jnp.bfloat16
+        return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(whole)), "x")
+
+    def program(reduce_dtype):
+        return jax.shard_map(
+            jax.value_and_grad(partial(loss, reduce_dtype=reduce_dtype)),
+            mesh=mesh,
+            in_specs=(spec,),
+            out_specs=(P(), spec),
+        )
+
+    value, grads = jax.jit(program(jnp.float32))(params)
+    assert value == 4 * (256 * 32 + 4)
+    assert grads["w"].dtype == grads["b"].dtype == jnp.float32
+    for reduce_dtype, sums in ((jnp.float32, {"f32"}), (None, {"bf16"})):
+        text = str(jax.make_jaxpr(program(reduce_dtype))(params))
+        sent = {
+            line.split(":")[1].split("[")[0] for line in text.splitlines() if "_scatter" in line
+        }
+        assert sent == sums, text
+        assert "bf16[8,4]{V:x} = ringcoll_all_gather" in text
+
+
+def trained(policy, length, width=64, **how):
+    """The gradient of a scan over square layers on four ranks."""
+    mesh, spec = make_mesh(4), {"w": P(None, None, "x")}
+
+    def layer(p, x):
+        linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
+        y = linear(p["w"], x) if how.get("fused") else x @ p["w"]
+        return jnp.tanh(y)
+
+    def loss(params, x):
+        how_all = {"algorithm": "ring", "policy": policy, **how}
+        y = fsdp.scan_layers(layer, params, x, spec, "x", **how_all)
+        return jax.lax.psum(y.sum(), "x")
+
+    mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec, P("x")), out_specs=spec)
+    operands = (
+        {"w": jax.ShapeDtypeStruct((length, width, width), jnp.float32)},
+        jax.ShapeDtypeStruct((8, width), jnp.float32),
+    )
+    return jax.jit(mapped), operands
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_gathered_is_not_kept(policy, fused):
+    """Of each layer a few x are kept, of [2, 64], and not its parameters, of [64, 64]."""
+
+    def held(length):
+        mapped, operands = trained(POLICIES[policy], length, fused=fused)
+        return mapped.lower(*operands).compile().memory_analysis().temp_size_in_bytes
+
+    a_layer = (held(12) - held(4)) / 8
+    shard = 4 * 64 * 64 / 4
+    assert a_layer < 4 * 8 * 2 * 64 + shard  # the gradient's shards may be copied
+
+
+@pytest.mark.parametrize(("fused", "gathers", "scatters"), [(False, 4, 2), (True, 4, 0)])
+def test_a_loop_of_equal_rounds(fused, gathers, scatters):
+    """Forward a gather before and one within; going back one within, and after it a reduction."""
+    mapped, operands = trained(None, 5, fused=fused)
+    text = str(jax.make_jaxpr(mapped)(*operands))
+    assert text.count("= ringcoll_all_gather[") == gathers
+    assert text.count("= ringcoll_psum_scatter[") == scatters
+    assert text.count("length=5") == 2
+    longer, operands = trained(None, 50, fused=fused)
+    assert len(str(jax.make_jaxpr(longer)(*operands)).splitlines()) == len(text.splitlines())
