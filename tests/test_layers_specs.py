@@ -50,7 +50,8 @@ class Variable:
 
 
 def test_the_specs_of_a_variable_are_those_of_its_array():
-    params = {"attention": {"value": np.ones((8, 4, 2))}, "norm": {"scale": np.ones(8)}}
+    heads = np.ones((8, 4, 2))
+    params = {"attention": {"key": heads, "value": heads}, "norm": {"scale": np.ones(8)}}
     specs = tp.partition_specs(params, "z")
     assert specs["attention"]["value"] == P(None, "z", None)
     assert tp.partition_specs(jax.tree.map(Variable, params), "z") == jax.tree.map(Variable, specs)
