@@ -102,14 +102,15 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     """By which algorithm a sum of products is scattered."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
-    sizes = {
-        of: size
-        for term, pair in zip(scatter.terms, pairs, strict=True)
-        for labels, x in zip(term, pair, strict=True)
-        for of, size in zip(labels, x.shape, strict=True)
-    }
-    flops = sum(2 * prod(sizes[of] for of in {*a, *b}) for a, b in scatter.terms)
-    block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
+    flops, block = 0, 0
+    for (a, b), pair in zip(scatter.terms, pairs, strict=True):
+        sizes = {
+            of: size
+            for labels, x in zip((a, b), pair, strict=True)
+            for of, size in zip(labels, x.shape, strict=True)
+        }
+        flops += 2 * prod(sizes.values())
+        block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
     # What came and what was made of it are read, and their sum is written. (Beside it, two links:
     # on most topologies XLA scatters by an all-reduce, which uses more, and sends twice as much.)
     work = Work(flops, 3 * block)

@@ -50,6 +50,15 @@ def test_where_latency_is_longer_than_the_matmul_lax_is_taken():
     assert summed(V5E, 1024, 4096, 4096) == RING
 
 
+def test_every_product_of_a_sum_counts_by_its_own_sizes():
+    """As the gradient by x of a wide and of a narrow product, in either order."""
+    wide, narrow = ((array(1024, k), array(k, 4096)) for k in (4096, 8))
+    sum_of_two = Scatter("m", "mf", (("mk", "kf"),) * 2, TWO_BYTES)
+    assert to_scatter(sum_of_two, [narrow, narrow], 8, V5E) == "lax"
+    assert to_scatter(sum_of_two, [wide, narrow], 8, V5E) == RING
+    assert to_scatter(sum_of_two, [narrow, wide], 8, V5E) == RING
+
+
 def test_where_a_built_in_gather_comes_by_more_links_it_needs_more_work_to_beat_it():
     v5p = DEVICES["v5p"]  # whose corners have three
     assert rows(v5p, 1024, 4096, 512) == ("lax", ())
