@@ -22,23 +22,19 @@ batch is sharded and gradients are summed; the model is over all others.
 """
 
 import argparse
-import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from functools import partial
 from math import prod
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import compiled, options, report
+from benchmarks import beside, compiled, options
 from benchmarks.block import SUMMED, algorithms_of, block
-from benchmarks.measure import Ready, interleave, sharing
-from benchmarks.programs import BUILT_IN, DIRECTIONS, OURS, PLAIN, TUNED, with_gradient
-from benchmarks.row import Quartiles
+from benchmarks.measure import Ready
+from benchmarks.programs import BUILT_IN, DIRECTIONS, OURS, with_gradient
 from ringcoll import overlap
 from ringcoll.overlap import topology as topologies
 from ringcoll.overlap.command import axes
@@ -108,102 +104,32 @@ def _meshes(args: argparse.Namespace, devices: int, of: str) -> list[str]:
     return fitting
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one program took; see `benchmarks.matmul.Found`. `error` is over the largest element."""
-
-    mesh: str
-    direction: str
-    shape: str
-    algorithm: str
-    error: float
-    seconds: Quartiles
-    over_plain: Quartiles
-    temporaries: int | None
-
-
 def _measure(args: argparse.Namespace) -> int:
     """Compare, time, report; 1 if anything was wrong."""
     flat = options.mesh(args)
-    header = options.described(flat)
-    report.print_header(header)
+    algorithms = beside.measured_here(args.algorithm)
     todo = [
-        (mesh, direction, shape)
+        beside.Task(
+            {"mesh": mesh, "direction": direction, "shape": shape},
+            algorithms_of(axes(mesh), algorithms),
+            TOLERANCE,
+            weight=DIRECTIONS.index(direction) + 1,
+        )
         for shape in (args.shape or MEASURED).split(",")
         for mesh in _meshes(args, flat.size, "this machine; choose with -g")
         for direction in args.direction
     ]
-    algorithms = [name for name in args.algorithm if name != PLAIN and not name.endswith(TUNED)]
-    found: list[Found] = []
-    bar = report.progress(
-        sharing(todo, args.budget, lambda one: 1 + (one[1] == "both")),
-        *(len(todo), "blocks", lambda shared: " ".join(shared[0])),
-    )
-    for (mesh, direction, shape), seconds in bar:
-        if not seconds:
-            report.console().print(f"no time within --budget for {mesh} {direction} {shape}")
-            continue
-        sizes = axes(mesh)
-        made = Mesh(flat.devices.reshape(tuple(sizes.values())), tuple(sizes))
-        end = time.perf_counter() + seconds
-        names = (PLAIN, *algorithms_of(sizes, algorithms))
-        ready = {name: _ready(made, direction, shape, name) for name in names}
-        found += _beside_plain((mesh, direction, shape), ready, args.iters, end)
-    _print(found)
-    if args.json:
-        everything = {"measured_on": header, "rows": [asdict(one) for one in found]}
-        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(one.error > TOLERANCE for one in found) else 0
+    title = "A tensor-parallel block against the built-in collectives"
+    return beside.measure_all(args, flat, title, todo, partial(_ready, flat.devices))
 
 
-def _ready(mesh: Mesh, direction: str, shape: str, algorithm: str) -> Ready:
-    function, shapes = block(shape, algorithm, mesh, jnp.float32)
-    leaves, structure = jax.tree.flatten(shapes)
-    rng = np.random.default_rng(0)
-    width = leaves[0].shape[-1]
-    made = [  # after every layer of order one, more or less
-        rng.standard_normal(of.shape, np.float32) / (prod(of.shape) / width if i else 1) ** 0.5
-        for i, of in enumerate(leaves)
-    ]
-    placed = [jax.device_put(x, of.sharding) for x, of in zip(made, leaves, strict=True)]
+def _ready(devices: np.ndarray, mesh: str, direction: str, shape: str, algorithm: str) -> Ready:
+    sizes = axes(mesh)
+    made = Mesh(devices.reshape(tuple(sizes.values())), tuple(sizes))
+    function, (x, weights) = block(shape, algorithm, made, jnp.float32)
     function = with_gradient(function) if direction == "both" else function
-    return Ready.of(function, jax.tree.unflatten(structure, placed))
 
+    def deviation(of: jax.ShapeDtypeStruct) -> float:  # after every layer of order one, roughly
+        return 1 if of is x else (x.shape[-1] / prod(of.shape)) ** 0.5
 
-def _beside_plain(
-    which: tuple[str, str, str], ready: dict[str, Ready], rounds: int, end: float
-) -> list[Found]:
-    """Plain and the algorithms, side by side."""
-    programs = {name: one.program for name, one in ready.items()}
-    results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
-    times = interleave(programs, rounds, end)
-    return [
-        Found(
-            *which,
-            name,
-            max(map(_error, results[name], results[PLAIN])),
-            Quartiles.of(times[name]),
-            Quartiles.of(times[name] / times[PLAIN]),
-            one.temporaries,
-        )
-        for name, one in ready.items()
-    ]
-
-
-def _error(mine: jax.Array, true: jax.Array) -> float:
-    """The largest difference, over the largest element; infinite where one is no number."""
-    error = float(jnp.abs(mine - true).max() / jnp.abs(true).max())
-    return error if np.isfinite(error) else np.inf
-
-
-def _print(found: Sequence[Found]) -> None:
-    heads = ("mesh\n", "direction\n", "shape\n", "algorithm\n")
-    made = report.table(*heads, *report.BESIDE_PLAIN, "error\n", left=4)
-    for one in found:
-        error, of_plain = f"{one.error:.0e}", one.algorithm == PLAIN
-        made.add_row(
-            *(one.mesh, one.direction, one.shape, one.algorithm),
-            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
-            f"[red]{error}[/red]" if one.error > TOLERANCE else error,
-        )
-    report.show("A tensor-parallel block against the built-in collectives", made)
+    return beside.ready(function, (x, weights), deviation)

@@ -80,6 +80,16 @@ def test_what_is_gathered_is_not_kept(policy, fused):
     assert a_layer < 4 * 8 * 2 * 64 + shard  # the gradient's shards may be copied
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_products_that_a_policy_saves_are_not_computed_again(fused):
+    def products(policy):
+        mapped, operands = trained(policy, 4, fused=fused)
+        return str(jax.make_jaxpr(mapped)(*operands)).count("= dot_general[")
+
+    saved = jax.checkpoint_policies.dots_saveable
+    assert products(None) - products(saved) == 1
+
+
 @pytest.mark.parametrize(("fused", "gathers", "scatters"), [(False, 4, 2), (True, 4, 0)])
 def test_a_loop_of_equal_rounds(fused, gathers, scatters):
     """Forward a gather before and one within; going back one within, and after it a reduction."""

@@ -59,6 +59,12 @@ def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
     assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
 
 
+def test_a_matmul_does_not_move_the_buffers_of_what_is_spread_over_it():
+    """It reads two MB and writes one, 300 us; the operand that it hands on is not written."""
+    lines = [line.replace("1000000", "350000") for line in SPREAD]
+    assert us(overlap.report(program(*lines, before=ASYNC), chip=CHIP), "compute") == (350,)
+
+
 def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
     carry = f"(s32[], {SHAPE}, u32[], {SHAPE})"
     loop = f"""%body (c: {carry}) -> {carry} {{

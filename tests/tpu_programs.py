@@ -12,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
+from benchmarks.stack import stack
 from ringcoll import overlap
+from ringcoll.layers import tensor_parallel
 
 TOPOLOGY = "v5e:4x2"
 mesh = overlap.mesh(TOPOLOGY)
@@ -102,9 +104,13 @@ def jitted(f, shapes, sharded, mesh):
 
 
 def reported(f, shapes=SHAPES, sharded=COLUMNS, mesh=mesh):
-    """Its report as plain data, and whether it is overlapped."""
-    f, operands = jitted(f, shapes, sharded, mesh)
-    compiled = f.lower(*operands).compile()
+    """The report of a function, as plain data."""
+    return judged(*jitted(f, shapes, sharded, mesh))
+
+
+def judged(f, operands):
+    """The report of what is jitted already, and whether it is overlapped."""
+    compiled = jax.jit(f).lower(*operands).compile()
     report = overlap.report(compiled)
     try:
         overlap.assert_overlapped(compiled)
@@ -112,6 +118,32 @@ def reported(f, shapes=SHAPES, sharded=COLUMNS, mesh=mesh):
     except AssertionError as error:
         verdict = f"red: {error}"
     return {**report.to_dict(), "verdict": verdict, "text": str(report)}
+
+
+def gated_mlp(algorithm):
+    """One for 8192 tokens, sharded by sequence; forward and backward, and its operands."""
+
+    def operand(shape, spec):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+
+    def call(x, weights):
+        return tensor_parallel.gated_mlp(weights, x, "x", algorithm=algorithm)
+
+    by_sequence, columns, rows = P(None, "x"), P(None, "x"), P("x", None)
+    specs = {"gate": columns, "up": columns, "down": rows}
+    shapes = {"gate": (4096, 14336), "up": (4096, 14336), "down": (14336, 4096)}
+    operands = (
+        operand((1, 8192, 4096), by_sequence),
+        {name: operand(shapes[name], spec) for name, spec in specs.items()},
+    )
+    sharded = {"in_specs": (by_sequence, specs), "out_specs": by_sequence}
+    return with_gradients(jax.shard_map(call, mesh=mesh, **sharded)), operands
+
+
+def stacked(algorithm):
+    """The benchmark's layers, fully sharded: 4096 tokens a chip, products kept."""
+    call, operands = stack("4x4096x2048x8192", "products", algorithm, mesh)
+    return with_gradients(call), operands
 
 
 reports = {
@@ -134,6 +166,9 @@ for algorithm in ("auto", "lax"):
             with_gradients(scatters(**how)), DOWN_SHAPES, (DOWN[0], (P("x", None), *DOWN[0]))
         ),
     }
+    reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
+for algorithm in ("fused", "plain"):
+    reports[f"stack {algorithm}"] = judged(*stacked(algorithm))
 f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
 profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
 reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}

@@ -185,11 +185,11 @@ def linear(
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _multiplied(how: tuple, x: Array, whole: Array, shard: Array) -> Array:
     """x @ whole, of which the gradient goes to the shard."""
-    return x @ whole.astype(x.dtype)
+    return _product(x, whole)
 
 
 def _multiplied_forward(how: tuple, x: Array, whole: Array, shard: Array) -> tuple:
-    return _multiplied(how, x, whole, shard), (x, whole, shard)
+    return _product(x, whole), (x, whole, shard)  # bare, so that a policy knows it as a product
 
 
 def _multiplied_backward(how: tuple, residuals: tuple, ct: Array) -> tuple:
@@ -199,6 +199,10 @@ def _multiplied_backward(how: tuple, residuals: tuple, ct: Array) -> tuple:
     scatter = "f" if dimension == -1 else "k"
     mine = einsum_reduce_scatter("mk,mf->kf", rows, cts, axes, scatter=scatter, **dict(options))
     return ct @ whole.T.astype(ct.dtype), jnp.zeros_like(whole), mine.astype(shard.dtype)
+
+
+def _product(x: Array, whole: Array) -> Array:
+    return x @ whole.astype(x.dtype)
 
 
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)

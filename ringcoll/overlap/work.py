@@ -19,6 +19,11 @@ FREE = frozenset(
 FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
+#: In a fusion, what hands on a buffer as it is, or leaves it to the wire.
+_PASSING = (
+    *("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
+    "collective-permute",
+)
 
 
 def is_free(instruction: Instruction) -> bool:
@@ -83,7 +88,8 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> Counter[int]:
     """The bytes that it reads and writes, by memory space (0 is main memory).
 
-    Of what is only sliced, the slice counts; of what is updated in place, the update.
+    Of what is only sliced, the slice counts; of what is updated in place, the update. What a
+    fusion only passes on, or a transfer that is spread over it, moves by no work of its own.
     """
     moved: Counter[int] = Counter()
     bodies = list(module.called(instruction)) if instruction.opcode == "fusion" else []
@@ -98,6 +104,8 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
     parts = inner.operands(root) if root.opcode == "tuple" else [root]
     for number, shape in enumerate(instruction.shapes):
         part = parts[number] if number < len(parts) else root
+        if part is not root and part.opcode in ("parameter", *_PASSING):
+            continue
         moved[shape.space] += round(_written(inner, part, shape.bytes))
     return moved
 
@@ -122,6 +130,8 @@ def _read(body: Computation, parameter: Instruction, whole: float) -> float:
 
 
 def _read_by(user: Instruction, name: str, whole: float) -> float:
+    if user.opcode in _PASSING:
+        return 0.0
     if user.operands[0] == name:
         if user.opcode in _SLICES:
             return user.bytes

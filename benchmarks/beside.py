@@ -1,0 +1,157 @@
+"""Programs on the devices there are, each beside plain: compared first, then timed in turn."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks import options, report
+from benchmarks.measure import Ready, interleave, sharing
+from benchmarks.programs import PLAIN, TUNED
+from benchmarks.row import Quartiles
+
+#: From what says which program it is, the algorithm among it, to that with its operands in place.
+Make = Callable[..., Ready]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Programs to compare: plain, and others that differ from it in nothing but the algorithm.
+
+    Attributes:
+        which: all but the algorithm: the heads and cells of the first columns.
+        algorithms: those beside plain.
+        tolerance: an error above that is wrong.
+        weight: of the time, how much.
+    """
+
+    which: Mapping[str, str]
+    algorithms: Sequence[str]
+    tolerance: float
+    weight: float = 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one program took.
+
+    Attributes:
+        error: the largest difference to plain, over the largest element of that result.
+        over_plain: seconds over those of plain, within a round.
+        temporaries: bytes; None where the compiler does not say.
+    """
+
+    which: dict[str, str]
+    error: float
+    tolerance: float
+    seconds: Quartiles
+    over_plain: Quartiles
+    temporaries: int | None
+
+    @property
+    def wrong(self) -> bool:
+        return self.error > self.tolerance
+
+
+def measured_here(names: Sequence[str]) -> list[str]:
+    """Those algorithms that are timed beside plain: the compiler's options are for other chips."""
+    return [name for name in names if name != PLAIN and not name.endswith(TUNED)]
+
+
+def measure_all(
+    args: argparse.Namespace, mesh: Mesh, title: str, todo: Sequence[Task], make: Make
+) -> int:
+    """Compare, time, report; 1 if anything was wrong.
+
+    Args:
+        args: with those of `options.add_machine`, and --json.
+        mesh: all devices that are used.
+        title: of the table.
+        todo: what `make` takes by name.
+        make: the program of these, ready to run.
+    """
+    header = options.described(mesh)
+    report.print_header(header)
+    found: list[Found] = []
+    bar = report.progress(
+        sharing(todo, args.budget, lambda task: task.weight),
+        *(len(todo), "programs", lambda shared: " ".join(shared[0].which.values())),
+    )
+    for task, seconds in bar:
+        if seconds:
+            found += _beside_plain(task, make, args.iters, time.perf_counter() + seconds)
+        else:
+            words = " ".join(task.which.values())
+            report.console().print(f"no time within --budget for {words}")
+    _print(title, found)
+    if args.json:
+        rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
+        everything = {"measured_on": header, "rows": rows}
+        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(one.wrong for one in found) else 0
+
+
+def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) -> Ready:
+    """A program, compiled, on random operands.
+
+    Args:
+        function: of the operands.
+        shapes: a `jax.ShapeDtypeStruct` with a sharding for each array.
+        deviation: the standard deviation of the elements of one of them.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(of: Any) -> jax.Array:
+        made = rng.standard_normal(of.shape, np.float32) * deviation(of)
+        return jax.device_put(made.astype(of.dtype), of.sharding)
+
+    return Ready.of(function, jax.tree.map(drawn, shapes))
+
+
+def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Found]:
+    """Plain and the algorithms, side by side."""
+    names = (PLAIN, *task.algorithms)
+    made = {name: make(**task.which, algorithm=name) for name in names}
+    programs = {name: one.program for name, one in made.items()}
+    results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
+    times = interleave(programs, rounds, end)
+    return [
+        Found(
+            {**task.which, "algorithm": name},
+            max(map(_error, results[name], results[PLAIN])),
+            task.tolerance,
+            Quartiles.of(times[name]),
+            Quartiles.of(times[name] / times[PLAIN]),
+            one.temporaries,
+        )
+        for name, one in made.items()
+    ]
+
+
+def _error(mine: jax.Array, true: jax.Array) -> float:
+    """The largest difference, over the largest element; infinite where one is no number."""
+    error = float(jnp.abs(mine - true).max() / jnp.abs(true).max())
+    return error if np.isfinite(error) else np.inf
+
+
+def _print(title: str, found: Sequence[Found]) -> None:
+    if not found:
+        return
+    heads = [f"{head}\n" for head in found[0].which]
+    made = report.table(*heads, *report.BESIDE_PLAIN, "error\n", left=len(heads))
+    for one in found:
+        error, of_plain = f"{one.error:.0e}", one.which["algorithm"] == PLAIN
+        made.add_row(
+            *one.which.values(),
+            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
+            f"[red]{error}[/red]" if one.wrong else error,
+        )
+    report.show(title, made)
