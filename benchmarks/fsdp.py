@@ -11,6 +11,9 @@ chips that need not be there, compute in bfloat16, and `ringcoll.overlap` prices
   .../tuned  with the options of the compiler that were found to matter (compiled only)
   fused      ringcoll.layers.fsdp.scan_layers, its gathers by "auto", with fsdp.linear:
              gradients are reduce-scattered under the products that make them
+  linear     fsdp.linear, of kernels that are sharded by columns, in plain's scan: each multiplies
+             while its kernel arrives; /regather for the gradient too, rather than keep it till
+             then, or by an algorithm
   others     scan_layers with an algorithm of ringcoll.all_gather and ringcoll.psum_scatter
   above      how far the total is above the longer of computing (plain's) and communicating
   built in   the quickest of plain and compiler, tuned or not

@@ -1,8 +1,8 @@
 """A stack of layers, fully sharded, as programs: ours, the built-in forms.
 
 x + down(silu(gate(x)) * up(x)) of layer after layer, under a scan. Parameters are float32 and
-sharded by `fsdp.specs` over the one axis of the mesh, x is by tokens. The layer is the same in
-all programs; what differs is who makes its parameters whole, and when.
+sharded over the one axis of the mesh, x is by tokens. The layer is the same in all programs; what
+differs is who makes its parameters whole, and when.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,20 @@ from ringcoll.layers import fsdp
 
 #: `fsdp.linear` by its own algorithm for the products; the gathers by `scan_layers`.
 FUSED = "fused"
-OURS = ("auto", "ring", "bidirectional_ring", "two_ended", FUSED)
+#: `fsdp.linear` alone: nothing is gathered but under its product. With which options.
+LINEAR: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "linear/regather": {"residuals": "regather"},
+    "linear/two_ended": {"algorithm": "two_ended"},
+}
+OURS = ("auto", "ring", "bidirectional_ring", "two_ended", FUSED, *LINEAR)
 
 #: What of a layer is kept for the gradient, beside its x: the rest is computed again.
 POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_saveable}
 
 Weights = dict[str, Any]
+#: (x, a kernel) -> x @ kernel
+Product = Callable[[Array, Any], Array]
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,9 @@ def stack(
     shapes = {
         name: jax.ShapeDtypeStruct(of, jnp.float32) for name, of in sizes.parameters().items()
     }
-    specs = fsdp.specs(shapes, axis, mesh=mesh, leading=1)
+    columns = dict.fromkeys(shapes, P(None, None, axis))  # by which `linear` does best
+    is_linear = algorithm in LINEAR
+    specs = columns if is_linear else fsdp.specs(shapes, axis, mesh=mesh, leading=1)
 
     def operand(of: tuple[int, ...], dtype: Any, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(of, dtype, sharding=NamedSharding(mesh, spec))
@@ -86,14 +96,15 @@ def stack(
     policy, algorithm = POLICIES[kept], algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
         places = x.sharding, {name: of.sharding for name, of in weights.items()}
-        function = partial(_scanned, partial(_placed, mesh), policy)
+        function = partial(_scanned, jnp.matmul, partial(_placed, mesh), policy)
         # So that gradients are placed as well, by the transposed constraint.
-        return jax.jit(lambda *of: function(*lax.with_sharding_constraint(of, places))), (
-            x,
-            weights,
-        )
+        placed = lambda *of: function(*lax.with_sharding_constraint(of, places))  # noqa: E731
+        return jax.jit(placed), (x, weights)
     if algorithm in BUILT_IN:
-        function = partial(_scanned, partial(_gathered, axis, specs), policy)
+        function = partial(_scanned, jnp.matmul, partial(_gathered, axis, specs), policy)
+    elif is_linear:
+        linear = partial(_linear, axis, **LINEAR[algorithm])
+        function = partial(_scanned, linear, lambda shards: shards, policy)
     else:
         function = partial(_ours, axis, specs, policy, algorithm)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(axis), specs), out_specs=P(axis))
@@ -112,16 +123,22 @@ def _ours(axis: str, specs: Any, policy: Any, algorithm: str, x: Array, weights:
     )
 
 
-def _linear(axis: str, x: Array, kernel: Any) -> Array:
-    return fsdp.linear({"kernel": kernel}, x, axis)
+def _linear(axis: str, x: Array, kernel: Any, **how: Any) -> Array:
+    return fsdp.linear({"kernel": kernel}, x, axis, **how)
 
 
-def _scanned(whole: Callable[[Weights], Weights], policy: Any, x: Array, weights: Weights) -> Array:
-    """The stack as it is without us: each layer gathers its parameters where it is."""
+def _scanned(
+    product: Product,
+    whole: Callable[[Weights], Weights],
+    policy: Any,
+    x: Array,
+    weights: Weights,
+) -> Array:
+    """The stack with nothing ahead of time: each layer gets its parameters where it is."""
 
     def step(x: Array, shards: Weights) -> tuple[Array, None]:
         narrow = {name: shard.astype(x.dtype) for name, shard in shards.items()}
-        return _layer(jnp.matmul, whole(narrow), x), None
+        return _layer(product, whole(narrow), x), None
 
     step = jax.checkpoint(step, policy=policy, prevent_cse=False)
     return lax.scan(step, x, weights)[0]
@@ -142,6 +159,6 @@ def _placed(mesh: Mesh, shards: Weights) -> Weights:
     return lax.with_sharding_constraint(shards, NamedSharding(mesh, P()))
 
 
-def _layer(product: Callable[[Array, Any], Array], weights: Weights, x: Array) -> Array:
+def _layer(product: Product, weights: Weights, x: Array) -> Array:
     gate, up = (product(x, weights[name]) for name in ("gate", "up"))
     return x + product(jax.nn.silu(gate) * up, weights["down"])

@@ -19,21 +19,24 @@ TOLERANCE = fsdp.tolerance(SHAPE, 4)
 
 def test_stacks_are_compared_and_timed(tmp_path, capsys):
     path = tmp_path / "json"
-    chosen = ["--algorithm", "plain/tuned,compiler,auto,two_ended,fused", "-J", str(path)]
+    ours = ["auto", "two_ended", "fused", "linear/regather"]
+    chosen = ["--algorithm", ",".join(["plain/tuned", COMPILER, *ours]), "-J", str(path)]
     assert main([*MEASURED, *chosen]) == 0
     assert "over" in capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
-    names = [PLAIN, COMPILER, "auto", "two_ended", "fused"]
+    names = [PLAIN, COMPILER, *ours]
     assert [row["algorithm"] for row in rows] == [*names, *names]
-    assert [row["kept"] for row in rows] == ["nothing"] * 5 + ["products"] * 5
+    assert [row["kept"] for row in rows] == ["nothing"] * 6 + ["products"] * 6
     assert max(row["error"] for row in rows) < TOLERANCE < 1e-4
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "fused"])
-def test_a_wrong_stack_is_seen(monkeypatch, capsys, algorithm):
-    right = stack.fsdp.scan_layers
-    wrong = lambda *of, **how: right(*of, **how) * 1.001  # noqa: E731
-    monkeypatch.setattr(stack.fsdp, "scan_layers", wrong)
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [("ring", "scan_layers"), ("fused", "scan_layers"), ("linear", "linear")],
+)
+def test_a_wrong_stack_is_seen(monkeypatch, capsys, algorithm, name):
+    right = getattr(stack.fsdp, name)
+    monkeypatch.setattr(stack.fsdp, name, lambda *of, **how: right(*of, **how) * 1.001)
     chosen = ["--kept", "nothing", "--algorithm", f"compiler,{algorithm}"]
     assert main([*MEASURED, *chosen]) == 1
     *_, by_shardings, ours, _, _ = capsys.readouterr().out.split("\n")
