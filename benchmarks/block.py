@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import ringcoll
 from benchmarks.programs import BUILT_IN, COMPILER, TUNED, options_of
 from ringcoll.layers import tensor_parallel as tp
 
@@ -26,7 +27,8 @@ DATA = "data"
 ROTARY_BASE = 500000.0
 
 #: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; else by XLA's.
-SUMMED = ("auto+exchange", "auto+bidirectional_ring")
+BESIDE = "/beside"
+SUMMED = ("auto+exchange", "auto+exchange" + BESIDE)
 
 Linear = Callable[[Array, Array], Array]
 
@@ -90,15 +92,16 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
         places = jax.tree.map(lambda leaf: leaf.sharding, (x, weights))
-        function = partial(_built_in, *_by_shardings(mesh, batch, axes))
+        function = partial(_by_parts, *_by_shardings(mesh, batch, axes))
         # So that gradients are placed as well, by the transposed constraint.
         placed = lambda *of: function(*lax.with_sharding_constraint(of, places))  # noqa: E731
         return jax.jit(placed), (x, weights)
     if algorithm in BUILT_IN:
-        function = partial(_built_in, partial(_gathered, axes), partial(_scattered, axes))
+        function = partial(_by_parts, partial(_gathered, axes), partial(_scattered, axes))
     else:
-        algorithm, _, summing = algorithm.partition("+")
-        function = partial(_ours, axes, summing, options_of(algorithm))
+        name, _, summing = algorithm.removesuffix(BESIDE).partition("+")
+        ours = _ours_beside if algorithm.endswith(BESIDE) else _ours
+        function = partial(ours, axes, summing, options_of(name))
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(x_spec, specs), out_specs=x_spec)
     return mapped, (x, weights)
 
@@ -113,19 +116,60 @@ def _ours(
     return x + tp.gated_mlp(weights["mlp"], tp.rms_norm(weights["mlp_norm"], x, axes), axes, **how)
 
 
-def _built_in(
-    columns: Callable[[Array, Sequence[Array]], list[Array]], rows: Linear, x: Array, weights: Any
+def _ours_beside(
+    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
 ) -> Array:
-    """The block by two functions: into the ranks, and out of them."""
+    """The same, but what is used after the heads are mixed is summed while their gradient is
+    computed, which sends nothing: the wire is free."""
+    late = {"out": weights["attention"]["out"], "mlp": weights["mlp"]}
+    early = {**weights, "mlp": None}
+    early["attention"] = {n: of for n, of in weights["attention"].items() if n != "out"}
+    copied = partial(tp.copied_beside, axis_name=DATA, algorithm=summing)
+
+    def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
+        matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
+        made = ringcoll.all_gather_matmul(x, matrices, axes, **how)
+        shapes = [kernel.shape[1:] for kernel in kernels]
+        return [y.reshape(*y.shape[:-1], *of) for y, of in zip(made, shapes, strict=True)]
+
+    def mix(heads: tuple[Array, ...], weights: Any) -> tuple[Array, Any]:
+        mixed, used = copied(_attend, heads, late)
+        return mixed, {**weights, "attention": {"out": used["out"]}, "mlp": used["mlp"]}
+
+    return _by_parts(
+        *(columns, lambda x, kernel: tp.row_linear(kernel, x, axes, **how)),
+        *(x, tp.copied(early, DATA, algorithm=summing)),
+        norm=partial(tp.rms_norm, axis_name=axes),
+        mix=mix,
+    )
+
+
+def _by_parts(
+    columns: Callable[[Array, Sequence[Array]], list[Array]],
+    rows: Linear,
+    x: Array,
+    weights: Any,
+    norm: Callable[..., Array] = tp.rms_norm,
+    mix: Callable[..., tuple[Array, Any]] = lambda heads, weights: (_attend(*heads), weights),
+) -> Array:
+    """The block by two functions: into the ranks, and out of them.
+
+    `mix` makes of a rank's heads what they attend to, and the weights that are used after it.
+    """
     of = weights["attention"]
-    normed = tp.rms_norm(weights["attention_norm"], x)
+    normed = norm(weights["attention_norm"], x)
     query, key, value = columns(normed, [of[name] for name in ("query", "key", "value")])
     positions = jnp.arange(query.shape[1])
     query, key = (tp.rotary(heads, positions, ROTARY_BASE) for heads in (query, key))
-    x = x + rows(jax.nn.dot_product_attention(query, key, value, is_causal=True), of["out"])
+    mixed, weights = mix((query, key, value), weights)
+    x = x + rows(mixed, weights["attention"]["out"])
     of = weights["mlp"]
-    gate, up = columns(tp.rms_norm(weights["mlp_norm"], x), [of["gate"], of["up"]])
+    gate, up = columns(norm(weights["mlp_norm"], x), [of["gate"], of["up"]])
     return x + rows(jax.nn.silu(gate) * up, of["down"])
+
+
+def _attend(query: Array, key: Array, value: Array) -> Array:
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
 
 def _gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:

@@ -11,7 +11,8 @@ in bfloat16, and their schedules are priced by `ringcoll.overlap`.
   .../tuned  with the options of the compiler that were found to matter (compiled only)
   others     ringcoll.layers.tensor_parallel with an algorithm of ringcoll.all_gather_matmul and
              ringcoll.matmul_reduce_scatter; /regather gathers once more for the gradient
-  auto+...   gradients are summed over data by an algorithm of ringcoll.psum; else by XLA's
+  auto+...   gradients are summed over data by an algorithm of ringcoll.psum, for each half of the
+             block; /beside: what is used after the heads, while these attend; else by XLA's
   above      how far the total is above the longer of computing (plain's) and communicating
   built in   the quickest of plain and compiler, tuned or not
   error      the largest difference to plain, over the largest element of that result

@@ -145,3 +145,30 @@ def test_random_numbers_differ_where_they_should(check_vma):
     np.testing.assert_array_equal(masks("z"), masks("z")[:1].repeat(2, 0))
     assert len(np.unique(masks(("x", "y", "z")).reshape(6, 4), axis=0)) == 6
     assert len(np.unique(masks(()).reshape(6, 4), axis=0)) == 1
+
+
+def test_gradients_are_summed_while_that_of_a_call_is_computed():
+    """Not before its cotangent is there, and not after its gradient is wanted."""
+    mesh = make_mesh(2)
+    x, w = np.arange(8, dtype=np.float32), np.arange(4, dtype=np.float32)
+    taken = np.array([1, 0, 3, 2])  # no float: it has no gradient, and is in nobody's way
+
+    def both(x, w):
+        def loss(x, w):
+            call = lambda x, taken: jnp.sin(x[taken])  # noqa: E731
+            y, beside = tp.copied_beside(call, (x, taken), w, "x", algorithm="ring")
+            return (y * beside).sum()
+
+        return jax.grad(loss, (0, 1))(x, w)
+
+    mapped = jax.shard_map(both, mesh=mesh, in_specs=(P("x"), P()), out_specs=(P("x"), P()))
+    ct_x, ct_w = mapped(x, w)
+    rows = x.reshape(2, 4)
+    # To within the roundings of a sine, a cosine and one product or sum.
+    np.testing.assert_allclose(ct_w, np.sin(rows[:, taken]).sum(0), rtol=0, atol=2**-21)
+    np.testing.assert_allclose(ct_x, (np.cos(rows) * w[taken]).reshape(-1), rtol=0, atol=2**-19)
+    text = str(jax.make_jaxpr(mapped)(x, w))
+    first, last = (find("optimization_barrier") for find in (text.index, text.rindex))
+    # The gradient of the call is one product with a cosine, put where it was taken from.
+    assert first < text.index("ringcoll_psum[") < last
+    assert first < text.index("scatter-add") < last

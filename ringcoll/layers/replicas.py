@@ -1,14 +1,14 @@
 """What is the same on all ranks, and used by each in its own way."""
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.all_reduces import psum
@@ -57,6 +57,43 @@ def copied(
         for i, x in zip(members, made, strict=True):
             leaves[i] = x
     return jax.tree.unflatten(structure, leaves)
+
+
+def copied_beside(
+    call: Callable[..., Pytree],
+    operands: tuple[Pytree, ...],
+    tree: Pytree,
+    axis_name: AxisName,
+    **options: Any,
+) -> tuple[Pytree, Pytree]:
+    """`(call(*operands), copied(tree, ...))`, gradients summed while that of the call is computed.
+
+    For a call that sends nothing itself, as the attention of a rank's own heads, and a tree that
+    is used after it, as the parameters of the MLP: their gradients are there before, and their
+    sum is held back until the wire is free, and must be done before it is needed again.
+
+    Gradient, `axis_name`, `options`: as `copied`. The barriers are on gradients alone.
+    """
+    operands, tree = _tied((operands, tree))
+    return _tied((call(*operands), copied(tree, axis_name, **options)))
+
+
+@jax.custom_vjp
+def _tied(tree: Pytree) -> Pytree:
+    """The tree itself, of which no gradient goes on before all are there."""
+    return tree
+
+
+def _tied_backward(_: None, cts: Pytree) -> tuple[Pytree]:
+    leaves, structure = jax.tree.flatten(cts)
+    floats = [i for i, ct in enumerate(leaves) if ct.dtype != jax.dtypes.float0]
+    tied = lax.optimization_barrier([leaves[i] for i in floats])
+    for i, ct in zip(floats, tied, strict=True):
+        leaves[i] = ct
+    return (jax.tree.unflatten(structure, leaves),)
+
+
+_tied.defvjp(lambda tree: (tree, None), _tied_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -43,6 +43,7 @@ from ringcoll.layers.norms import rms_norm as rms_norm
 from ringcoll.layers.parameters import refusal
 from ringcoll.layers.parameters import shard as shard
 from ringcoll.layers.replicas import copied as copied
+from ringcoll.layers.replicas import copied_beside as copied_beside
 from ringcoll.layers.transformer import attention as attention
 from ringcoll.layers.transformer import gated_mlp as gated_mlp
 from ringcoll.layers.transformer import mlp as mlp
