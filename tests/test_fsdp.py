@@ -242,3 +242,25 @@ def test_a_linear_layer_multiplies_while_its_kernel_arrives(n, dim, check_vma):
         jax.tree.map(np.asarray, with_grad(mapped)(params, x)),
         jax.tree.map(np.asarray, with_grad(plain)(params, x)),
     )
+
+
+def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
+    """Of a replicated x as well; and as exactly as is asked for."""
+    mesh, spec = make_mesh(2), {"kernel": P(None, "x")}
+    params = {"kernel": np.arange(12, dtype=np.float32).reshape(2, 6)}
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+
+    def ours(params, x, fused):
+        params = fsdp.gather(params, spec, "x", fused=True) if fused else params
+        y = fsdp.linear(params, x, "x", precision="highest")
+        return (y * (1 + jax.lax.axis_index("x"))).sum(keepdims=True)
+
+    def program(fused):
+        call = partial(ours, fused=fused)
+        mapped = jax.shard_map(call, mesh=mesh, in_specs=(spec, P()), out_specs=P("x"))
+        return jax.value_and_grad(lambda *of: mapped(*of).sum(), (0, 1))
+
+    assert_same(program(True)(params, x), program(False)(params, x))
+    products = str(jax.make_jaxpr(program(True))(params, x)).split("= dot_general")[1:]
+    assert len(products) == 3
+    assert all("HIGHEST" in words[:400] for words in products)

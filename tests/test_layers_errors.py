@@ -33,6 +33,16 @@ CALLS = {
         "column_linear: x is (2, 3, 8), kernel is (6, 5); the last dimension of x and the first",
     ),
     "a vector": (lambda: tp.column_linear(ones(8), X, "x"), ValueError, "kernel is (8,)"),
+    "a layer of other names": (
+        lambda: tp.column_linear({"weight": ones(8, 5)}, X, "x"),
+        KeyError,
+        "no 'kernel' in the parameters (weight)",
+    ),
+    "an option that is none": (
+        lambda: tp.column_linear(ones(8, 5), X, "x", sequence_parallel=False, algoritm="ring"),
+        TypeError,
+        "algoritm",
+    ),
     "dtypes": (
         lambda: tp.mlp({"up": ones(8, 6, dtype=jnp.bfloat16), "down": ones(6, 8)}, X, "x"),
         TypeError,
@@ -121,8 +131,8 @@ CALLS = {
     ),
     "to gather by no spec": (
         lambda: fsdp.gather({"w": X}, {"w": ("x",)}, "x"),
-        (TypeError, ValueError),
-        "fsdp.gather: ",
+        TypeError,
+        "fsdp.gather: the spec of w is ('x',); pass a jax.sharding.PartitionSpec",
     ),
     "to gather by another tree": (
         lambda: fsdp.gather({"w": X}, {"v": P("x")}, "x"),
@@ -224,7 +234,7 @@ PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
         (
             lambda mesh: fsdp.specs(PARAMS, "model", mesh=mesh),
             ValueError,
-            "fsdp.specs: 'model' is no axis of the mesh; choose from 'x', 'y'",
+            "fsdp.specs: axis_name is 'model', no axis of the mesh; choose from 'x', 'y'",
         ),
         (
             lambda mesh: fsdp.specs(PARAMS["up"], "x", mesh=mesh, base=P(None, "x")),

@@ -11,14 +11,19 @@ travel and compute in bfloat16, and be summed in a dtype of one's choice.
         weights = fsdp.gather(params, specs, "fsdp", dtype=jnp.bfloat16, replicas="data")
         ...
 
-Axes may be many: sharded over one, tensor-parallel over another (`base`), and replicated over a
-third (`replicas`): hosts with a fast network within are gathered inside only, and what crosses
-between them is the gradient of a shard.
+Axes combine. `base` has the specs of tensor parallelism over another axis. `replicas` are axes
+over which ranks hold the same shards: with the devices of a host as `axis_name` this is hybrid
+sharding, whose parameters are gathered within a host, and only gradients of shards cross between
+hosts.
 
 Gathered parameters are kept for the backward pass as any intermediate result is. To gather them
 again, gather inside of what is under `jax.checkpoint`, with a policy that does not save them
-(`jax.checkpoint_policies.dots_saveable` saves products alone); or use `scan_layers`, which has
-them on the wire while another layer computes.
+(`jax.checkpoint_policies.dots_saveable` saves products alone).
+
+For layers one after the other there are three forms, compared in `benchmarks/fsdp.md`: `linear`
+on shards in an ordinary `lax.scan`, which multiplies while the kernel arrives, the quickest where
+kernels are sharded by columns; `scan_layers(fused=True)` with `linear`; and `scan_layers` alone,
+for any layer.
 
 Gradients inside `shard_map` under `check_vma=False`: as said in `ringcoll.layers.tensor_parallel`.
 """
@@ -35,6 +40,7 @@ from ringcoll.layers.gathered import gather as gather
 from ringcoll.layers.gathered import linear as linear
 from ringcoll.layers.parameters import (
     axes_in,
+    check_axes,
     check_specs,
     map_with_specs,
     mesh_or_ambient,
@@ -58,9 +64,8 @@ def specs(
 ) -> Pytree:
     """How parameters are sharded over an axis: a tree of `PartitionSpec`s.
 
-    Of each leaf the largest dimension that divides by the ranks, of equal ones the first; none
-    of a leaf that is small, or of which no dimension divides: that one stays whole on every
-    rank, as its spec shows.
+    Each leaf is sharded along its largest dimension that divides by the ranks, of equal ones the
+    first. A leaf that is small, or of which no dimension divides, stays whole on every rank.
 
     Args:
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
@@ -75,13 +80,9 @@ def specs(
     """
     mesh = mesh_or_ambient("fsdp.specs", mesh)
     axes = axes_of(axis_name)
-    for axis in axes:
-        if axis not in mesh.shape:
-            known = ", ".join(map(repr, mesh.shape))
-            words = f"{axis!r} is no axis of the mesh"
-            raise refusal(ValueError, "fsdp.specs", words, f"choose from {known}")
+    check_axes("fsdp.specs", "axis_name is", axes, mesh.shape)
     ranks = prod(mesh.shape[axis] for axis in axes)
-    entry = axis_name if isinstance(axis_name, str) or len(axes) != 1 else axes[0]
+    entry = axes[0] if len(axes) == 1 else axes
 
     def spec(name: str, leaf: Any, given: PartitionSpec) -> PartitionSpec:
         entries = [*given, *[None] * (len(leaf.shape) - len(given))]
@@ -101,5 +102,5 @@ def specs(
     if base is None:
         base = jax.tree.map(lambda _: PartitionSpec(), params)
     made = map_with_specs("fsdp.specs", spec, params, base)
-    check_specs(params, made, mesh, function="fsdp.specs")
+    check_specs("fsdp.specs", params, made, mesh)
     return made

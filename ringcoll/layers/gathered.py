@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 
 from ringcoll.calls import AxisName, Pytree, axes_of
 from ringcoll.gathers import all_gather, psum_scatter
-from ringcoll.layers.linear import kernel_and_bias, rank_count
-from ringcoll.layers.parameters import axes_in, map_with_specs, refusal
+from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
+from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.manual import varying
 from ringcoll.matmuls import all_gather_matmul, einsum_reduce_scatter
@@ -45,6 +45,10 @@ class Gathered:
     whole: Array
     shard: Array
 
+    @property
+    def dtype(self) -> np.dtype:
+        return self.whole.dtype
+
 
 def gather(
     params: Pytree,
@@ -57,7 +61,7 @@ def gather(
     fused: bool = False,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
-    """Parameters, whole, of their shards; inside `jax.shard_map`.
+    """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
     `w: [d/n, f] -> [d, f]` of each leaf, along the dimension where its spec has `axis_name`.
     Leaves that are whole already are used as they are. Those that are no floats (a random key)
@@ -99,7 +103,8 @@ def gather(
         is_fused = fused and leaf.ndim == 2
         return Gathered(lax.stop_gradient(whole), leaf) if is_fused else whole
 
-    everywhere = (*axes, *axes_of(replicas))  # but where a leaf is sharded, which varies there
+    # Leaves that are sharded over an axis vary over it already: `copied` skips them.
+    everywhere = (*axes, *axes_of(replicas))
     params = copied(params, everywhere, reduce_dtype=reduce_dtype or dtype, algorithm=algorithm)
     return map_with_specs("fsdp.gather", one, params, specs)
 
@@ -110,10 +115,7 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
     found = None
     for dim, entry in enumerate(spec):
         there = axes_in(entry)
-        if unknown := [axis for axis in there if axis not in known]:
-            words = f"{name}: its spec {spec} names {unknown[0]!r}, no axis of the mesh"
-            cure = f"choose from {', '.join(map(repr, known))}"
-            raise refusal(ValueError, "fsdp.gather", words, cure)
+        check_axes("fsdp.gather", f"{name}: its spec {spec} names", there, known)
         if there == axes and axes:
             found = dim
         elif set(there) & set(axes):
@@ -145,15 +147,24 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def linear(
-    params: Any, x: Array, axis_name: AxisName, *, replicas: AxisName = (), **options: Any
+    params: Any,
+    x: Array,
+    axis_name: AxisName,
+    *,
+    replicas: AxisName = (),
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """x @ kernel + bias, multiplied while the kernel arrives.
 
     `x: [..., d], kernel: [d, f/n] or [d/n, f], bias: [f] -> [..., f]`. The kernel travels in the
     dtype of x. By columns results are put side by side, by rows they are added up: columns are
-    the better choice. A kernel that is `Gathered` has arrived already.
+    the better choice.
 
-    Steps and bytes: those of `all_gather_matmul` with `operand=1`, whose options these are.
+    Steps and bytes: those of `all_gather_matmul` with `operand=1`, whose options these are. A
+    kernel that is `Gathered` has arrived already; of it `residuals` has no meaning.
 
     Gradient: of the kernel an `einsum_reduce_scatter`, under its own product; of what is the
     same on all ranks of `axis_name` and `replicas` a `psum`.
@@ -169,40 +180,59 @@ def linear(
         cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2
+    how = {
+        "algorithm": algorithm,
+        "precision": precision,
+        "accumulate_dtype": accumulate_dtype,
+    }
+    axes = axes_of(axis_name)
     if isinstance(kernel, Gathered):
-        how = (axes_of(axis_name), dimension, tuple(sorted(options.items())))
-        axes = tuple(jax.typeof(x).mat.varying)
-        y = _multiplied(how, x, varying(kernel.whole, axes), varying(shard, axes))
+        everywhere = (*axes, *jax.typeof(x).mat.varying)
+        factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
+        y = _multiplied(_Linear(axes, dimension, **how), *factors)
     else:
-        matrix = copied(kernel, replicas).astype(x.dtype)
-        y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **options)
-    if bias is None:
-        return y
-    bias = copied(bias, (*axes_of(axis_name), *axes_of(replicas))).astype(y.dtype)
-    return y + bias.reshape((1,) * (y.ndim - 1) + bias.shape)
+        matrix, how = copied(kernel, replicas).astype(x.dtype), {**how, "residuals": residuals}
+        y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **how)
+    return with_bias(y, copied(bias, (*axes, *axes_of(replicas))))
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """How a kernel that is whole is multiplied, and its gradient reduce-scattered."""
+
+    axes: tuple[Hashable, ...]
+    dimension: int
+    algorithm: Algorithm
+    precision: Any
+    accumulate_dtype: DTypeLike | None
+
+    def product(self, x: Array, w: Array) -> Array:
+        return jnp.matmul(x, w.astype(x.dtype), precision=self.precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(how: tuple, x: Array, whole: Array, shard: Array) -> Array:
+def _multiplied(how: _Linear, x: Array, whole: Array, shard: Array) -> Array:
     """x @ whole, of which the gradient goes to the shard."""
-    return _product(x, whole)
+    return how.product(x, whole)
 
 
-def _multiplied_forward(how: tuple, x: Array, whole: Array, shard: Array) -> tuple:
-    return _product(x, whole), (x, whole, shard)  # bare, so that a policy knows it as a product
+def _multiplied_forward(how: _Linear, x: Array, whole: Array, shard: Array) -> tuple:
+    return how.product(x, whole), (x, whole, shard)  # bare, so that a policy knows it as a product
 
 
-def _multiplied_backward(how: tuple, residuals: tuple, ct: Array) -> tuple:
-    axes, dimension, options = how
+def _multiplied_backward(how: _Linear, residuals: tuple, ct: Array) -> tuple:
     x, whole, shard = residuals
-    rows, cts = x.reshape(-1, x.shape[-1]), ct.reshape(-1, ct.shape[-1])
-    scatter = "f" if dimension == -1 else "k"
-    mine = einsum_reduce_scatter("mk,mf->kf", rows, cts, axes, scatter=scatter, **dict(options))
-    return ct @ whole.T.astype(ct.dtype), jnp.zeros_like(whole), mine.astype(shard.dtype)
-
-
-def _product(x: Array, whole: Array) -> Array:
-    return x @ whole.astype(x.dtype)
+    mine = einsum_reduce_scatter(
+        "mk,mf->kf",
+        x.reshape(-1, x.shape[-1]),
+        ct.reshape(-1, ct.shape[-1]),
+        how.axes,
+        scatter="f" if how.dimension == -1 else "k",
+        algorithm=how.algorithm,
+        precision=how.precision,
+        accumulate_dtype=how.accumulate_dtype,
+    )
+    return how.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)
 
 
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from ringcoll.calls import AxisName, axes_of
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ringcoll.table import Algorithm
 
 
 def column_linear(
@@ -78,8 +80,10 @@ def row_linear(
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, which may be just that, and its bias if it has one."""
-    kernel = field(linear, "kernel", linear)
-    bias = field(linear, "bias", None)
+    is_bare = hasattr(linear, "dtype")
+    kernel = linear if is_bare else field(linear, "kernel")
+    bias = None if is_bare else field(linear, "bias", None)
+    # A tree, for `fsdp.gather` may have made it a `Gathered`.
     return jax.tree.map(jnp.asarray, kernel), None if bias is None else jnp.asarray(bias)
 
 
@@ -90,7 +94,10 @@ def columns(
     axis_name: AxisName,
     *,
     sequence_parallel: bool,
-    **options: Any,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    accumulate_dtype: DTypeLike | None = None,
+    **products: Any,
 ) -> list[Array]:
     """`column_linear` of several, by name, which share a gather of x."""
     named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
@@ -103,20 +110,16 @@ def columns(
     # As matrices, which is what compilers multiply best.
     matrices = [kernel.reshape(kernel.shape[0], -1) for _, kernel, _ in named]
     if sequence_parallel:
-        made = all_gather_matmul(x, matrices, axis_name, **options)
-    else:
-        algorithm = options.pop("algorithm", "auto")
-        for_products = {k: v for k, v in options.items() if k in _OF_PRODUCTS}
+        products |= {"algorithm": algorithm, "residuals": residuals}
+        products |= {"accumulate_dtype": accumulate_dtype}
+        made = all_gather_matmul(x, matrices, axis_name, **products)
+    else:  # nothing is gathered: what is said of that does not apply
         x = copied(x, axis_name, algorithm=algorithm)
-        made = [jnp.matmul(x, matrix, **for_products) for matrix in matrices]
-    results = []
-    for y, (_, kernel, bias) in zip(made, named, strict=True):
-        y = y.reshape(*y.shape[:-1], *kernel.shape[1:])
-        results.append(y if bias is None else y + _cast(bias, y))
-    return results
-
-
-_OF_PRODUCTS = ("precision", "preferred_element_type")
+        made = [jnp.matmul(x, matrix, **products) for matrix in matrices]
+    return [
+        with_bias(y.reshape(*y.shape[:-1], *kernel.shape[1:]), bias)
+        for y, (_, kernel, bias) in zip(made, named, strict=True)
+    ]
 
 
 def rows(
@@ -127,9 +130,10 @@ def rows(
     axis_name: AxisName,
     *,
     sequence_parallel: bool,
+    residuals: str = "save",
     **options: Any,
 ) -> Array:
-    """`row_linear` of a layer by name."""
+    """`row_linear` of a layer by name. (It has no `residuals`: what it keeps is its operands.)"""
     kernel, bias = kernel_and_bias(linear)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
@@ -139,16 +143,13 @@ def rows(
         raise refusal(ValueError, function, words, cure)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
-    options = {k: v for k, v in options.items() if k != "residuals"}  # there is none
     if sequence_parallel:
         check_sequence(function, x.shape[-2], axis_name)
         y = matmul_reduce_scatter(x, matrix, axis_name, **options)
     else:
         y = matmul_all_reduce(x, matrix, axis_name, **options)
-    if bias is None:
-        return y
     sharded = axes_of(axis_name) if sequence_parallel else ()
-    return y + _cast(copied(bias, sharded), y)
+    return with_bias(y, copied(bias, sharded))
 
 
 def check_sequence(function: str, size: int, axis_name: AxisName) -> None:
@@ -164,6 +165,8 @@ def rank_count(axis_name: AxisName) -> int:
     return prod(map(lax.axis_size, axes_of(axis_name)))
 
 
-def _cast(bias: Array, y: Array) -> Array:
-    """A bias for y: of its dtype, and with as many dimensions."""
-    return bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+def with_bias(y: Array, bias: Array | None) -> Array:
+    """y + bias, in the dtype of y."""
+    if bias is None:
+        return y
+    return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)

@@ -16,8 +16,14 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
 
     `x: [..., d], scale: [d] -> [..., d]`, of whatever tokens a rank has: nothing is sent.
 
-    Gradient: of the scale the sum over the ranks of `axis_name` over which x varies, by a
-    `psum`: sharded tokens are all of them normed by the one scale.
+    Args:
+        params: a mapping or an object with what is named above.
+        x: tokens, sharded or replicated.
+        axis_name: the axes that tokens may be sharded over; () for none.
+        epsilon: added to what the root is taken of.
+
+    Gradient: that of the scale, which all tokens share, is summed by a `psum` over those of
+    `axis_name` along which x varies.
 
     Raises:
         KeyError: there is no scale.
@@ -52,7 +58,7 @@ def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: floa
 
 
 def _parameter(function: str, name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
-    """One for each feature, in what is computed in, and of as many dimensions as x."""
+    """A number for each feature, in float32 or wider, with as many dimensions as x."""
     value = jnp.asarray(value)
     if value.shape != x.shape[-1:]:
         words = f"{name} is {value.shape}, x is {x.shape}"

@@ -1,13 +1,13 @@
 """Leaves by name, and trees of specs that fit them; every refusal of a layer."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import keystr, tree_map_with_path
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from ringcoll.calls import Pytree
 
@@ -53,15 +53,26 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
             raise refusal(ValueError, function, words, "make the specs from these parameters")
         return call(name, leaf, spec)
 
+    leaves, structure = tree_flatten_with_path(params)
+    found: list[Any] = []
     try:
-        return tree_map_with_path(one, params, specs)
+        jax.tree.map(lambda _, spec: found.append(spec), params, specs)
     except ValueError as error:
-        if str(error).startswith("ringcoll"):
-            raise
         words = f"the specs do not match the parameters ({error})"
-        raise refusal(
-            ValueError, function, words, "make the specs from these parameters"
-        ) from error
+        cure = "make the specs from these parameters"
+        raise refusal(ValueError, function, words, cure) from error
+    made = [one(path, leaf, spec) for (path, leaf), spec in zip(leaves, found, strict=True)]
+    return jax.tree.unflatten(structure, made)
+
+
+def check_axes(
+    function: str, said: str, axes: Iterable[Hashable], known: Iterable[Hashable]
+) -> None:
+    """Refuse an axis that the mesh has not."""
+    for axis in axes:
+        if axis not in known:
+            cure = f"choose from {', '.join(map(repr, known))}"
+            raise refusal(ValueError, function, f"{said} {axis!r}, no axis of the mesh", cure)
 
 
 def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
@@ -73,34 +84,18 @@ def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | A
 
 
 def check_specs(
-    params: Pytree,
-    specs: Pytree,
-    mesh: Mesh | AbstractMesh | None = None,
-    *,
-    function: str = "check_specs",
+    function: str, params: Pytree, specs: Pytree, mesh: Mesh | AbstractMesh | None
 ) -> None:
     """Refuse specs by which the parameters cannot be sharded over a mesh.
 
-    Args:
-        params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
-        specs: the same of `PartitionSpec`s.
-        mesh: None for that of `jax.set_mesh`.
-        function: who asks, for messages.
-
-    Raises:
-        TypeError: a spec is none.
-        ValueError: the trees differ, a spec names an axis that the mesh has not, or twice, or
-            a dimension does not divide.
+    That is: a spec is none, or the trees differ, or a spec names an axis that the mesh has not,
+    or one twice, or a dimension does not divide.
     """
     sizes = mesh_or_ambient(function, mesh).shape
 
     def check(name: str, leaf: Any, spec: PartitionSpec) -> None:
         named = [axis for entry in spec for axis in axes_in(entry)]
-        for axis in named:
-            if axis not in sizes:
-                known = ", ".join(map(repr, sizes))
-                words = f"{name}: its spec {spec} names {axis!r}, no axis of the mesh"
-                raise refusal(ValueError, function, words, f"choose from {known}")
+        check_axes(function, f"{name}: its spec {spec} names", named, sizes)
         if len(set(named)) < len(named):
             words = f"{name}: its spec {spec} names an axis twice"
             raise refusal(ValueError, function, words, "name each axis once")
@@ -128,9 +123,11 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
         mesh: None for that of `jax.set_mesh`.
 
     Raises:
-        TypeError, ValueError: as `check_specs`.
+        TypeError: a spec is none.
+        ValueError: the trees differ, a spec names an axis that the mesh has not, or one twice, or
+            a dimension does not divide.
     """
-    check_specs(params, specs, mesh, function="shard")
+    check_specs("shard", params, specs, mesh)
     placed = specs if mesh is None else jax.tree.map(lambda s: NamedSharding(mesh, s), specs)
     return jax.device_put(params, placed)
 

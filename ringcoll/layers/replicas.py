@@ -18,7 +18,7 @@ from ringcoll.table import Algorithm
 
 
 @dataclass(frozen=True)
-class How:
+class _How:
     """How gradients are summed: over which axes, in which dtype, by which algorithm."""
 
     axes: tuple[Hashable, ...]
@@ -53,7 +53,7 @@ def copied(
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
     for axes, members in groups.items():
-        made = _copied(How(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
+        made = _copied(_How(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
         for i, x in zip(members, made, strict=True):
             leaves[i] = x
     return jax.tree.unflatten(structure, leaves)
@@ -97,23 +97,18 @@ _tied.defvjp(lambda tree: (tree, None), _tied_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copied(how: How, leaves: list[Array]) -> list[Array]:
+def _copied(how: _How, leaves: list[Array]) -> list[Array]:
     return [varying(x, how.axes) for x in leaves]
 
 
-def _copied_forward(how: How, leaves: list[Array]) -> tuple[list[Array], None]:
+def _copied_forward(how: _How, leaves: list[Array]) -> tuple[list[Array], None]:
     return _copied(how, leaves), None
 
 
-def _copied_backward(how: How, _: None, cts: list[Array]) -> tuple[list[Array]]:
-    return (summed(how, cts),)
+def _copied_backward(how: _How, _: None, cts: list[Array]) -> tuple[list[Array]]:
+    wide = [ct if how.reduce_dtype is None else ct.astype(how.reduce_dtype) for ct in cts]
+    sums = psum(wide, how.axes, algorithm=how.algorithm)
+    return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 
 _copied.defvjp(_copied_forward, _copied_backward)
-
-
-def summed(how: How, cts: list[Array]) -> list[Any]:
-    """The sum over the ranks of each gradient, which keeps its dtype."""
-    wide = [ct if how.reduce_dtype is None else ct.astype(how.reduce_dtype) for ct in cts]
-    sums = psum(wide, how.axes, algorithm=how.algorithm)
-    return [y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)]

@@ -53,13 +53,13 @@ def scan_layers(
             What is no float, as a random key for each layer, passes as it is.
         x: a pytree of arrays.
         specs: of the stacked parameters; the first entry of each is None.
-        policy: what to keep of each layer for the gradient but x and, in no case, gathered
-            parameters: None for nothing (the rest is computed again), or one of
-            `jax.checkpoint_policies`; `everything_saveable` computes nothing again.
+        policy: what to keep of each layer besides its x: None for nothing (it is computed again),
+            or one of `jax.checkpoint_policies`; `everything_saveable` computes nothing again.
+            Gathered parameters are never kept.
         axis_name, dtype, reduce_dtype, replicas, fused, algorithm: as `gather`.
 
-    Steps and bytes: l + 1 gathers of a layer forward; backward l, and l + 1 reduce-scatters: in
-    return for one loop of equal rounds, one gather and one reduce-scatter more than needed.
+    Steps and bytes: forward l + 1 gathers of one layer, backward l and l + 1 reduce-scatters: one
+    more of each than needed, so that all rounds of a loop are equal.
 
     Gradient: as that of the loop above.
 
@@ -110,7 +110,7 @@ class _Scan:
         i = jnp.clip(i, 0, self.length - 1)
         return jax.tree.map(lambda p: lax.dynamic_index_in_dim(p, i, keepdims=False), params)
 
-    def gathering(self, params: Pytree, i: Any) -> tuple[Pytree, Callable]:
+    def gather_with_transpose(self, params: Pytree, i: Any) -> tuple[Pytree, Callable]:
         """The parameters of layer i, whole; and what reduces the gradients of those."""
         shards, join = _split(self.layer(params, i))
 
@@ -118,6 +118,7 @@ class _Scan:
             made = self.gather(join(shards))
             return _split(made)[0], made
 
+        # What is gathered for the transpose alone is not used, and so not sent.
         _, pull_back, made = jax.vjp(whole, shards, has_aux=True)
         return made, lambda cts: pull_back(cts)[0]
 
@@ -144,7 +145,7 @@ def _through(scan: _Scan, params: Pytree, x: Pytree, call: Callable) -> tuple[Py
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Whole:
-    """Stands for a parameter, by number, among what is kept for the gradient."""
+    """Takes the place of a gathered parameter, by its number, among what is kept."""
 
     number: int
 
@@ -153,6 +154,9 @@ def _scanned_forward(scan: _Scan, params: Pytree, x: Pytree) -> tuple[Pytree, An
     def call(whole: Pytree, x: Pytree) -> Any:
         weights, join = _split(whole)
         x, pull_back = jax.vjp(lambda weights, x: scan.block(join(weights), x), weights, x)
+        # What `jax.vjp` returns is a pytree of what it keeps. Whole parameters among that are not
+        # kept, for they are gathered again going back: they are known by identity, as `jax.vjp`
+        # keeps the very arrays that it was given.
         numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(whole))}
         leaves, tree = jax.tree.flatten(pull_back)
         kept = [_Whole(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
@@ -170,11 +174,11 @@ def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, 
         i, pull_back = at
         # The transpose of a gather does not depend on what was gathered: this one's, of layer
         # i - 1, serves layer i + 1. (After the last there is none: zeros, overwritten later.)
-        coming, reduce = scan.gathering(params, i - 1)
+        coming, reduce = scan.gather_with_transpose(params, i - 1)
         grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
-        weights = jax.tree.leaves(whole)
+        arrays = jax.tree.leaves(whole)
         leaves, tree = jax.tree.flatten(pull_back, is_leaf=lambda x: isinstance(x, _Whole))
-        kept = [weights[x.number] if isinstance(x, _Whole) else x for x in leaves]
+        kept = [arrays[x.number] if isinstance(x, _Whole) else x for x in leaves]
         ct_of_this, ct = jax.tree.unflatten(tree, kept)(ct)
         return (coming, ct_of_this, ct, grads), None
 
@@ -183,7 +187,7 @@ def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, 
     start = (whole, nothing, ct, [_zeros(p) for p in shards])
     steps = (jnp.arange(scan.length), kept)
     (_, ct_of_first, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
-    _, reduce = scan.gathering(params, 0)
+    _, reduce = scan.gather_with_transpose(params, 0)
     grads = _placed(grads, reduce(ct_of_first), 0)
     return join(grads, lambda p: np.zeros(p.shape, jax.dtypes.float0)), ct
 

@@ -89,7 +89,8 @@ def partition_specs(
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         names = [keystr((key,), simple=True) for key in path]
         if len(names) > 1 and names[-1] == "value" and leaves_under[path[:-1]] == 1:
-            names.pop()  # of a Flax variable, which has nothing else; of attention it is a layer
+            # The step to a Flax variable's array, alone under it: among others it is a layer.
+            names.pop()
         known = next((name for name in reversed(names) if name in dims), None)
         if known is None or (known in rows and names[-1] == "bias"):
             return PartitionSpec()

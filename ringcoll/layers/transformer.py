@@ -13,6 +13,7 @@ from ringcoll.layers.linear import columns, rows
 from ringcoll.layers.parameters import field, refusal
 
 Activation = Callable[[Array], Array]
+#: (query: [b, s, heads, k]; key, value: [b, s, groups, k]) -> [b, s, heads, k]
 Attend = Callable[[Array, Array, Array], Array]
 
 
@@ -61,9 +62,8 @@ def gated_mlp(
     Source: Shazeer, "GLU variants improve transformer" (2020).
     """
     how = {"sequence_parallel": sequence_parallel, **options}
-    names = ("gate", "up")
-    pair = columns("gated_mlp", [(n, field(params, n)) for n in names], x, axis_name, **how)
-    gate, up = pair
+    linears = [(name, field(params, name)) for name in ("gate", "up")]
+    gate, up = columns("gated_mlp", linears, x, axis_name, **how)
     hidden = activation(gate) * up
     return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, **how)
 
@@ -87,11 +87,12 @@ def attention(
     With `sequence_parallel=False` x and the result are `[b, s, d]` on every rank.
 
     Args:
-        causal: whether a position sees those before it only.
+        causal: whether a position sees only itself and those before it.
         rotary_base: of the wavelengths of `rotary`; None for no positions.
         positions: `[s]` or `[b, s]`, of the whole sequence; None for 0, 1, 2, ...
         attend: (query, key, value) -> the same as query, `[b, s, heads, k]`; None for
-            `jax.nn.dot_product_attention`. It has to do the masking, `causal` is not its.
+            `jax.nn.dot_product_attention`, whose scores are float32, of float64 too. It masks by
+            itself: `causal` is not passed to it.
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
@@ -113,7 +114,7 @@ def attention(
         raise refusal(ValueError, "attention", f"on a rank: {shapes}", cure)
     if rotary_base is not None:
         where = jnp.arange(query.shape[-3]) if positions is None else jnp.asarray(positions)
-        query, key = (rotary(heads, where, rotary_base) for heads in (query, key))
+        query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
     else:
