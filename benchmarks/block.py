@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.programs import BUILT_IN, COMPILER, TUNED, options_of
+from benchmarks.programs import BUILT_IN, COMPILER, TUNED, by_shardings, options_of
 from ringcoll.layers import tensor_parallel as tp
 
 DATA = "data"
@@ -61,10 +61,10 @@ class Shape:
         """The shapes of the weights, by the names that `tensor_parallel` has for them."""
         d, f, k = self.width, self.hidden, self.width // self.heads
         key = (d, self.groups, k)
-        query = {"query": (d, self.heads, k), "out": (self.heads, k, d)}
+        query, out = (d, self.heads, k), (self.heads, k, d)
         return {
             "attention_norm": {"scale": (d,)},
-            "attention": {**query, "key": key, "value": key},
+            "attention": {"query": query, "key": key, "value": key, "out": out},
             "mlp_norm": {"scale": (d,)},
             "mlp": {"gate": (d, f), "up": (d, f), "down": (f, d)},
         }
@@ -91,11 +91,8 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
     x = operand((sizes.batch * mesh.shape.get(DATA, 1), sizes.sequence, sizes.width), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        places = jax.tree.map(lambda leaf: leaf.sharding, (x, weights))
-        function = partial(_by_parts, *_by_shardings(mesh, batch, axes))
-        # So that gradients are placed as well, by the transposed constraint.
-        placed = lambda *of: function(*lax.with_sharding_constraint(of, places))  # noqa: E731
-        return jax.jit(placed), (x, weights)
+        function = partial(_by_parts, *_constrained(mesh, batch, axes))
+        return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
         function = partial(_by_parts, partial(_gathered, axes), partial(_scattered, axes))
     else:
@@ -181,7 +178,7 @@ def _scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
     return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
 
 
-def _by_shardings(
+def _constrained(
     mesh: Mesh, batch: str | None, axes: tuple[str, ...]
 ) -> tuple[Callable[..., list[Array]], Linear]:
     """The same of whole arrays: only where they are is said, and XLA does the rest."""

@@ -54,7 +54,7 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
         report.console().print(f"[red]failed[/red] {line}")
     if args.json:
         rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
-        Path(args.json).write_text(json.dumps(rows, indent=1))
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 1 if failed else 0
 
 

@@ -132,6 +132,12 @@ def tuning(topology: str, algorithm: str) -> dict[str, str]:
     return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
 
 
+def by_shardings(function: Callable, operands: tuple) -> Callable:
+    """Jitted, its operands constrained to their shardings, and gradients by the transpose."""
+    places = jax.tree.map(lambda leaf: leaf.sharding, operands)
+    return jax.jit(lambda *of: function(*lax.with_sharding_constraint(of, places)))
+
+
 def with_gradient(function: Callable, cotangent: Callable = lambda y: y * y) -> Callable:
     """Forward and backward; the cotangent waits for the result, as that of a loss does."""
 

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.programs import BUILT_IN, COMPILER, TUNED
+from benchmarks.programs import BUILT_IN, COMPILER, TUNED, by_shardings
 from ringcoll.layers import fsdp
 
 #: `fsdp.linear` by its own algorithm for the products; the gathers by `scan_layers`.
@@ -95,11 +95,8 @@ def stack(
     x = operand((sizes.tokens * mesh.size, sizes.width), dtype, P(axis))
     policy, algorithm = POLICIES[kept], algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        places = x.sharding, {name: of.sharding for name, of in weights.items()}
         function = partial(_scanned, jnp.matmul, partial(_placed, mesh), policy)
-        # So that gradients are placed as well, by the transposed constraint.
-        placed = lambda *of: function(*lax.with_sharding_constraint(of, places))  # noqa: E731
-        return jax.jit(placed), (x, weights)
+        return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
         function = partial(_scanned, jnp.matmul, partial(_gathered, axis, specs), policy)
     elif is_linear:

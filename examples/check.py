@@ -12,7 +12,7 @@ that of one device has been:
   third, and gradients to within a factor of 2.2.
 
 What is wrong, be it a sum over the wrong axis or one other mask, is off by thousands of that.
-The lengths of the gradients are held to the same: to a gradient that is a multiple of the right
+The norms of the gradients are held to the same: to a gradient that is a multiple of the right
 one, as by a sum in place of a mean, Adam is blind, and so the losses are.
 """
 
@@ -39,7 +39,8 @@ class Check:
         self, config: Config, state: State, optimizer: optax.GradientTransformation, ranks: int
     ) -> None:
         """`ranks` is over how many at most the run that is checked adds up."""
-        self.dtypes = {config.dtype: "float32", "float64": "float64"}  # and of the parameters
+        #: What is computed in, and what parameters are in: of the run, and exact.
+        self.dtypes = {config.dtype: "float32", "float64": "float64"}
         self.states: dict[str, State] = {}
         self.steps: dict[str, Any] = {}
         self.factor = 2 * ranks**0.5
@@ -52,18 +53,18 @@ class Check:
                 self.states[dtype] = jax.tree.map(partial(_as, kept), host)
             self.steps[dtype] = make_step(_gradient(replace(config, dtype=dtype)), optimizer)
 
-    def __call__(self, step: int, losses: np.ndarray, lengths: np.ndarray, *data: Any) -> None:
+    def __call__(self, step: int, losses: np.ndarray, grad_norms: np.ndarray, *data: Any) -> None:
         """Take the same step, and compare: `losses: [b, s]` are those of the run."""
         made = {}
         for dtype, kept in self.dtypes.items():
             with jax.enable_x64(kept == "float64"):
                 self.states[dtype], *new = self.steps[dtype](self.states[dtype], *data)
             made[dtype] = [np.asarray(x, np.float64) for x in new]
-        (losses_of_one, lengths_of_one), (exact, exact_lengths) = made.values()
+        (losses_of_one, norms_of_one), (exact, exact_norms) = made.values()
         row: dict[str, Any] = {"step": step, "exact": exact.mean()}
         for name, ours, one, right in (
             ("losses", losses, losses_of_one, exact),
-            ("gradients", lengths / exact_lengths, lengths_of_one / exact_lengths, 1.0),
+            ("gradients", grad_norms / exact_norms, norms_of_one / exact_norms, 1.0),
         ):
             self.off[name] = max(self.off[name], _distance(one, right))
             row[name] = _distance(ours, right)
@@ -76,6 +77,7 @@ class Check:
         heads = ["losses\noff", "\nallowed", "gradients\noff", "\nallowed"]
         made = report.table("step\n", "loss\nexact", *heads, left=0)
         ratios = [max(row[name] / row[f"{name}_allowed"] for name in self.off) for row in self.rows]
+        # NaN is over the limit too.
         bad = [row for row, ratio in zip(self.rows, ratios, strict=True) if not ratio <= 1]
         every = max(1, len(self.rows) // 10)
         for row in bad[:10] or self.rows[::every]:

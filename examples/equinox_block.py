@@ -15,12 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from examples.blocks import compare, make_mesh
+from examples.blocks import RING, compare, make_mesh
 from ringcoll.layers import tensor_parallel as tp
 
 WIDTH, HEADS, FEATURES = 64, 8, 192
 LIMIT = 1e-12  # of float64, where thousands of roundings are no more
-RING = "bidirectional_ring"  # "auto" picks the built-in collectives on CPU
 
 
 def normal(key: Array, *shape: int, of: int) -> Array:

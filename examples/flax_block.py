@@ -12,12 +12,11 @@ from typing import Any
 from flax import nnx
 from jax import Array
 
-from examples.blocks import compare, make_mesh
+from examples.blocks import RING, compare, make_mesh
 from ringcoll.layers import tensor_parallel as tp
 
 WIDTH, HEADS, FEATURES = 64, 8, 256
 LIMIT = 1e-6  # both have their scores from `jax.nn.dot_product_attention`, in float32
-RING = "bidirectional_ring"  # "auto" picks the built-in collectives on CPU
 
 
 class MLP(nnx.Module):

@@ -46,17 +46,17 @@ def gated_mlp(params: Params, x: Array) -> Array:
     return (jax.nn.silu(x @ params["gate"]) * (x @ params["up"])) @ params["down"]
 
 
-def losses(config: Config, params: Params, batch: Array, key: Array, places: Array) -> Array:
+def losses(config: Config, params: Params, batch: Array, key: Array, positions: Array) -> Array:
     """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`."""
     params = jax.tree.map(lambda p: p.astype(config.dtype), params)
     tokens, labels = batch[:, :-1], batch[:, 1:]
-    x = dropout(params["embed"]["embedding"][tokens], key, places, 0, config.dropout)
+    x = dropout(params["embed"]["embedding"][tokens], key, positions, 0, config.dropout)
     for i, layer_key in enumerate(jax.random.split(key, config.layers)):
         block = jax.tree.map(lambda p: p[i], params["blocks"])  # noqa: B023
         y = attention(block["attention"], rms_norm(block["norm_1"], x))
-        x = x + dropout(y, layer_key, places, 1, config.dropout)
+        x = x + dropout(y, layer_key, positions, 1, config.dropout)
         y = gated_mlp(block["mlp"], rms_norm(block["norm_2"], x))
-        x = x + dropout(y, layer_key, places, 2, config.dropout)
+        x = x + dropout(y, layer_key, positions, 2, config.dropout)
     logits = rms_norm(params["norm"], x) @ params["unembed"]["unembedding"]
     logs = jax.nn.log_softmax(widened(logits))
     return -jnp.take_along_axis(logs, labels[..., None], -1)[..., 0]

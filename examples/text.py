@@ -27,6 +27,6 @@ def batch(text: np.ndarray, rows: int, length: int, seed: int, step: int) -> np.
     return text[starts[:, None] + np.arange(length)].astype(np.int32)
 
 
-def written(tokens: np.ndarray) -> str:
+def decode(tokens: np.ndarray) -> str:
     """Tokens as text."""
     return bytes(tokens.tolist()).decode("utf-8", "replace")

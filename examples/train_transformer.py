@@ -40,28 +40,30 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
         how = {"type": type(default), "metavar": "N", **how}
         parser.add_argument(name, default=default, help=f"{help} ({default})", **how)
 
-    add("--data", 2, "ranks with all parameters")
-    add("--fsdp", 2, "ranks that share them, and gather them where they are used")
-    add("--model", 2, "ranks that share heads, features, the vocabulary and the sequence")
+    add("--data", 2, "data-parallel replicas of the model")
+    add("--fsdp", 2, "ranks over which the parameters of a replica are sharded")
+    add("--model", 2, "tensor-parallel ranks: of heads, features, vocabulary, sequence")
     add("--layers", 4, "blocks")
-    add("--width", 144, "of an activation")
+    add("--width", 144, "features of a token")
     add("--heads", 6, "of attention")
     add("--features", 384, "of the MLP")
     add("--sequence", 192, "tokens of a row")
     add("--batch", 12, "rows")
-    add("--steps", 600, "until it has learned")
-    add("--rate", 3e-3, "of AdamW")
-    add("--dropout", 0.1, "of what a layer adds")
+    add("--steps", 600, "of the optimizer")
+    add("--learning-rate", 3e-3, "of AdamW")
+    add("--dropout", 0.1, "rate, of what each half of a block adds")
     add("--seed", 0, "of weights, batches and dropout")
-    add("--dtype", "float32", "of activations and of what travels", choices=["float32", "bfloat16"])
-    add("--algorithm", "auto", "of all collectives and matmuls", metavar="NAME")
+    add("--dtype", "float32", "of activations, and on the wire", choices=["float32", "bfloat16"])
+    add("--algorithm", "auto", "of all collectives and collective matmuls", metavar="NAME")
     add("--output", Path("results/transformer"), "where the curve goes", metavar="DIR")
-    add("--save-every", 200, "steps")
-    no = parser.add_argument
-    no("--checkpoint", type=Path, metavar="DIR", help="where states are saved, and looked for")
+    add("--save-every", 200, "steps between checkpoints")
+    option = parser.add_argument
+    option("--checkpoint", type=Path, metavar="DIR", help="where states are saved, and looked for")
     how = "from a state (the last); later ones are deleted"
-    no("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
-    no("--check", action="store_true", help="against the same run on one device; 1 if it differs")
+    option("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
+    option(
+        "--check", action="store_true", help="against the same run on one device; 1 if it differs"
+    )
     return parser.parse_args(argv)
 
 
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
     how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm")}
     config = Config(text.VOCABULARY, **sizes, **how)
-    optimizer = training.adamw(args.rate, args.steps)
+    optimizer = training.adamw(args.learning_rate, args.steps)
     trainer = training.Trainer(config, mesh, optimizer, args.seed)
 
     saved, first = None, 0
@@ -89,11 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     size = sum(x.size for x in jax.tree.leaves(trainer.state.params))
     report.console().print(f"{size:,} parameters over {dict(mesh.shape)}, from step {first}")
-    learned, tested = learn(args, trainer, first, saved, check)
+    train_losses, held_out_losses = learn(args, trainer, first, saved, check)
     args.output.mkdir(parents=True, exist_ok=True)
     title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
-    curve.draw(args.output / "loss.png", title, learned, tested)
-    found = {"losses": learned, "held_out": tested, "check": check.rows if check else None}
+    curve.draw(args.output / "loss.png", title, train_losses, held_out_losses)
+    found = {
+        "losses": train_losses,
+        "held_out": held_out_losses,
+        "check": check.rows if check else None,
+    }
     (args.output / "losses.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     report.console().print(f"{args.output / 'loss.png'}, {args.output / 'losses.json'}\n")
     for page in write(config, trainer, args.sequence, args.seed)[:2]:
@@ -111,29 +117,29 @@ def learn(
     """The losses by step: of the batch, and now and then of what is held out."""
     seen, held_out = text.read()
     batch = partial(text.batch, rows=args.batch, length=args.sequence + 1, seed=args.seed)
-    learned: dict[int, float] = {}
-    tested: dict[int, float] = {}
+    train_losses: dict[int, float] = {}
+    held_out_losses: dict[int, float] = {}
     said, steps = "", range(first, args.steps)
 
     def say(_: int) -> str:
-        return said
+        return said  # of the step before
 
     for i in report.progress(steps, len(steps), "train", say):
         clock = time.perf_counter()
         data = trainer.data(i, batch(seen, step=i))
-        losses, lengths = trainer.step(*data)
-        learned[i] = float(losses.mean())
+        losses, grad_norms = trainer.step(*data)
+        train_losses[i] = float(losses.mean())
         rate = losses.size / (time.perf_counter() - clock)
-        said = f"loss {learned[i]:.3f}, {rate:,.0f} tokens/s"
+        said = f"loss {train_losses[i]:.3f}, {rate:,.0f} tokens/s"
         is_last = i + 1 == args.steps
         if check:
-            check(i, losses, lengths, *data)
+            check(i, losses, grad_norms, *data)
         if saved:
             saved.save(i + 1, trainer.state, is_last)
         if is_last or not (i + 1) % max(1, args.steps // 10):
-            tested[i] = float(trainer.losses(batch(held_out, step=0)).mean())
-            report.console().print(f"step {i + 1}: {said}, held out {tested[i]:.3f}")
-    return learned, tested
+            held_out_losses[i] = float(trainer.losses(batch(held_out, step=0)).mean())
+            report.console().print(f"step {i + 1}: {said}, held out {held_out_losses[i]:.3f}")
+    return train_losses, held_out_losses
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ class State(NamedTuple):
     """What a step changes."""
 
     params: Params
-    moments: optax.OptState
+    opt_state: optax.OptState
 
 
-#: What a step is fed with: batch: [b, s+1], the key of its dropout, the places of tokens: [b, s].
+#: What a step is fed with: batch: [b, s+1], the key of its dropout, the positions: [b, s].
 Data = tuple[Any, Array, Any]
-OF_DATA = P(BATCH), P(), P(BATCH, MODEL)
+DATA_SPECS = P(BATCH), P(), P(BATCH, MODEL)
 #: (parameters, *data) -> gradient of the mean, losses: [b, s]
 Gradient = Callable[..., tuple[Params, Array]]
-#: (state, *data) -> state, losses: [b, s], the length of the gradient of each parameter
+#: (state, *data) -> state, losses: [b, s], the norm of the gradient of each parameter
 Step = Callable[..., tuple[State, Array, Array]]
 
 
@@ -62,7 +62,7 @@ def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
         return jax.grad(mean, has_aux=True)(params)
 
     return jax.shard_map(
-        per_rank, mesh=mesh, in_specs=(specs, *OF_DATA), out_specs=(specs, P(BATCH))
+        per_rank, mesh=mesh, in_specs=(specs, *DATA_SPECS), out_specs=(specs, P(BATCH))
     )
 
 
@@ -72,9 +72,9 @@ def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> St
     @partial(jax.jit, donate_argnums=0)
     def step(state: State, *data: Array) -> tuple[State, Array, Array]:
         grads, losses = gradient(state.params, *data)
-        lengths = jnp.stack([jnp.sqrt(jnp.sum(g * g)) for g in jax.tree.leaves(grads)])
-        updates, moments = optimizer.update(grads, state.moments, state.params)
-        return State(optax.apply_updates(state.params, updates), moments), losses, lengths
+        grad_norms = jnp.stack([jnp.sqrt(jnp.sum(g * g)) for g in jax.tree.leaves(grads)])
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return State(optax.apply_updates(state.params, updates), opt_state), losses, grad_norms
 
     return step
 
@@ -93,15 +93,17 @@ def start(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -
     Raises:
         RuntimeError: one is somewhere else.
     """
-    with jax.set_mesh(mesh):  # of which zeros, made from nothing, would not know
-        moments = jax.jit(optimizer.init)(params)
+    # The zeros that moments start from have no operand: without a mesh set they would not be
+    # placed on it.
+    with jax.set_mesh(mesh):
+        opt_state = jax.jit(optimizer.init)(params)
 
     def check(moment: Array, param: Array) -> None:
         if not moment.sharding.is_equivalent_to(param.sharding, param.ndim):
             raise RuntimeError(f"a moment is {moment.sharding}, its parameter {param.sharding}")
 
-    optax.tree.map_params(optimizer, check, moments, params)
-    return State(params, moments)
+    optax.tree.map_params(optimizer, check, opt_state, params)
+    return State(params, opt_state)
 
 
 class Trainer:
@@ -123,14 +125,14 @@ class Trainer:
     def data(self, number: int, batch: np.ndarray) -> Data:
         """Of a step: all that it depends on, and nothing of it on the mesh."""
         rows, length = batch.shape[0], batch.shape[1] - 1
-        places = np.arange(rows * length, dtype=np.int32).reshape(rows, length)
-        return batch, jax.random.fold_in(self.masks, number), places
+        positions = np.arange(rows * length, dtype=np.int32).reshape(rows, length)
+        return batch, jax.random.fold_in(self.masks, number), positions
 
     def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Learn from a batch: the loss of each of its tokens, the length of each gradient."""
-        self.state, *made = self._step(self.state, *map(self.placed, data, OF_DATA))
-        losses, lengths = (np.asarray(x, np.float64) for x in made)
-        return losses, lengths
+        """Learn from a batch: the loss of each of its tokens, the norm of each gradient."""
+        self.state, *made = self._step(self.state, *map(self.placed, data, DATA_SPECS))
+        losses, grad_norms = (np.asarray(x, np.float64) for x in made)
+        return losses, grad_norms
 
     def losses(self, batch: np.ndarray) -> np.ndarray:
         """Of each token, without dropout."""
@@ -159,9 +161,10 @@ class Checkpoints:
             self._manager.wait_until_finished()  # the next step overwrites the state
 
     def restore(self, number: int, like: State) -> tuple[int, State]:
-        """The state after so many steps, or the last: each device reads its part of `like`.
+        """The state after so many steps, or, of a negative number, the last.
 
-        What was saved later is deleted: from here on it is another run.
+        Each device reads its part of `like`. What was saved later is deleted: from here on it
+        is another run.
 
         Raises:
             FileNotFoundError: there is none.

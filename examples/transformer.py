@@ -47,7 +47,8 @@ def init(config: Config, key: Array) -> Params:
         return jax.random.normal(next(keys), shape) * of**-0.5
 
     attention = {name: normal(n, d, h, d // h, of=d) for name in ("query", "key", "value")}
-    attention["out"] = normal(n, h, d // h, d, of=2 * n * d)  # so that n blocks add up to one
+    # Of a residual stream to which 2n parts are added.
+    attention["out"] = normal(n, h, d // h, d, of=2 * n * d)
     mlp = {name: normal(n, d, f, of=d) for name in ("gate", "up")}
     mlp["down"] = normal(n, f, d, of=2 * n * f)
     norms = {name: {"scale": jnp.ones((n, d))} for name in ("norm_1", "norm_2")}
@@ -55,6 +56,7 @@ def init(config: Config, key: Array) -> Params:
         "embed": {"embedding": normal(config.vocabulary, d, of=1)},
         "blocks": {"attention": attention, "mlp": mlp, **norms},
         "norm": {"scale": jnp.ones(d)},
+        # Small, so that the first loss is about log(vocabulary).
         "unembed": {"unembedding": normal(d, config.vocabulary, of=d * d)},
     }
 
@@ -68,22 +70,22 @@ def specs(params: Params, mesh: Mesh) -> Params:
     }
 
 
-def dropout(x: Array, key: Array | None, places: Array | None, site: int, rate: float) -> Array:
+def dropout(x: Array, key: Array | None, positions: Array | None, site: int, rate: float) -> Array:
     """x: [b, s, d] with some zeros, and the rest larger for it; without a key as it is.
 
-    What is dropped follows from the key and from the place of a token in the whole batch:
-    `places: [b, s]` is sharded as x is. So the masks are those of one device, on any mesh, and
+    What is dropped follows from the key and from the position of a token in the whole batch:
+    `positions: [b, s]` is sharded as x is. So the masks are those of one device, on any mesh, and
     a run can be checked, and resumed on another mesh. (A key of its own for every rank, by
     `fold_rng_over_axis`, is as random, but draws other masks for every mesh.)
     """
-    if key is None or places is None or not rate:
+    if key is None or positions is None or not rate:
         return x
 
-    def kept(place: Array) -> Array:
-        mine = jax.random.fold_in(jax.random.fold_in(key, site), place)
+    def kept(position: Array) -> Array:
+        mine = jax.random.fold_in(jax.random.fold_in(key, site), position)
         return jax.random.bernoulli(mine, jnp.float32(1 - rate), x.shape[-1:])
 
-    return jnp.where(jax.vmap(jax.vmap(kept))(places), x / (1 - rate), 0)
+    return jnp.where(jax.vmap(jax.vmap(kept))(positions), x / (1 - rate), 0)
 
 
 def logits(
@@ -92,17 +94,17 @@ def logits(
     params: Params,
     tokens: Array,
     key: Array | None = None,
-    places: Array | None = None,
+    positions: Array | None = None,
 ) -> Array:
     """`tokens: [b, s] -> [b, s, v/n]`: of a rank's rows, and its part of the vocabulary.
 
-    With a key, and the places of the tokens, there is dropout.
+    With a key, and the positions of the tokens, there is dropout.
     """
     how: Any = {"algorithm": config.algorithm}
     wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": DATA, **how}
 
     def block(params: Params, x: Array) -> Array:
-        drop = partial(dropout, key=params["key"], places=places, rate=config.dropout)
+        drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
         normed = tp.rms_norm(params["norm_1"], x, MODEL)
         x = x + drop(tp.attention(params["attention"], normed, MODEL, **how), site=1)
         normed = tp.rms_norm(params["norm_2"], x, MODEL)
@@ -110,12 +112,14 @@ def logits(
 
     ends = {name: part for name, part in params.items() if name != "blocks"}
     ends = fsdp.gather(ends, {name: specs[name] for name in ends}, FSDP, **wires)
+    # A key for each layer travels with its parameters; without dropout it is None.
     keys = None if key is None else jax.random.split(key, config.layers)
-    blocks, keyed = {**params["blocks"], "key": keys}, jax.tree.map(lambda _: P(), {"key": keys})
+    blocks = {**params["blocks"], "key": keys}
+    block_specs = {**specs["blocks"], "key": None if keys is None else P()}
 
     x = tp.embed(ends["embed"], tokens, MODEL, **how)  # [b, s/n, d]
-    x = dropout(x, key, places, 0, config.dropout)
-    x = fsdp.scan_layers(block, blocks, x, {**specs["blocks"], **keyed}, FSDP, **wires)
+    x = dropout(x, key, positions, 0, config.dropout)
+    x = fsdp.scan_layers(block, blocks, x, block_specs, FSDP, **wires)
     x = tp.rms_norm(ends["norm"], x, MODEL)
     return tp.unembed(ends["unembed"], x, MODEL, **how)
 

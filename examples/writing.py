@@ -1,6 +1,7 @@
 """What a model writes, sampled over the mesh that it was trained on."""
 
 from functools import partial
+from math import prod
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ TEMPERATURE = 0.7
 
 def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]:
     """A text by every rank of BATCH."""
-    rows = trainer.mesh.shape["data"] * trainer.mesh.shape["fsdp"]
+    rows = prod(trainer.mesh.shape[axis] for axis in BATCH)
     tokens = np.zeros((rows, length), np.int32)
     tokens[:, : len(PROMPT)] = list(PROMPT)
     written = jax.jit(
@@ -32,7 +33,7 @@ def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]
     )
     key = trainer.placed(jax.random.key(seed), P())
     made = written(trainer.state.params, trainer.placed(tokens, P(BATCH)), key)
-    return [text.written(row) for row in np.asarray(made)]
+    return [text.decode(row) for row in np.asarray(made)]
 
 
 def _write(config: Config, specs: Params, params: Params, tokens: Array, key: Array) -> Array:
