@@ -84,9 +84,9 @@ def stack(
     shapes = {
         name: jax.ShapeDtypeStruct(of, jnp.float32) for name, of in sizes.parameters().items()
     }
-    columns = dict.fromkeys(shapes, P(None, None, axis))  # by which `linear` does best
     is_linear = algorithm in LINEAR
-    specs = columns if is_linear else fsdp.specs(shapes, axis, mesh=mesh, leading=1)
+    dim = -1 if is_linear else None
+    specs = fsdp.specs(shapes, axis, mesh=mesh, leading=1, dim=dim)
 
     def operand(of: tuple[int, ...], dtype: Any, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(of, dtype, sharding=NamedSharding(mesh, spec))

@@ -44,6 +44,10 @@ def shapes(**leaves):
         ((8, 16), {"axis_name": ("x", "y")}, P(None, ("x", "y"))),
         ((0, 16), {"min_size": 0}, P(None, "x")),
         ((), {"min_size": 0}, P()),
+        ((16, 8), {"dim": -1}, P(None, "x")),  # not the largest, but as asked for
+        ((8, 16), {"dim": 0}, P("x", None)),
+        ((16, 9), {"dim": -1}, P("x", None)),  # where that can be
+        ((8,), {"dim": -2}, P("x")),
     ],
 )
 def test_specs(shape, how, spec):

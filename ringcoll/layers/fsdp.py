@@ -59,6 +59,7 @@ def specs(
     *,
     mesh: Mesh | AbstractMesh | None = None,
     base: Pytree | None = None,
+    dim: int | None = None,
     min_size: int = MIN_SIZE,
     leading: int = 0,
 ) -> Pytree:
@@ -72,6 +73,8 @@ def specs(
         axis_name: one axis, or several, over all of which a dimension is cut.
         mesh: None for that of `jax.set_mesh`.
         base: specs to add to, as those of tensor parallelism: what they shard is left as it is.
+        dim: the dimension to shard where that can be, in place of the largest: -1 for kernels
+            that `linear` multiplies.
         min_size: the fewest elements of a leaf that is sharded (of one layer, if stacked).
         leading: how many dimensions to leave whole: 1 for layers that are stacked.
 
@@ -90,14 +93,15 @@ def specs(
             words = f"{name}: base has it sharded over {axis_name!r} already: {given}"
             raise refusal(ValueError, "fsdp.specs", words, "leave that axis out of base")
         sizes = {
-            dim: leaf.shape[dim]
-            for dim in range(leading, len(leaf.shape))
-            if entries[dim] is None and leaf.shape[dim] % ranks == 0 and leaf.shape[dim]
+            d: leaf.shape[d]
+            for d in range(leading, len(leaf.shape))
+            if entries[d] is None and leaf.shape[d] % ranks == 0 and leaf.shape[d]
         }
         if not sizes or prod(leaf.shape[leading:]) < min_size:
             return given
-        largest = max(sizes, key=lambda dim: sizes[dim])
-        return PartitionSpec(*[entry if d == largest else e for d, e in enumerate(entries)])
+        wanted = dim + len(leaf.shape) if dim is not None and dim < 0 else dim
+        chosen = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
+        return PartitionSpec(*[entry if d == chosen else e for d, e in enumerate(entries)])
 
     if base is None:
         base = jax.tree.map(lambda _: PartitionSpec(), params)
