@@ -90,6 +90,12 @@ def test_a_scan_over_sharded_layers_hides_its_gathers(programs):
     assert {row["kind"] for row in report["rows"]} == {"all-gather", "collective-permute"}
 
 
+def test_linear_layers_that_multiply_while_the_kernel_arrives_gather_nothing_else(programs):
+    report = programs["stack linear"]
+    assert report["verdict"] == "green", report["text"]
+    assert {row["kind"] for row in report["rows"]} == {"collective-permute"}
+
+
 def test_the_same_layers_that_gather_their_own_turn_the_assertion_red(programs):
     report = programs["stack plain"]
     with pytest.raises(AssertionError):

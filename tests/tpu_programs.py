@@ -140,9 +140,9 @@ def gated_mlp(algorithm):
     return with_gradients(jax.shard_map(call, mesh=mesh, **sharded)), operands
 
 
-def stacked(algorithm):
-    """The benchmark's layers, fully sharded: 4096 tokens a chip, products kept."""
-    call, operands = stack("4x4096x2048x8192", "products", algorithm, mesh)
+def stacked(algorithm, kept):
+    """The benchmark's layers, fully sharded: 4096 tokens a chip."""
+    call, operands = stack("4x4096x2048x8192", kept, algorithm, mesh)
     return with_gradients(call), operands
 
 
@@ -167,8 +167,8 @@ for algorithm in ("auto", "lax"):
         ),
     }
     reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
-for algorithm in ("fused", "plain"):
-    reports[f"stack {algorithm}"] = judged(*stacked(algorithm))
+for algorithm, kept in (("fused", "products"), ("plain", "products"), ("linear", "nothing")):
+    reports[f"stack {algorithm}"] = judged(*stacked(algorithm, kept))
 f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
 profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
 reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}
