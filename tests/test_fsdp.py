@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import assert_same, make_mesh
+from support import make_mesh
 from test_layers import close
 
 from ringcoll.layers import fsdp
@@ -48,13 +48,15 @@ def shapes(**leaves):
         ((8, 16), {"dim": 0}, P("x", None)),
         ((16, 9), {"dim": -1}, P("x", None)),  # where that can be
         ((8,), {"dim": -2}, P("x")),
+        ((8, 16), {"dtype": np.int32}, P()),  # `gather` is of floats
     ],
 )
 def test_specs(shape, how, spec):
     how = {"min_size": 8, "axis_name": "x", "mesh": make_mesh(4, 2), **how}
+    dtype = how.pop("dtype", np.float32)
     if "base" in how:
         how["base"] = {"w": how["base"]}
-    assert fsdp.specs(shapes(w=shape), **how) == {"w": spec}
+    assert fsdp.specs({"w": jax.ShapeDtypeStruct(shape, dtype)}, **how) == {"w": spec}
 
 
 def test_the_mesh_may_be_that_of_jax():
@@ -222,49 +224,39 @@ def test_gradients_reduced_under_their_products(name, check_vma, policy):
     )
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_a_linear_layer_multiplies_while_its_kernel_arrives(n, dim, check_vma):
-    params = {"kernel": np.arange(6 * n * 2 * n) % 7 - 3.0, "bias": np.arange(2 * n) + 1.0}
-    params["kernel"] = params["kernel"].reshape(6 * n, 2 * n).astype(np.float32)
-    params["bias"] = params["bias"].astype(np.float32)
-    x = (np.arange(2 * n * 6 * n) % 5 - 2.0).reshape(2 * n, 6 * n).astype(np.float32)
-    spec = {"kernel": P(*["x" if d == dim else None for d in range(2)]), "bias": P()}
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_scanned_block_may_close_over_what_is_traced(check_vma, policy):
+    """Over what has a gradient too, and what is no float, and under `jit` and `remat`."""
+    rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)
+    params, x = {"w": rng.standard_normal((3, 8, 8))}, rng.standard_normal((8, 8))
+    spec = {"w": P(None, "x", None)}
 
-    def ours(params, x):
-        return fsdp.linear(params, x, "x", algorithm="ring")
+    def layer(p, x, scale, order, key):
+        return x + jnp.tanh(x @ p["w"] * scale)[:, order] * jax.random.bernoulli(key, 0.7, (1, 8))
 
-    def with_grad(call):
-        return jax.jit(jax.value_and_grad(lambda *a: (call(*a) ** 2).sum(), (0, 1)))
+    def scan(params, x, scale, order, key):
+        def block(p, x):
+            return layer(p, x, scale, order, key)
 
-    mapped = jax.shard_map(
-        ours, mesh=make_mesh(n), in_specs=(spec, P("x")), out_specs=P("x"), check_vma=check_vma
-    )
-    plain = lambda params, x: x @ params["kernel"] + params["bias"][None]  # noqa: E731
-    assert_same(
-        jax.tree.map(np.asarray, with_grad(mapped)(params, x)),
-        jax.tree.map(np.asarray, with_grad(plain)(params, x)),
-    )
+        how = {"algorithm": "ring", "policy": POLICIES[policy]}
+        return fsdp.scan_layers(block, params, x, spec, "x", **how)
 
+    def each(params, x, *given):
+        for i in range(3):
+            x = layer({"w": params["w"][i]}, x, *given)
+        return x
 
-def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
-    """Of a replicated x as well; and as exactly as is asked for."""
-    mesh, spec = make_mesh(2), {"kernel": P(None, "x")}
-    params = {"kernel": np.arange(12, dtype=np.float32).reshape(2, 6)}
-    x = np.arange(4, dtype=np.float32).reshape(2, 2)
-
-    def ours(params, x, fused):
-        params = fsdp.gather(params, spec, "x", fused=True) if fused else params
-        y = fsdp.linear(params, x, "x", precision="highest")
-        return (y * (1 + jax.lax.axis_index("x"))).sum(keepdims=True)
-
-    def program(fused):
-        call = partial(ours, fused=fused)
-        mapped = jax.shard_map(call, mesh=mesh, in_specs=(spec, P()), out_specs=P("x"))
-        return jax.value_and_grad(lambda *of: mapped(*of).sum(), (0, 1))
-
-    assert_same(program(True)(params, x), program(False)(params, x))
-    products = str(jax.make_jaxpr(program(True))(params, x)).split("= dot_general")[1:]
-    assert len(products) == 3
-    assert all("HIGHEST" in words[:400] for words in products)
+    with jax.enable_x64(True):
+        ours = jax.shard_map(
+            jax.checkpoint(scan),
+            mesh=make_mesh(4),
+            in_specs=(spec, P("x"), P(), P(), P()),
+            out_specs=P("x"),
+            check_vma=check_vma,
+        )
+        gradients = [
+            jax.jit(jax.grad(lambda *of, f=f: (f(*of, order, key) ** 2).sum(), (0, 1, 2)))
+            for f in (jax.jit(ours), each)
+        ]
+        close(*(gradient(params, x, 1.5) for gradient in gradients), terms=10_000)

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
@@ -42,6 +43,24 @@ def test_dtypes_of_the_wire():
         }
         assert sent == sums, text
         assert "bf16[8,4]{V:x} = ringcoll_all_gather" in text
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
+    """256 and seven ones, one from each rank: in bfloat16 256, or 264, or in between."""
+    spec, rows = P("x", None), np.ones((8, 8), jnp.bfloat16)
+    rows[0] = 256
+
+    def loss(w, x):
+        how = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "algorithm": "ring"}
+        whole = fsdp.gather(w, spec, "x", fused=fused, **how)
+        y = fsdp.linear(whole, x, "x", algorithm="ring") if fused else x @ whole
+        return jax.lax.psum(y.astype(jnp.float32).sum(), "x")
+
+    mapped = jax.shard_map(
+        jax.grad(loss), mesh=make_mesh(8), in_specs=(spec, P("x")), out_specs=spec
+    )
+    assert np.array_equal(mapped(np.ones((8, 8), np.float32), rows), np.full((8, 8), 263))
 
 
 def trained(policy, length, width=64, **how):

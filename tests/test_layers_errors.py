@@ -144,6 +144,51 @@ CALLS = {
         ValueError,
         "w/kernel has 3 dimensions, its spec ",
     ),
+    "to gather over an axis that is not there": (
+        lambda: fsdp.gather({"w": X}, {"w": P("x")}, "nope"),
+        NameError,
+        "unbound axis name: nope",
+    ),
+    "replicas over an axis that is not there": (
+        lambda: fsdp.gather({"w": X}, {"w": P()}, "x", replicas="nope"),
+        NameError,
+        "unbound axis name: nope",
+    ),
+    "to gather integers": (
+        lambda: fsdp.gather({"w": jnp.arange(4)}, {"w": P("x")}, "x"),
+        TypeError,
+        "shards it, and it is int32; leave what is no float whole",
+    ),
+    "to gather what is whole": (
+        lambda: fsdp.gather({"w": X}, {"w": P("x")}, "x"),
+        ValueError,
+        "shards it, but it is the same on all ranks here; pass the specs that jax.shard_map has",
+    ),
+    "what has arrived, for another layer": (
+        lambda: tp.column_linear(fsdp.Gathered(ones(8, 8), ones(8, 2)), X, "x"),
+        TypeError,
+        "kernel is a Gathered, no array; what fsdp.gather(..., fused=True) makes is for fsdp.lin",
+    ),
+    "a bias of another size": (
+        lambda: tp.column_linear({"kernel": ones(8, 5), "bias": ones(1)}, X, "x"),
+        ValueError,
+        "column_linear: the bias is (1,), what it is added to (2, 12, 5)",
+    ),
+    "no tokens": (
+        lambda: tp.row_linear(ones(8, 5), ones(8), "x"),
+        ValueError,
+        "row_linear: x is (8,), kernel is (8, 5); x has tokens, and then the dimensions",
+    ),
+    "positions of a part": (
+        lambda: tp.attention(HEADS, X, "x", positions=jnp.arange(3)),
+        ValueError,
+        "attention: positions are (3,), the whole sequence is of 12; pass [s] or [b, s]",
+    ),
+    "no axis, of what is replicated": (
+        lambda: tp.column_linear(ones(8, 5), X, "nope", sequence_parallel=False),
+        NameError,
+        "unbound axis name: nope",
+    ),
     "a kernel that is not sharded so": (
         lambda: fsdp.linear(ones(3, 5), X, "x"),
         ValueError,

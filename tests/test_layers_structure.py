@@ -126,6 +126,25 @@ def test_tokens_that_are_none_make_nans():
     np.testing.assert_array_equal(rows[is_one], table["embedding"][tokens[is_one]])
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.uint32])
+def test_tokens_may_be_narrow(dtype):
+    """Of more than their dtype could count."""
+    size = 2**16 if dtype in (np.int16, np.uint16) else 264
+    mesh, table = make_mesh(2), {"embedding": np.arange(size, dtype=np.float32)[:, None]}
+    tokens = np.array([[0, 7, 8, 131, 132, 255]], dtype)
+
+    def both(table, tokens):
+        logits = jnp.broadcast_to(table["embedding"].T / size, (6, size // 2))[None]
+        return tp.embed(table, tokens, "x"), tp.cross_entropy(logits, tokens, "x")
+
+    mapped = jax.shard_map(both, mesh=mesh, in_specs=(P("x"), P()), out_specs=(P(None, "x"), P()))
+    rows, losses = mapped(table, tokens)
+    np.testing.assert_array_equal(rows[..., 0], tokens)
+    wide = np.arange(size) / size
+    expected = np.log(np.exp(wide).sum()) - wide[tokens.astype(int)]
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=size * 2.0**-23)
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_random_numbers_differ_where_they_should(check_vma):
     mesh = make_mesh(2, 1, 3)

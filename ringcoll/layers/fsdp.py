@@ -32,6 +32,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ringcoll.calls import AxisName, Pytree, axes_of
@@ -66,7 +67,7 @@ def specs(
     """How parameters are sharded over an axis: a tree of `PartitionSpec`s.
 
     Each leaf is sharded along its largest dimension that divides by the ranks, of equal ones the
-    first. A leaf that is small, or of which no dimension divides, stays whole on every rank.
+    first. A leaf that is small, or no float, or of which no dimension divides, stays whole.
 
     Args:
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
@@ -97,7 +98,8 @@ def specs(
             for d in range(leading, len(leaf.shape))
             if entries[d] is None and leaf.shape[d] % ranks == 0 and leaf.shape[d]
         }
-        if not sizes or prod(leaf.shape[leading:]) < min_size:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if not is_float or not sizes or prod(leaf.shape[leading:]) < min_size:
             return given
         wanted = dim + len(leaf.shape) if dim is not None and dim < 0 else dim
         chosen = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])

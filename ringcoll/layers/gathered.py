@@ -1,7 +1,7 @@
 """Parameters that are gathered where they are used, and their gradients reduce-scattered."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from ringcoll.calls import AxisName, Pytree, axes_of
 from ringcoll.gathers import all_gather, psum_scatter
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
-from ringcoll.layers.replicas import copied
-from ringcoll.manual import varying
+from ringcoll.layers.replicas import copied, narrowed
+from ringcoll.manual import is_checked, varying
 from ringcoll.matmuls import all_gather_matmul, einsum_reduce_scatter
 from ringcoll.table import Algorithm
 
@@ -30,7 +30,7 @@ class _How:
     dim: int
     dtype: np.dtype
     own: np.dtype
-    reduce_dtype: DTypeLike | None
+    reduce_dtype: np.dtype
     algorithm: Algorithm
 
 
@@ -39,11 +39,14 @@ class _How:
 class Gathered:
     """A kernel that is whole already, and this rank's shard, to which its gradient goes.
 
-    What `gather(fused=True)` makes of a matrix, for `linear` alone.
+    What `gather(fused=True)` makes of a matrix, for `linear` alone: nothing else takes it, and
+    what is computed of `whole` by hand has no gradient. One that was never sharded is its own
+    shard.
     """
 
     whole: Array
     shard: Array
+    reduce_dtype: DTypeLike | None = field(default=None, metadata={"static": True})
 
     @property
     def dtype(self) -> np.dtype:
@@ -71,11 +74,12 @@ def gather(
         params: a rank's shards.
         specs: of the parameters, as `jax.shard_map` has them in `in_specs`.
         axis_name: the axis that they are gathered over.
-        dtype: of the result and on the wire; None for the parameters' own.
+        dtype: of real floats, in the result and on the wire; None for the parameters' own.
         reduce_dtype: in which gradients travel and are summed; None for that of the result.
         replicas: further axes over which ranks have other data and the same shards.
         fused: whether matrices that are sharded come as `Gathered`, which `linear` alone takes:
-            their gradients are then reduce-scattered under the products that make them.
+            their gradients are then reduce-scattered under the products that make them. (Gather
+            what is for other layers in a call of its own.)
         algorithm: of the gather, and of the sums.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded.
@@ -85,26 +89,44 @@ def gather(
     `check_vma=False` the edge of `shard_map` sums over axes on which a parameter is whole.
 
     Raises:
-        TypeError, ValueError: the specs do not fit the parameters; an axis is not there; a
-            dimension is sharded over `axis_name` and another axis at once.
+        NameError: an axis is not bound.
+        TypeError, ValueError: the specs do not fit the parameters, or name an axis that is not
+            there; a dimension is sharded over `axis_name` and another axis at once; what is no
+            float is sharded; under `check_vma=True`, what a spec shards is the same on all ranks.
 
     Source: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
     """
     axes = axes_of(axis_name)
+    everywhere = (*axes, *axes_of(replicas))
+    rank_count(everywhere)  # or an axis is not bound
+
+    def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
+        if _gathered_dim(name, spec, axes) is None:
+            return leaf
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
+            raise refusal(TypeError, "fsdp.gather", words, "leave what is no float whole")
+        if is_checked() and not {*axes} <= jax.typeof(leaf).mat.varying:
+            words = f"{name}: its spec {spec} shards it, but it is the same on all ranks here"
+            cure = "pass the specs that jax.shard_map has in in_specs"
+            raise refusal(ValueError, "fsdp.gather", words, cure)
+        return leaf
 
     def one(name: str, leaf: Array, spec: PartitionSpec) -> Array | Gathered:
         dim = _gathered_dim(name, spec, axes)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
-        to = jnp.dtype(dtype or leaf.dtype)
-        if dim is None:
-            return leaf.astype(to)
-        whole = _gathered(_How(axes, dim, to, leaf.dtype, reduce_dtype, algorithm), leaf)
+        to = narrowed(leaf.dtype, dtype)
         is_fused = fused and leaf.ndim == 2
-        return Gathered(lax.stop_gradient(whole), leaf) if is_fused else whole
+        if dim is None:
+            narrow = leaf.astype(to)
+            return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
+        how = _How(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
+        whole = _gathered(how, leaf)
+        return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype) if is_fused else whole
 
+    params = map_with_specs("fsdp.gather", checked, params, specs)
     # Leaves that are sharded over an axis vary over it already: `copied` skips them.
-    everywhere = (*axes, *axes_of(replicas))
     params = copied(params, everywhere, reduce_dtype=reduce_dtype or dtype, algorithm=algorithm)
     return map_with_specs("fsdp.gather", one, params, specs)
 
@@ -136,7 +158,7 @@ def _gathered_forward(how: _How, x: Array) -> tuple[Array, None]:
 
 
 def _gathered_backward(how: _How, _: None, ct: Array) -> tuple[Array]:
-    wide = ct.astype(how.reduce_dtype or ct.dtype)
+    wide = ct.astype(how.reduce_dtype)
     mine = psum_scatter(
         wide, how.axes, scatter_dimension=how.dim, tiled=True, algorithm=how.algorithm
     )
@@ -170,7 +192,8 @@ def linear(
     same on all ranks of `axis_name` and `replicas` a `psum`.
 
     Raises:
-        ValueError: the kernel is no matrix that fits x, whole or in one part of n.
+        ValueError: the kernel is no matrix that fits x in one part of n, nor one that has arrived;
+            or the bias does not fit.
     """
     kernel, bias = kernel_and_bias(params)
     shard = kernel.shard if isinstance(kernel, Gathered) else kernel
@@ -186,14 +209,17 @@ def linear(
         "accumulate_dtype": accumulate_dtype,
     }
     axes = axes_of(axis_name)
-    if isinstance(kernel, Gathered):
-        everywhere = (*axes, *jax.typeof(x).mat.varying)
+    if isinstance(kernel, Gathered) and kernel.whole.shape == shard.shape:  # was never sharded
+        y = jnp.matmul(x, shard.astype(x.dtype), precision=precision)
+    elif isinstance(kernel, Gathered):
+        # As a product by x, whose type the other axes that the shard varies over are in too.
+        everywhere = (*axes, *jax.typeof(x).mat.varying, *jax.typeof(shard).mat.varying)
         factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
-        y = _multiplied(_Linear(axes, dimension, **how), *factors)
+        y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **how), *factors)
     else:
         matrix, how = copied(kernel, replicas).astype(x.dtype), {**how, "residuals": residuals}
         y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **how)
-    return with_bias(y, copied(bias, (*axes, *axes_of(replicas))))
+    return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
 
 
 @dataclass(frozen=True)
@@ -202,6 +228,7 @@ class _Linear:
 
     axes: tuple[Hashable, ...]
     dimension: int
+    reduce_dtype: DTypeLike | None
     algorithm: Algorithm
     precision: Any
     accumulate_dtype: DTypeLike | None
@@ -230,6 +257,7 @@ def _multiplied_backward(how: _Linear, residuals: tuple, ct: Array) -> tuple:
         scatter="f" if how.dimension == -1 else "k",
         algorithm=how.algorithm,
         precision=how.precision,
+        preferred_element_type=how.reduce_dtype,
         accumulate_dtype=how.accumulate_dtype,
     )
     return how.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)

@@ -114,10 +114,11 @@ def columns(
         products |= {"accumulate_dtype": accumulate_dtype}
         made = all_gather_matmul(x, matrices, axis_name, **products)
     else:  # nothing is gathered: what is said of that does not apply
+        rank_count(axis_name)  # or an axis is not bound
         x = copied(x, axis_name, algorithm=algorithm)
         made = [jnp.matmul(x, matrix, **products) for matrix in matrices]
     return [
-        with_bias(y.reshape(*y.shape[:-1], *kernel.shape[1:]), bias)
+        with_bias(function, y.reshape(*y.shape[:-1], *kernel.shape[1:]), bias)
         for y, (_, kernel, bias) in zip(made, named, strict=True)
     ]
 
@@ -137,9 +138,9 @@ def rows(
     kernel, bias = kernel_and_bias(linear)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
-    if kernel.ndim < 2 or x.shape[-inner:] != kernel.shape[:-1]:
+    if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
         words = f"x is {x.shape}, {name} is {kernel.shape}"
-        cure = "the last dimensions of x and all but the last of a kernel must be equal"
+        cure = "x has tokens, and then the dimensions of a kernel but the last"
         raise refusal(ValueError, function, words, cure)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
@@ -149,7 +150,7 @@ def rows(
     else:
         y = matmul_all_reduce(x, matrix, axis_name, **options)
     sharded = axes_of(axis_name) if sequence_parallel else ()
-    return with_bias(y, copied(bias, sharded))
+    return with_bias(function, y, copied(bias, sharded))
 
 
 def check_sequence(function: str, size: int, axis_name: AxisName) -> None:
@@ -165,8 +166,12 @@ def rank_count(axis_name: AxisName) -> int:
     return prod(map(lax.axis_size, axes_of(axis_name)))
 
 
-def with_bias(y: Array, bias: Array | None) -> Array:
+def with_bias(function: str, y: Array, bias: Array | None) -> Array:
     """y + bias, in the dtype of y."""
     if bias is None:
         return y
+    if bias.shape != y.shape[y.ndim - bias.ndim :]:
+        words = f"the bias is {bias.shape}, what it is added to {y.shape}"
+        cure = "pass one number for each feature; a bias is sharded as the columns of its kernel"
+        raise refusal(ValueError, function, words, cure)
     return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)

@@ -134,6 +134,11 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
 
 def check_alike(function: str, **arrays: Any) -> None:
     """Refuse arrays of several dtypes: what is promoted to the widest travels wide."""
+    for name, x in arrays.items():
+        if not hasattr(x, "ndim"):
+            words = f"{name} is a {type(x).__name__}, no array"
+            cure = "what fsdp.gather(..., fused=True) makes is for fsdp.linear alone"
+            raise refusal(TypeError, function, words, cure)
     dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())

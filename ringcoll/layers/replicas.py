@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -78,6 +79,12 @@ def copied_beside(
     return _tied((call(*operands), copied(tree, axis_name, **options)))
 
 
+def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:
+    """`dtype`, if it is one and for numbers like these: what is complex stays as it is."""
+    real = jnp.issubdtype(own, jnp.floating)
+    return jnp.dtype(dtype) if dtype is not None and real else jnp.dtype(own)
+
+
 @jax.custom_vjp
 def _tied(tree: Pytree) -> Pytree:
     """The tree itself, of which no gradient goes on before all are there."""
@@ -106,7 +113,7 @@ def _copied_forward(how: _How, leaves: list[Array]) -> tuple[list[Array], None]:
 
 
 def _copied_backward(how: _How, _: None, cts: list[Array]) -> tuple[list[Array]]:
-    wide = [ct if how.reduce_dtype is None else ct.astype(how.reduce_dtype) for ct in cts]
+    wide = [ct.astype(narrowed(ct.dtype, how.reduce_dtype)) for ct in cts]
     sums = psum(wide, how.axes, algorithm=how.algorithm)
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 

@@ -1,7 +1,7 @@
 """A scan over layers in which the parameters of the next are on the wire while one computes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -93,15 +93,35 @@ def scan_layers(
     ((length,),) = lengths
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
-    checkpointed = jax.checkpoint(block, policy=policy, prevent_cse=False)
-    return _scanned(_Scan(checkpointed, gather_one, length), params, x)
+    explicit, given = _closed(block, jax.eval_shape(_of_first(gather_one), params), x)
+    checkpointed = jax.checkpoint(explicit, policy=policy, prevent_cse=False)
+    return _scanned(_Scan(checkpointed, gather_one, length), params, given, x)
+
+
+def _of_first(call: Callable[[Pytree], Pytree]) -> Callable[[Pytree], Pytree]:
+    return lambda params: call(jax.tree.map(lambda leaf: leaf[0], params))
+
+
+def _closed(block: Block, whole: Pytree, x: Pytree) -> tuple[Callable[..., Pytree], list[Array]]:
+    """The block as a function of (whole, given, x), and all that it closes over as `given`.
+
+    What a `custom_vjp` closes over has no gradient, and must not be traced: here it may be both.
+    """
+    closed, made = jax.make_jaxpr(block, return_shape=True)(whole, x)
+    structure = jax.tree.structure(made)
+
+    def explicit(whole: Pytree, given: list[Array], x: Pytree) -> Pytree:
+        leaves = jax.core.eval_jaxpr(closed.jaxpr, given, *jax.tree.leaves((whole, x)))
+        return jax.tree.unflatten(structure, leaves)
+
+    return explicit, [jnp.asarray(leaf) for leaf in closed.consts]
 
 
 @dataclass(frozen=True, eq=False)
 class _Scan:
     """One call: the layer, what makes its parameters whole, how many there are."""
 
-    block: Block
+    block: Callable[[Pytree, list[Array], Pytree], Pytree]
     gather: Callable[[Pytree], Pytree]
     length: int
 
@@ -124,72 +144,87 @@ class _Scan:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scanned(scan: _Scan, params: Pytree, x: Pytree) -> Pytree:
-    return _through(scan, params, x, lambda whole, x: (scan.block(whole, x), None))[0]
+def _scanned(scan: _Scan, params: Pytree, given: list[Array], x: Pytree) -> Pytree:
+    return _through(scan, params, given, x, lambda w, g, x: (scan.block(w, g, x), None))[0]
 
 
-def _through(scan: _Scan, params: Pytree, x: Pytree, call: Callable) -> tuple[Pytree, Any, Any]:
+def _through(
+    scan: _Scan, params: Pytree, given: list[Array], x: Pytree, call: Callable
+) -> tuple[Pytree, Any, Any]:
     """The last x, the whole parameters of the last layer, and what `call` kept of each."""
 
     def step(carry: Any, i: Array) -> Any:
-        whole, x = carry
+        whole, given, x = carry
         coming = scan.gather(scan.layer(params, i + 1))
-        x, kept = call(whole, x)
-        return (coming, x), kept
+        x, kept = call(whole, given, x)
+        return (coming, given, x), kept
 
-    start = (scan.gather(scan.layer(params, 0)), x)
-    (whole, x), kept = lax.scan(step, start, jnp.arange(scan.length))
+    start = (scan.gather(scan.layer(params, 0)), given, x)
+    (whole, _, x), kept = lax.scan(step, start, jnp.arange(scan.length))
     return x, whole, kept
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Whole:
-    """Takes the place of a gathered parameter, by its number, among what is kept."""
+class _Shared:
+    """Takes the place, among what is kept, of a gathered parameter or of what all layers share."""
 
     number: int
 
 
-def _scanned_forward(scan: _Scan, params: Pytree, x: Pytree) -> tuple[Pytree, Any]:
-    def call(whole: Pytree, x: Pytree) -> Any:
-        weights, join = _split(whole)
-        x, pull_back = jax.vjp(lambda weights, x: scan.block(join(weights), x), weights, x)
+def _scanned_forward(
+    scan: _Scan, params: Pytree, given: list[Array], x: Pytree
+) -> tuple[Pytree, Any]:
+    def call(whole: Pytree, given: list[Array], x: Pytree) -> Any:
+        weights, join = _split((whole, given))
+
+        def apply(weights: list[Array], x: Pytree) -> Pytree:
+            whole, given = join(weights)
+            return scan.block(whole, given, x)
+
+        x, pull_back = jax.vjp(apply, weights, x)
         # What `jax.vjp` returns is a pytree of what it keeps. Whole parameters among that are not
-        # kept, for they are gathered again going back: they are known by identity, as `jax.vjp`
-        # keeps the very arrays that it was given.
-        numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(whole))}
+        # kept, for they are gathered again going back, nor is what is the same for all layers:
+        # both are known by identity, as `jax.vjp` keeps the very arrays that it got.
+        numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((whole, given)))}
         leaves, tree = jax.tree.flatten(pull_back)
-        kept = [_Whole(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
+        kept = [_Shared(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
         return x, jax.tree.unflatten(tree, kept)
 
-    y, whole, kept = _through(scan, params, x, call)
-    return y, (params, whole, kept)
+    y, whole, kept = _through(scan, params, given, x, call)
+    return y, (params, given, whole, kept)
 
 
-def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, Pytree]:
-    params, whole, kept = residuals
+def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, Any, Pytree]:
+    params, given, whole, kept = residuals
+    constants, join_given = _split(given)
 
     def step(carry: Any, at: Any) -> Any:
-        whole, ct_of_next, ct, grads = carry
+        whole, ct_of_next, ct_of_given, ct, grads = carry
         i, pull_back = at
         # The transpose of a gather does not depend on what was gathered: this one's, of layer
         # i - 1, serves layer i + 1. (After the last there is none: zeros, overwritten later.)
         coming, reduce = scan.gather_with_transpose(params, i - 1)
         grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
-        arrays = jax.tree.leaves(whole)
-        leaves, tree = jax.tree.flatten(pull_back, is_leaf=lambda x: isinstance(x, _Whole))
-        kept = [arrays[x.number] if isinstance(x, _Whole) else x for x in leaves]
-        ct_of_this, ct = jax.tree.unflatten(tree, kept)(ct)
-        return (coming, ct_of_this, ct, grads), None
+        arrays = jax.tree.leaves((whole, given))
+        leaves, tree = jax.tree.flatten(pull_back, is_leaf=lambda x: isinstance(x, _Shared))
+        kept = [arrays[x.number] if isinstance(x, _Shared) else x for x in leaves]
+        cts, ct = jax.tree.unflatten(tree, kept)(ct)
+        ct_of_this, more = cts[: len(ct_of_next)], cts[len(ct_of_next) :]
+        return (coming, ct_of_this, jax.tree.map(lax.add, ct_of_given, more), ct, grads), None
 
     shards, join = _split(params)
     nothing = [_zeros(w) for w in _split(whole)[0]]
-    start = (whole, nothing, ct, [_zeros(p) for p in shards])
+    start = (whole, nothing, [_zeros(c) for c in constants], ct, [_zeros(p) for p in shards])
     steps = (jnp.arange(scan.length), kept)
-    (_, ct_of_first, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
+    (_, ct_of_first, ct_of_given, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
     _, reduce = scan.gather_with_transpose(params, 0)
     grads = _placed(grads, reduce(ct_of_first), 0)
-    return join(grads, lambda p: np.zeros(p.shape, jax.dtypes.float0)), ct
+    return join(grads, _no_gradient), join_given(ct_of_given, _no_gradient), ct
+
+
+def _no_gradient(x: Array) -> np.ndarray:
+    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 _scanned.defvjp(_scanned_forward, _scanned_backward)
@@ -206,7 +241,7 @@ def _split(tree: Pytree) -> tuple[list[Array], Callable[..., Pytree]]:
 
         def one(leaf: Any, is_float: bool) -> Any:
             if isinstance(leaf, Gathered):
-                return Gathered(leaf.whole, next(rest))
+                return replace(leaf, shard=next(rest))
             return next(rest) if is_float else other(leaf)
 
         return jax.tree.unflatten(structure, map(one, leaves, floats))

@@ -113,7 +113,12 @@ def attention(
         cure = "the heads must be a multiple of those of keys and values, and as wide"
         raise refusal(ValueError, "attention", f"on a rank: {shapes}", cure)
     if rotary_base is not None:
-        where = jnp.arange(query.shape[-3]) if positions is None else jnp.asarray(positions)
+        length = query.shape[-3]
+        where = jnp.arange(length) if positions is None else jnp.asarray(positions)
+        if where.shape not in ((length,), (*query.shape[:-3], length)):
+            words = f"positions are {where.shape}, the whole sequence is of {length}"
+            cure = "pass [s] or [b, s], of the whole sequence on every rank"
+            raise refusal(ValueError, "attention", words, cure)
         query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=causal)

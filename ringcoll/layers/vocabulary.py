@@ -39,7 +39,7 @@ def embed(
     Source: Shoeybi et al., "Megatron-LM" (2019).
     """
     table = jnp.asarray(field(params, "embedding"))
-    _check_integers("embed", "tokens", tokens)
+    tokens = _integers("embed", "tokens", tokens)
     mine, row = _own(tokens, table.shape[0], axis_name)
     found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), 0)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
@@ -90,7 +90,7 @@ def cross_entropy(
 
     Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
     """
-    _check_integers("cross_entropy", "labels", labels)
+    labels = _integers("cross_entropy", "labels", labels)
     if logits.shape[:-1] != labels.shape:
         words = f"the labels are {labels.shape}, the logits {logits.shape}"
         raise refusal(ValueError, "cross_entropy", words, "pass a label for each row of logits")
@@ -136,7 +136,9 @@ def _is_in(ids: Array, size: int, axis_name: AxisName) -> Array:
     return (ids >= 0) & (ids < rank_count(axis_name) * size)
 
 
-def _check_integers(function: str, name: str, ids: Array) -> None:
-    if not jnp.issubdtype(jnp.asarray(ids).dtype, jnp.integer):
-        words = f"the {name} are of {jnp.asarray(ids).dtype}"
-        raise refusal(TypeError, function, words, "pass integers")
+def _integers(function: str, name: str, ids: Array) -> Array:
+    """The ids, wide enough for the size of any vocabulary, and with a sign."""
+    ids = jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise refusal(TypeError, function, f"the {name} are of {ids.dtype}", "pass integers")
+    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)
