@@ -87,16 +87,23 @@ def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:
 
 @jax.custom_vjp
 def _tied(tree: Pytree) -> Pytree:
-    """The tree itself, of which no gradient goes on before all are there."""
+    """The tree itself, of which no gradient goes on before all are there.
+
+    (But one that varies over fewer axes than others goes on: the barriers of older versions of
+    JAX make all of one type, and of that there is no way back.)
+    """
     return tree
 
 
 def _tied_backward(_: None, cts: Pytree) -> tuple[Pytree]:
     leaves, structure = jax.tree.flatten(cts)
     floats = [i for i, ct in enumerate(leaves) if ct.dtype != jax.dtypes.float0]
-    tied = lax.optimization_barrier([leaves[i] for i in floats])
+    types = {i: jax.typeof(leaves[i]).mat.varying for i in floats}
+    axes = frozenset().union(*types.values())
+    tied = lax.optimization_barrier([varying(leaves[i], tuple(axes)) for i in floats])
     for i, ct in zip(floats, tied, strict=True):
-        leaves[i] = ct
+        if types[i] == axes:
+            leaves[i] = ct
     return (jax.tree.unflatten(structure, leaves),)
 
 
