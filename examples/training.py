@@ -43,7 +43,7 @@ def make_mesh(*sizes: int) -> Mesh:
     that what is made of parameters under `jax.jit`, as the moments of Adam, is sharded as they.
     """
     wanted = int(np.prod(sizes))
-    jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
+    jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.values["jax_num_cpu_devices"]))
     devices = jax.devices()
     if len(devices) < wanted:
         devices = jax.devices("cpu")
