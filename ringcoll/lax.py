@@ -28,17 +28,25 @@ from typing import TYPE_CHECKING, Any
 
 from jax import lax as _lax
 
-from ringcoll.all_reduces import pmax as pmax
-from ringcoll.all_reduces import pmean as pmean
-from ringcoll.all_reduces import pmin as pmin
-from ringcoll.all_reduces import psum as psum
-from ringcoll.all_to_alls import all_to_all as all_to_all
-from ringcoll.all_to_alls import pswapaxes as pswapaxes
-from ringcoll.broadcasts import pbroadcast as pbroadcast
-from ringcoll.gathers import all_gather as all_gather
-from ringcoll.gathers import psum_scatter as psum_scatter
-from ringcoll.permutes import ppermute as ppermute
-from ringcoll.permutes import pshuffle as pshuffle
+from ringcoll.all_reduces import pmax, pmean, pmin, psum
+from ringcoll.all_to_alls import all_to_all, pswapaxes
+from ringcoll.broadcasts import pbroadcast
+from ringcoll.gathers import all_gather, psum_scatter
+from ringcoll.permutes import ppermute, pshuffle
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "pbroadcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "pshuffle",
+    "psum",
+    "psum_scatter",
+    "pswapaxes",
+]
 
 if not TYPE_CHECKING:
 

@@ -36,9 +36,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ringcoll.calls import AxisName, Pytree, axes_of
-from ringcoll.layers.gathered import Gathered as Gathered
-from ringcoll.layers.gathered import gather as gather
-from ringcoll.layers.gathered import linear as linear
+from ringcoll.layers.gathered import Gathered, gather, linear
 from ringcoll.layers.parameters import (
     axes_in,
     check_axes,
@@ -46,9 +44,19 @@ from ringcoll.layers.parameters import (
     map_with_specs,
     mesh_or_ambient,
     refusal,
+    shard,
 )
-from ringcoll.layers.parameters import shard as shard
-from ringcoll.layers.scan import scan_layers as scan_layers
+from ringcoll.layers.scan import scan_layers
+
+__all__ = [
+    "MIN_SIZE",
+    "Gathered",
+    "gather",
+    "linear",
+    "scan_layers",
+    "shard",
+    "specs",
+]
 
 #: Leaves of fewer elements are replicated: their gather would be all latency.
 MIN_SIZE = 1 << 12

@@ -36,21 +36,32 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from ringcoll.calls import AxisName, Pytree
-from ringcoll.layers.linear import column_linear as column_linear
-from ringcoll.layers.linear import row_linear as row_linear
-from ringcoll.layers.norms import layer_norm as layer_norm
-from ringcoll.layers.norms import rms_norm as rms_norm
-from ringcoll.layers.parameters import refusal
-from ringcoll.layers.parameters import shard as shard
-from ringcoll.layers.replicas import copied as copied
-from ringcoll.layers.replicas import copied_beside as copied_beside
-from ringcoll.layers.transformer import attention as attention
-from ringcoll.layers.transformer import gated_mlp as gated_mlp
-from ringcoll.layers.transformer import mlp as mlp
-from ringcoll.layers.transformer import rotary as rotary
-from ringcoll.layers.vocabulary import cross_entropy as cross_entropy
-from ringcoll.layers.vocabulary import embed as embed
-from ringcoll.layers.vocabulary import unembed as unembed
+from ringcoll.layers.linear import column_linear, row_linear
+from ringcoll.layers.norms import layer_norm, rms_norm
+from ringcoll.layers.parameters import refusal, shard
+from ringcoll.layers.replicas import copied, copied_beside
+from ringcoll.layers.transformer import attention, gated_mlp, mlp, rotary
+from ringcoll.layers.vocabulary import cross_entropy, embed, unembed
+
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "attention",
+    "column_linear",
+    "copied",
+    "copied_beside",
+    "cross_entropy",
+    "embed",
+    "gated_mlp",
+    "layer_norm",
+    "mlp",
+    "partition_specs",
+    "rms_norm",
+    "rotary",
+    "row_linear",
+    "shard",
+    "unembed",
+]
 
 #: Which dimension of a layer is sharded, counted from the last, so that blocks may be stacked.
 COLUMNS: Mapping[str, int] = MappingProxyType(

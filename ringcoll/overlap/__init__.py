@@ -15,14 +15,24 @@ Nothing else takes time: no launch, no contention for memory, no other program, 
 start together.
 """
 
-from ringcoll.overlap.chips import CHIPS as CHIPS
-from ringcoll.overlap.chips import Chip as Chip
-from ringcoll.overlap.compilation import compile_for as compile_for
-from ringcoll.overlap.hlo import HloError as HloError
-from ringcoll.overlap.program import Program as Program
-from ringcoll.overlap.reading import assert_overlapped as assert_overlapped
-from ringcoll.overlap.reading import report as report
-from ringcoll.overlap.report import Report as Report
-from ringcoll.overlap.report import Row as Row
-from ringcoll.overlap.topology import hops as hops
-from ringcoll.overlap.topology import mesh as mesh
+from ringcoll.overlap.chips import CHIPS, Chip
+from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.hlo import HloError
+from ringcoll.overlap.program import Program
+from ringcoll.overlap.reading import assert_overlapped, report
+from ringcoll.overlap.report import Report, Row
+from ringcoll.overlap.topology import hops, mesh
+
+__all__ = [
+    "CHIPS",
+    "Chip",
+    "HloError",
+    "Program",
+    "Report",
+    "Row",
+    "assert_overlapped",
+    "compile_for",
+    "hops",
+    "mesh",
+    "report",
+]
