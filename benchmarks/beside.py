@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import options, report
+from benchmarks import compiled, options, report
 from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import PLAIN, TUNED
 from benchmarks.row import Quartiles
@@ -59,6 +59,26 @@ class Found:
     @property
     def wrong(self) -> bool:
         return self.error > self.tolerance
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, known: Sequence[str], *, measured: str, compiled_as: str
+) -> None:
+    """Which programs: compiled for --topology, or else compared and timed here.
+
+    Args:
+        parser: of the command.
+        known: the algorithms.
+        measured: the shape that is timed.
+        compiled_as: the shape that is compiled.
+    """
+    add = parser.add_argument
+    add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
+    add("--shape", metavar="LIST", help=f"({measured}; compiled: {compiled_as})")
+    listed, names = options.listed(*known), ", ".join(known)
+    add("--algorithm", type=listed, default="all", metavar="LIST", help=names)
+    options.add_machine(parser, budget=120, rounds=30)
+    compiled.add_arguments(parser)
 
 
 def measured_here(names: Sequence[str]) -> list[str]:

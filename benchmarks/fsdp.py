@@ -47,14 +47,12 @@ MEASURED = "4x256x256x512"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, on what, and where to write what is found."""
-    add, listed = parser.add_argument, options.listed
-    add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
-    add("--shape", metavar="LIST", help=f"({MEASURED}; compiled: {COMPILED})")
+    kept = options.listed(*POLICIES)
+    parser.add_argument(
+        "--kept", type=kept, default="all", metavar="LIST", help=", ".join(POLICIES)
+    )
     known = (*BUILT_IN, *OURS)
-    add("--kept", type=listed(*POLICIES), default="all", metavar="LIST", help=", ".join(POLICIES))
-    add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
-    options.add_machine(parser, budget=120, rounds=30)
-    compiled.add_arguments(parser)
+    beside.add_arguments(parser, known, measured=MEASURED, compiled_as=COMPILED)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -52,20 +52,18 @@ TOLERANCE = 1e-4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, on what, and where to write what is found."""
-    add, listed = parser.add_argument, options.listed
-    add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
-    add(
+    parser.add_argument(
         "--mesh",
         action="append",
         metavar="data=2,model=8",
         help=f"again for more (those of {' '.join(MESHES)} that fit)",
     )
-    add("--shape", metavar="LIST", help=f"({MEASURED}; compiled: {COMPILED})")
-    add("--direction", type=listed(*DIRECTIONS), default="both", metavar="LIST", help="(both)")
+    directions = options.listed(*DIRECTIONS)
+    parser.add_argument(
+        "--direction", type=directions, default="both", metavar="LIST", help="(both)"
+    )
     known = (*BUILT_IN, *OURS, *SUMMED)
-    add("--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known))
-    options.add_machine(parser, budget=120, rounds=30)
-    compiled.add_arguments(parser)
+    beside.add_arguments(parser, known, measured=MEASURED, compiled_as=COMPILED)
 
 
 def run(args: argparse.Namespace) -> int:
