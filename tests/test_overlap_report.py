@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,14 @@ def test_the_timeline_is_drawn(tmp_path, kind):
     overlap.report(HIDDEN, chip=CHIP).draw(path)
     head = path.read_bytes()[:200]
     assert head.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+
+
+def test_timelines_are_drawn_one_above_the_other(tmp_path):
+    made, path = overlap.report(HIDDEN, chip=CHIP), tmp_path / "timelines.svg"
+    made.draw(path, replace(made, name="below"))
+    titles = [line for line in path.read_text(encoding="utf-8").split("\n") if " on 4 x " in line]
+    assert [made.name in title for title in titles] == [True, False]
+    assert ["below" in title for title in titles] == [False, True]
 
 
 def test_two_directions_at_once_are_drawn_apart(tmp_path):

@@ -17,11 +17,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from ringcoll.overlap import examples, topology
 from ringcoll.overlap.chips import Chip, chip
 from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
+from ringcoll.overlap.report import Report
 
 _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
@@ -61,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the chip, in place of ours: {', '.join(_CONSTANTS)}; again for more",
     )
     parser.add_argument("--draw", metavar="FILE", help="the timeline, as svg or png")
+    parser.add_argument(
+        "--against",
+        choices=examples.NAMES,
+        metavar="EXAMPLE",
+        help="report this one too, and draw it above",
+    )
     parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--max-exposed", type=float, metavar="SHARE", help="such as 0.05")
@@ -82,31 +91,35 @@ def run(args: argparse.Namespace) -> int:
     """Compile, print, draw; returns the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     mesh = topology.mesh(args.topology, **args.mesh)
-    if args.example:
-        function, operands = examples.example(args.example, mesh, args.sizes)
-    else:
-        function, operands = args.function(mesh)
-    program = compile_for(
-        args.topology,
-        function,
-        *operands,
-        profile=args.profile,
-        compiler_options=dict(args.option),
-    )
-    constants = dict(args.constant)
-    made = report(
-        program, chip=replace(chip(program.kind or ""), **constants) if constants else None
-    )
-    print(made.to_json() if args.json else made)
+    others = [_reported(args, mesh, args.against)[1]] if args.against else []
+    program, made = _reported(args, mesh, args.example)
+    for one in (*others, made):
+        print(one.to_json() if args.json else one)
     if args.text:
         with open(args.text, "w", encoding="utf-8") as file:
             file.write(program.text)
     if args.draw:
-        made.draw(args.draw)
+        first, *below = (*others, made)
+        first.draw(args.draw, *below)
     if args.max_exposed is not None and made.exposed_share > args.max_exposed:
         print(f"more than {args.max_exposed:.1%} is exposed", file=sys.stderr)
         return 1
     return 0
+
+
+def _reported(args: argparse.Namespace, mesh: Mesh, name: str | None) -> tuple[Program, Report]:
+    """An example, or the function that was given, compiled and read."""
+    if name:
+        function, operands = examples.example(name, mesh, args.sizes)
+    else:
+        function, operands = args.function(mesh)
+    options = dict(args.option)
+    program = compile_for(
+        args.topology, function, *operands, profile=args.profile, compiler_options=options
+    )
+    constants = dict(args.constant)
+    changed = replace(chip(program.kind or ""), **constants) if constants else None
+    return program, report(program, chip=changed)
 
 
 def axes(text: str) -> dict[str, int]:

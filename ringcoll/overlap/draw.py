@@ -1,4 +1,4 @@
-"""A timeline as a picture: compute above the wire."""
+"""Timelines as a picture: compute above the wire."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -16,12 +16,11 @@ _LOOKS = {
 }
 
 
-def draw(segments: Sequence[Segment], title: str, path: str | PathLike[str]) -> None:
-    """Draw a timeline.
+def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: str | PathLike[str]) -> None:
+    """Draw timelines, one above the other, on one axis of time.
 
     Args:
-        segments: what was done when.
-        title: stands above.
+        timelines: of each, what stands above it, and what was done when.
         path: of the file; its ending says which format (svg, png).
 
     Raises:
@@ -33,8 +32,25 @@ def draw(segments: Sequence[Segment], title: str, path: str | PathLike[str]) -> 
         raise ModuleNotFoundError(
             f"draw({str(path)!r}) needs matplotlib: pip install 'ringcoll[bench]'"
         ) from error
-    figure: Any = Figure(figsize=(11, 2.6), layout="constrained")
-    axes = figure.subplots()
+    figure: Any = Figure(figsize=(11, 0.9 + 1.7 * len(timelines)), layout="constrained")
+    panels = figure.subplots(len(timelines), sharex=True, squeeze=False)[:, 0]
+    for axes, (title, segments) in zip(panels, timelines, strict=True):
+        _panel(axes, title, segments)
+    axes.set_xlabel("microseconds")
+    shown = [axes.get_legend_handles_labels() for axes in panels]
+    legend = {label: bar for bars, labels in shown for bar, label in zip(bars, labels, strict=True)}
+    figure.legend(
+        legend.values(),
+        legend.keys(),
+        loc="outside lower center",
+        ncols=len(_LOOKS),
+        fontsize="small",
+        frameon=False,
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _panel(axes: Any, title: str, segments: Sequence[Segment]) -> None:
     for kind, (row, colour, legend) in _LOOKS.items():
         lanes = _lanes([s for s in segments if s.row == kind])
         for i, lane in enumerate(lanes):
@@ -45,14 +61,12 @@ def draw(segments: Sequence[Segment], title: str, path: str | PathLike[str]) -> 
                 edgecolors="white",
                 linewidth=0.4,
                 hatch="//" if kind == "skipped" else None,
-                label=legend if i == 0 else None,
+                label=legend,
             )
-    axes.set(yticks=(1, 0), yticklabels=("compute", "wire"), xlabel="microseconds")
+    axes.set(yticks=(1, 0), yticklabels=("compute", "wire"))
     axes.set_ylim(-0.5, 1.5)
     axes.set_title(title, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(_LOOKS), fontsize="small", frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 def _lanes(segments: Sequence[Segment]) -> list[list[Segment]]:

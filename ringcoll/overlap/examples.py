@@ -9,8 +9,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ringcoll import matmuls
 from ringcoll.gathers import all_gather, psum_scatter
-from ringcoll.matmuls import all_gather_matmul, matmul_reduce_scatter
 from ringcoll.permutes import ppermute
 
 #: A function and the shapes of its operands, on a mesh.
@@ -37,9 +37,19 @@ def ring_matmul(x: Array, w: Array) -> Array:
     return out
 
 
+def all_gather_matmul(x: Array, w: Array) -> Array:
+    """The same by `ringcoll.all_gather_matmul`."""
+    return matmuls.all_gather_matmul(x, w, "x")
+
+
 def matmul_then_psum_scatter(x: Array, w: Array) -> Array:
     """x: [m, f/n], w: [f/n, k] -> [m/n, k], the reduce-scatter last."""
     return psum_scatter(x @ w, "x", tiled=True, algorithm="lax")
+
+
+def matmul_reduce_scatter(x: Array, w: Array) -> Array:
+    """The same by `ringcoll.matmul_reduce_scatter`."""
+    return matmuls.matmul_reduce_scatter(x, w, "x")
 
 
 # Their dimensions (0, 1, 2 are m, k, f) and how these are sharded.
@@ -49,9 +59,9 @@ _DOWN = ((0, 2), P(None, "x")), ((2, 1), P("x", None)), P("x", None)
 _FORMS: Mapping[str, tuple[Callable, tuple]] = {
     "all_gather_then_matmul": (all_gather_then_matmul, _UP),
     "ring_matmul": (ring_matmul, _UP),
-    "all_gather_matmul": (lambda x, w: all_gather_matmul(x, w, "x"), _UP),
+    "all_gather_matmul": (all_gather_matmul, _UP),
     "matmul_then_psum_scatter": (matmul_then_psum_scatter, _DOWN),
-    "matmul_reduce_scatter": (lambda x, w: matmul_reduce_scatter(x, w, "x"), _DOWN),
+    "matmul_reduce_scatter": (matmul_reduce_scatter, _DOWN),
 }
 #: Their names.
 NAMES = tuple(_FORMS)

@@ -85,20 +85,26 @@ class Report:
         """All figures as JSON, without the segments."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def draw(self, path: str | PathLike[str]) -> None:
+    def draw(self, path: str | PathLike[str], *below: "Report") -> None:
         """Draw the timeline, compute above the wire, as SVG or PNG.
 
         Args:
             path: of the file; its ending says which format.
+            below: whose timelines are drawn below this one, on the same axis of time.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: there are no times to draw.
         """
-        if self.chip is None:
-            raise ValueError(f"draw: {self.name} has no times to draw; only a TPU's program has")
-        title = f"{self.name} on {self.ranks} x {self.chip.name}: " + _totals(self)[0]
-        draw(self.segments, title, path)
+        timelines = []
+        for made in (self, *below):
+            if made.chip is None:
+                raise ValueError(
+                    f"draw: {made.name} has no times to draw; only a TPU's program has"
+                )
+            title = f"{made.name} on {made.ranks} x {made.chip.name}: {_totals(made)[0]}"
+            timelines.append((title, made.segments))
+        draw(timelines, path)
 
 
 def _table(report: Report) -> list[str]:
