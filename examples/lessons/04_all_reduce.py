@@ -1,14 +1,15 @@
 """Lesson 4: all-reduce, by few bytes or by few rounds.
 
 Everybody wants the sum of everybody's vector. Reduce-scatter, then all-gather: 2(n - 1) rounds of
-a shard, 1/n of the vector, and no way sends less. Or swap whole vectors with the partner 4, 2, 1
-away and add: log2 n rounds, but of the whole. A message costs alpha, a byte beta:
+1/n of the vector, and no way sends fewer bytes (Patarasuk and Yuan, 2009). Or swap whole vectors
+with the partner 4, 2, 1 away and add: log2 n rounds, but of all. A message costs alpha, a byte
+beta:
 
-    ring       14 alpha + 14/8 vectors beta     (n = 8)
-    exchange    3 alpha +    3 vectors beta
+    ring        14 alpha + 1.75 vectors beta        (n = 8)
+    exchange     3 alpha +    3 vectors beta
 
-so small vectors go by the second and large ones by the first. A third way is the first that comes
-to mind, whole vectors round the ring and everybody adds what comes; see what is wrong with it.
+so large vectors go by the first and small ones by the second. A third way is the first to come
+to mind: whole vectors go round the ring, and everybody adds what comes. See what is wrong with it.
 """
 
 import os

@@ -16,6 +16,7 @@ import os
 os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +58,9 @@ def compiled(matmul: Matmul) -> Compiled:
 
 
 def compiled_gradients(matmul: Matmul) -> Compiled:
-    """Of a loss whose own gradient is the result."""
-    loss = lambda x, w: (over_ranks(matmul)(x, w) ** 2).sum() / 2  # noqa: E731
+    def loss(x: Array, w: Array) -> Array:
+        return (over_ranks(matmul)(x, w) ** 2).sum() / 2  # its gradient is the product itself
+
     return jax.jit(jax.grad(loss, (0, 1))).lower(*operands).compile()
 
 
@@ -68,7 +70,8 @@ def over_ranks(matmul: Matmul) -> Matmul:
 
 def held(program: Compiled) -> float:
     """At a time, beside operands and result, in shards of x."""
-    return program.memory_analysis().temp_size_in_bytes / (4 * M // N * K)
+    memory: Any = program.memory_analysis()
+    return memory.temp_size_in_bytes / (4 * M // N * K)
 
 
 # Small integers, whose sums are exact in any order.
