@@ -63,14 +63,17 @@ x = jax.device_put(jnp.zeros(N), P("x"))
 ct = jax.device_put(vectors.reshape(-1), P("x"))  # one vector a rank
 
 
-def backward(ct):
+def backward(ct: Array) -> Array:
     return jax.linear_transpose(forward, x)(ct)[0]
 
 
 claim("JAX transposes it to a reduce-scatter", np.array_equal(backward(ct), vectors.sum(0)))
 there, back = (str(jax.make_jaxpr(f)(y)) for f, y in ((forward, x), (backward, ct)))
-claim("of 7 ppermutes", there.count("ppermute[") == back.count("ppermute[") == N - 1)
-claim("the other way round", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
+claim(
+    "in 7 ppermutes, as it was forward",
+    there.count("ppermute[") == back.count("ppermute[") == N - 1,
+)
+claim("each the other way round", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
 
 # In the library the gradient of one is the other, by the same schedule.
 bruck = jax.shard_map(

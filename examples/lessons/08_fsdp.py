@@ -1,16 +1,17 @@
 """Lesson 8: weights in parts.
 
 In data parallelism every rank has other rows of the batch and all of the weights, of which it
-uses one layer at a time. Fully sharded, a rank keeps 1/n of each weight, gathers the whole just
-before it is used, and forgets it. The gradient of that gather is known from lesson 3, a
-reduce-scatter: it adds up the gradients of all ranks' rows and leaves each rank those of its own
-part, which is all that it has to update.
+uses one layer at a time. Fully sharded, a rank keeps 1/n of each weight, and gathers the whole
+just before it is used. The gradient of that gather is known from lesson 3, a reduce-scatter: it
+adds up the gradients of all ranks' rows and leaves each rank those of its own part, which is all
+that it has to update.
 
     forward     part --all-gather--> whole --> loss of my rows
     backward    part <--reduce-scatter-- whole's gradient
 
-As many bytes as an all-reduce of the gradients, and half as many more if the backward pass
-gathers again; n times less memory for weights, gradients and what an optimiser keeps of them.
+The two send what an all-reduce of the gradients would, and a rank keeps 1/n of the weights, of
+their gradients and of what an optimiser makes of them. (The whole is kept for the backward pass,
+unless it is gathered under `jax.checkpoint`; then it is gathered twice.)
 """
 
 import os
