@@ -1,20 +1,13 @@
 """Every lesson runs by itself and makes its claims; one that does not hold ends it."""
 
-import os
 import re
 
 import pytest
 from support import HERE, python
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
 FOLDER = HERE / "examples" / "lessons"
 LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
-
-
-@pytest.fixture(autouse=True)
-def _unoptimised(monkeypatch):
-    """What runs for a moment is compiled sooner without LLVM's optimisations."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    monkeypatch.setenv("XLA_FLAGS", flags)
 
 
 def ran(*arguments):
