@@ -4,25 +4,20 @@ They claim it by their exit status: what is compared, and how far off it may be,
 """
 
 import json
-import os
 from importlib.util import find_spec
 
 import pytest
 from support import python
 
 MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
-)
+pytestmark = [
+    pytest.mark.usefixtures("unoptimised"),
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
+    ),
+]
 #: Of a size of which FSDP still shards the weights, and 2 and 3 ranks the heads.
 TINY = "--layers 2 --width 72 --heads 6 --features 144 --sequence 48 --batch 12 --save-every 3"
-
-
-@pytest.fixture(autouse=True)
-def _unoptimised(monkeypatch):
-    """What runs for a moment is compiled in a third of the time without LLVM's optimisations."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    monkeypatch.setenv("XLA_FLAGS", flags)
 
 
 def train(folder, flags):

@@ -1,0 +1,88 @@
+"""Lesson 4: all-reduce, by few bytes or by few rounds.
+
+Everybody wants the sum of everybody's vector. Reduce-scatter, then all-gather: 2(n - 1) rounds of
+1/n of the vector, and no way sends fewer bytes (Patarasuk and Yuan, 2009). Or swap whole vectors
+with the partner 4, 2, 1 away and add: log2 n rounds, but of all. A message costs alpha, a byte
+beta:
+
+    ring        14 alpha + 1.75 vectors beta        (n = 8)
+    exchange     3 alpha +    3 vectors beta
+
+so large vectors go by the first and small ones by the second. A third way is the first to come
+to mind: whole vectors go round the ring, and everybody adds what comes. See what is wrong with it.
+"""
+
+import os
+
+os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from examples.lessons.claims import claim
+from ringcoll import cost, lax
+from ringcoll.pricing import Price, price
+
+N = 8
+ring, exchange = (price("psum", name, (N,)) for name in ("ring", "exchange"))
+claim("the ring: 14 messages, 14/8 of a vector", (ring.startups, ring.sent / N) == (14, 14 / 8))
+claim("the exchange: 3, of a vector each", (exchange.startups, exchange.sent / N) == (3, 3))
+
+
+# Modelled: 1 us a message, 45 GB/s, a switch between the ranks; and what is added takes time too.
+def microseconds(paid: Price, vector_bytes: int) -> float:
+    return 1e6 * cost.seconds(paid, vector_bytes / N, cost.DEVICES["v5e"])
+
+
+sizes = [2**k for k in range(10, 27)]
+for size in sizes[::4]:
+    a, b = microseconds(ring, size), microseconds(exchange, size)
+    print(f"modelled, {size:>8} bytes: ring {a:6.1f} us, exchange {b:6.1f} us")
+wins = [microseconds(ring, size) < microseconds(exchange, size) for size in sizes]
+crossing = next((size for size, win in zip(sizes, wins, strict=True) if win), None)
+claim(
+    f"of powers of two, the ring is quicker from {crossing} bytes on",
+    wins[-1] and wins == sorted(wins),
+)
+claim("and the exchange below", not wins[0])
+
+
+# Now the sums themselves, of floats, whose last bits depend on the order of additions.
+def two_halves(x: Array) -> Array:
+    mine = lax.psum_scatter(x, "x", tiled=True, algorithm="ring")
+    return lax.all_gather(mine, "x", tiled=True, algorithm="ring")
+
+
+def rotate_and_add(x: Array) -> Array:
+    total = x
+    for _ in range(N - 1):
+        x = lax.ppermute(x, "x", [(r, (r + 1) % N) for r in range(N)])
+        total = total + x
+    return total
+
+
+jax.set_mesh(jax.make_mesh((N,), ("x",)))
+vectors = np.random.default_rng(0).standard_normal((N, 1024), np.float32)
+operand = jax.device_put(vectors.reshape(-1), P("x"))
+
+
+def of_each_rank(function: Callable[[Array], Array]) -> np.ndarray:
+    mapped = jax.jit(jax.shard_map(function, in_specs=P("x"), out_specs=P("x")))
+    return np.asarray(mapped(operand)).reshape(N, -1)
+
+
+def different(sums: np.ndarray) -> int:
+    return len({mine.tobytes() for mine in sums})
+
+
+by_ring = of_each_rank(lambda x: lax.psum(x, "x", algorithm="ring"))
+by_exchange = of_each_rank(lambda x: lax.psum(x, "x", algorithm="exchange"))
+claim("psum by a ring is its two halves", np.array_equal(by_ring, of_each_rank(two_halves)))
+claim("by the ring all ranks have the same bits", different(by_ring) == 1)
+claim("by the exchange too", different(by_exchange) == 1)
+rotated = different(of_each_rank(rotate_and_add))
+claim(f"rotate and add: {rotated} different sums, as each adds in its own order", rotated > 1)

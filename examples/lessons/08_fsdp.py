@@ -1,0 +1,88 @@
+"""Lesson 8: weights in parts.
+
+In data parallelism every rank has other rows of the batch and all of the weights, of which it
+uses one layer at a time. Fully sharded, a rank keeps 1/n of each weight, and gathers the whole
+just before it is used. The gradient of that gather is known from lesson 3, a reduce-scatter: it
+adds up the gradients of all ranks' rows and leaves each rank those of its own part, which is all
+that it has to update.
+
+    forward     part --all-gather--> whole --> loss of my rows
+    backward    part <--reduce-scatter-- whole's gradient
+
+The two send what an all-reduce of the gradients would, and a rank keeps 1/n of the weights, of
+their gradients and of what an optimiser makes of them. (The whole is kept for the backward pass,
+unless it is gathered under `jax.checkpoint`; then it is gathered twice.)
+"""
+
+import os
+
+os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from examples.lessons.claims import claim, permutes
+from ringcoll.layers import fsdp
+
+N, BATCH, D, F = 8, 64, 64, 256
+Params = dict[str, Array]
+rng = np.random.default_rng(0)
+params = {
+    "up": jnp.asarray(rng.standard_normal((D, F), np.float32) / D**0.5),
+    "down": jnp.asarray(rng.standard_normal((F, D), np.float32) / F**0.5),
+}
+x = jnp.asarray(rng.standard_normal((BATCH, D), np.float32))
+
+
+def loss(params: Params, x: Array) -> Array:
+    return jnp.mean((x - jax.nn.gelu(x @ params["up"]) @ params["down"]) ** 2)
+
+
+def updated(params: Params, gradients: Params) -> Params:
+    return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradients)
+
+
+def bytes_of_a_device(params: Params) -> int:
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in params.values())
+
+
+@jax.jit
+def step_alone(params: Params, x: Array) -> tuple[Params, Array]:
+    value, gradients = jax.value_and_grad(loss)(params, x)
+    return updated(params, gradients), value
+
+
+jax.set_mesh(jax.make_mesh((N,), ("x",)))
+specs = fsdp.specs(params, "x")  # the largest dimension of each; small leaves would stay whole
+print(", ".join(f"{name}: {spec}" for name, spec in specs.items()))
+
+
+@jax.jit
+@jax.shard_map(in_specs=(specs, P("x")), out_specs=(specs, P()))
+def step(parts: Params, x: Array) -> tuple[Params, Array]:
+    def mean_loss(parts: Params) -> Array:
+        whole = fsdp.gather(parts, specs, "x", algorithm="ring")
+        return lax.pmean(loss(whole, x), "x")
+
+    value, gradients = jax.value_and_grad(mean_loss)(parts)
+    return updated(parts, gradients), value
+
+
+everywhere = jax.device_put(params, P())
+parts, rows = fsdp.shard(params, specs), jax.device_put(x, P("x"))
+before, after = bytes_of_a_device(everywhere), bytes_of_a_device(parts)
+print(f"bytes of weights a device: {before} whole, {after} in parts")
+claim("that is 1/8", after * N == before)
+for number in range(3):
+    params, expected = step_alone(params, x)
+    parts, value = step(parts, rows)
+    print(f"step {number}: loss {value:.6f}")
+    claim("as on one device", abs(value - expected) < 1e-5 * expected)
+off = max(float(abs(np.asarray(parts[k]) - np.asarray(params[k])).max()) for k in params)
+claim("and so are the weights, but for rounding", off < 1e-5)
+claim("which are still in parts", bytes_of_a_device(parts) == after)
+sent = permutes(step.lower(parts, rows).compile())
+claim("each kernel: 7 messages to gather, 7 back", sent == 2 * 2 * (N - 1))

@@ -1,0 +1,19 @@
+"""Ring collectives in an hour: nine scripts, each a page, each with one idea more than the last.
+
+    python -m examples.lessons.01_ring_by_hand
+
+They run on any machine in seconds and need JAX alone: eight virtual CPU devices are the ranks.
+What a lesson says that is so, it shows to be so (a line with a tick), or it fails.
+
+| lesson | the idea |
+|---|---|
+| `01_ring_by_hand` | pass on what came last: an all-gather of one `ppermute` |
+| `02_schedule` | an algorithm is a list of moves; other algorithms are other lists |
+| `03_backward` | the list from its end is a reduce-scatter, and the gradient |
+| `04_all_reduce` | few bytes or few rounds: two ways to a sum, and what each costs |
+| `05_collective_matmul` | multiply one shard while the next is on the wire |
+| `06_reading_the_schedule` | what a compiler made of it: which transfers hide, which do not |
+| `07_tensor_parallel` | a layer cut by columns and rows, its tokens by rank |
+| `08_fsdp` | weights that are whole only while they are used |
+| `09_your_own` | ten lines of your own: run, proved, priced and timed |
+"""

@@ -1,0 +1,51 @@
+"""Every lesson runs by itself and makes its claims; one that does not hold ends it."""
+
+import re
+
+import pytest
+from support import HERE, python
+
+pytestmark = pytest.mark.usefixtures("unoptimised")
+FOLDER = HERE / "examples" / "lessons"
+LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
+
+
+def ran(*arguments):
+    """What a lesson has printed, and how much it has claimed."""
+    done = python("-W", "error", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, len(re.findall("^✓ .", done.stdout, re.M))
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_lesson_makes_all_its_claims(lesson):
+    printed, made = ran("-m", f"examples.lessons.{lesson}")
+    source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")
+    in_source = len(re.findall(r"\bclaim\(", source))
+    assert in_source
+    assert made >= in_source or "pip install" in printed, printed  # of what is not installed
+
+
+def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
+    program = (
+        "import runpy, sys; sys.modules['libtpu'] = None; "
+        "runpy.run_module('examples.lessons.06_reading_the_schedule', run_name='__main__')"
+    )
+    printed, made = ran("-c", program)
+    assert made == 2
+    assert printed.splitlines()[-1].endswith("pip install 'ringcoll[tpu]' (no TPU is needed)")
+
+
+def test_a_claim_that_does_not_hold_ends_a_lesson():
+    program = (
+        "from examples.lessons.claims import claim; claim('2 is 3', 2 == 3); claim('on', True)"
+    )
+    done = python("-W", "error", "-c", program)
+    assert done.returncode == 1
+    assert "it does not hold: 2 is 3" in done.stderr
+    assert "✓" not in done.stdout
+
+
+def test_they_are_in_the_index_in_order():
+    index = (FOLDER / "__init__.py").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\d\d_\w+)` ", index, re.M) == LESSONS
