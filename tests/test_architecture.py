@@ -19,6 +19,7 @@ PACKAGE = Path(ringcoll.__file__).parent
 ORDER = (
     "schedule",
     "algorithms",
+    "routing",
     "pricing",
     "precision",
     "cost",
