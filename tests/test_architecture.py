@@ -21,9 +21,11 @@ ORDER = (
     "algorithms",
     "routing",
     "pricing",
+    "formulas",
     "precision",
     "cost",
     "table",
+    "text",
     "manual",
     "primitive",
     "wire",
@@ -78,6 +80,8 @@ ORDER = (
     "overlap.examples",
     "overlap.command",
     "overlap.__init__",
+    "commands.__init__",
+    "commands.explain",
     "__main__",
 )
 #: Drawing and reports come before what asks JAX for devices.
@@ -86,6 +90,7 @@ WITHOUT_JAX = (
     "labels",
     "quickest",
     *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
+    *ORDER[ORDER.index("commands.__init__") : ORDER.index("__main__")],
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = (
