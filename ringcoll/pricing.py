@@ -15,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 from ringcoll.algorithms import ALL_REDUCES, Algorithm, build
-from ringcoll.routing import on_torus
+from ringcoll.routing import HostRound, Load, on_hosts, on_torus
 from ringcoll.schedule import Schedule, ScheduleError, product
 
 
@@ -63,6 +63,40 @@ def price(
         ValueError: as `algorithms.build`; or the network is of another number of ranks.
     """
     return _in_turn(*(_paid(one, network) for one in _passes(collective, algorithm, shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class HostsPrice:
+    """What is paid on hosts: every kind of round, in shards, and the shards a rank adds."""
+
+    rounds: tuple[HostRound, ...]
+    additions: Fraction
+
+
+def price_on_hosts(
+    collective: str, algorithm: Algorithm, shape: Sequence[int], hosts: int
+) -> HostsPrice:
+    """What a collective costs on hosts whose ranks share a port to the other hosts.
+
+    The ranks are in order, so many of them on each host: on shape (hosts, ranks a host) a
+    product gathers between hosts first, while there is least to send, and a reduce-scatter,
+    which is the same backward, last. The other way about every rank of a host would send all
+    that the host holds.
+
+    Args:
+        collective, algorithm, shape: as for `price`.
+        hosts: how many; a divisor of the number of ranks.
+
+    Raises:
+        ValueError: as `price`; or the ranks do not divide among the hosts.
+    """
+    rounds, additions = [], Fraction(0)
+    for one in _passes(collective, algorithm, shape):
+        for times, *loads in on_hosts(one.schedule, hosts):
+            whole = (Load(startups, one.shards * link) for startups, link in loads)
+            rounds.append(HostRound(times, *whole))
+        additions += _paid(one, None).additions
+    return HostsPrice(tuple(rounds), additions)
 
 
 class _Pass(NamedTuple):

@@ -81,6 +81,9 @@ ORDER = (
     "overlap.command",
     "overlap.__init__",
     "commands.__init__",
+    "commands.plot",
+    "commands.machine",
+    "commands.cost",
     "commands.explain",
     "__main__",
 )
@@ -97,7 +100,10 @@ LAYERS_KNOW = (
     *("layers", "table", "manual", "calls", "matmuls"),
     *("gathers", "all_to_alls", "all_reduces", "broadcasts", "permutes"),
 )
-LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn
+LAZILY = {
+    "overlap.draw": "matplotlib",
+    "commands.plot": "matplotlib",
+}  # of the extra bench, and only when it is drawn
 SENDERS = ("wire", "permutes")  # the second where the first is not for it: see `Call`
 SOURCES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text(encoding="utf-8")
