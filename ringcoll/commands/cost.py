@@ -12,7 +12,7 @@ the busiest link, gamma a byte added. Nothing is measured.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,13 +75,13 @@ def run(args: argparse.Namespace) -> int:
     print(*machine.described(args), sep="\n")
     for nbytes in args.bytes:
         print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
-        print(
-            *(_one(rows[0], forms, nbytes) if len(rows) == 1 else _all(rows, forms, nbytes)),
-            sep="\n",
-        )
+        of_one = len(rows) == 1
+        table = _one(rows[0], forms, nbytes) if of_one else _all(rows, algorithms, forms, nbytes)
+        print(*table, sep="\n")
     print(f"\nfastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}")
     print(*aligned([(row.machine.name, _in_words(_ranges(row))) for row in rows], left=2), sep="\n")
-    print(*(f"-: {why}" for why in refused), sep="\n")
+    for why in refused:
+        print(f"- {why}")
     if args.plot:
         _plot(args, rows)
     return 0
@@ -160,9 +160,10 @@ def _one(row: Priced, forms: Mapping[str, str], nbytes: int) -> Iterator[str]:
     return aligned(cells, left=4)
 
 
-def _all(rows: Sequence[Priced], forms: Mapping[str, str], nbytes: int) -> Iterator[str]:
+def _all(
+    rows: Sequence[Priced], columns: Iterable[str], forms: Mapping[str, str], nbytes: int
+) -> Iterator[str]:
     """A row for each machine, under the closed forms."""
-    columns = list(dict.fromkeys(name for row in rows for name in row.seconds))
     yield from aligned([(name, forms[name]) for name in columns if name in forms], left=2)
     cells = [("ranks", *(f"{name} " for name in columns), "*")]
     for row in rows:

@@ -41,6 +41,7 @@ def plot(
         ModuleNotFoundError: matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ModuleNotFoundError(
@@ -65,4 +66,5 @@ def plot(
     axes.grid(True, color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150)
+    with rc_context({"svg.fonttype": "none"}):  # text as text
+        figure.savefig(path, dpi=150)
