@@ -5,6 +5,7 @@ from math import prod
 
 import pytest
 
+from benchmarks.__main__ import main as benchmarks
 from ringcoll.__main__ import main
 from ringcoll.algorithms import ALIASES, COLLECTIVES, GATHERS, names, ring
 from ringcoll.commands.machine import MODELS, network, shapes
@@ -174,7 +175,15 @@ def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ("8", ["all_gather on 8 x v5e, modelled", "2.06M", "two_ended", "bytes of the full"]),
+        (
+            "8",
+            [
+                "all_gather on 8 x v5e, modelled",
+                "2.06M",
+                "bidirectional_ring = torus",
+                "bytes of the full",
+            ],
+        ),
         ("2..8,2x2", ["all_gather of 64M on v5e, modelled", "torus, 2 axes", "ranks"]),
     ],
 )
@@ -183,6 +192,21 @@ def test_plots(capsys, tmp_path, ranks, words):
     cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
     said = path.read_text(encoding="utf-8")
     assert [word for word in words if word not in said] == []
+
+
+def test_scale(capsys, tmp_path):
+    path = tmp_path / "scale.svg"
+    assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
+    row = capsys.readouterr().out.partition("\n  64 ")[2].split("\n")[0]
+    on_a_ring = price("psum", "ring", (64,), (64,))
+    assert row.split("us")[0].strip() == "150"
+    assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "150 us"
+    on_a_cube = price("psum", "torus", (4, 4, 4), (4, 4, 4))
+    assert seconds_in_words(seconds(on_a_cube, 2**20 / 64, DEVICES["v5p"])) in row
+    on_hosts = price_on_hosts("psum", "ring", (8, 8), 8)
+    models = SWITCHES["h200"], SWITCHES["infiniband400"]
+    assert seconds_in_words(seconds_on_hosts(on_hosts, 2**20 / 64, *models)) in row
+    assert "torus, 3-D" in path.read_text(encoding="utf-8")
 
 
 def test_aliases_are_of_collectives():

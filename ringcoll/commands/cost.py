@@ -174,12 +174,16 @@ def _all(
     yield from aligned(cells)
 
 
-def _ranges(row: Priced) -> list[Range]:
-    """Who is the fastest where; those that always tie as one."""
+def _distinct(row: Priced) -> dict[str, Seconds]:
+    """Those that always tie as one."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, seconds in row.seconds.items():
         alike.setdefault(tuple(f"{seconds(b):.9g}" for b in (LEAST, MOST)), []).append(name)
-    return fastest({" = ".join(some): row.seconds[some[0]] for some in alike.values()}, LEAST, MOST)
+    return {" = ".join(some): row.seconds[some[0]] for some in alike.values()}
+
+
+def _ranges(row: Priced) -> list[Range]:
+    return fastest(_distinct(row), LEAST, MOST)
 
 
 def _in_words(ranges: Sequence[Range]) -> str:
@@ -190,7 +194,7 @@ def _in_words(ranges: Sequence[Range]) -> str:
 def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
     if len(rows) == 1:
         sizes = [round(b) for b in np.geomspace(LEAST, MOST, 100).tolist()]
-        lines = [Line(name, sizes, [f(b) for b in sizes]) for name, f in rows[0].seconds.items()]
+        lines = [Line(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()]
         title = f"{args.collective} on {rows[0].machine.name} x {args.device}, modelled"
         marks = [one.least for one in _ranges(rows[0])[1:]]
         plot(args.plot, title, "bytes of the full vector", lines, bytes_in_words, marks)
