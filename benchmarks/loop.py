@@ -23,6 +23,7 @@ from benchmarks.cases import CASES
 from benchmarks.measure import Point, interleave
 from benchmarks.row import Quartiles
 from ringcoll import engine
+from ringcoll.text import size
 
 #: How `UNROLL_UP_TO` is set for either way.
 WAYS = {"unrolled": 10**9, "looped": 0}
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     ranks = "8,16,24,32,48,64,128"
     add("--ranks", default=ranks, metavar="LIST", help=f"default {ranks}")
-    add("--bytes", type=options.size, default="4K", metavar="SIZE", help="of a chunk (4K)")
+    add("--bytes", type=size, default="4K", metavar="SIZE", help="of a chunk (4K)")
     add("-J", "--json", metavar="PATH", help="write what was measured")
 
 

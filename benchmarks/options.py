@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.cases import AXIS
+from ringcoll.text import size
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
 DATATYPES = (
@@ -19,22 +20,6 @@ DATATYPES = (
     *("int32", "uint32", "int16", "uint16", "int8", "uint8"),
 )
 WIDE_DATATYPES = ("float64", "int64", "uint64")
-
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def size(text: str) -> int:
-    """Bytes, of "512", "1K", "64M" or "1G".
-
-    Raises:
-        argparse.ArgumentTypeError: it is none of these, or 0.
-    """
-    number, unit = (
-        (text[:-1], _UNITS[text[-1].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
-    )
-    if not number.isdecimal() or int(number) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512, 1K, 64M or 1G")
-    return int(number) * unit
 
 
 def listed(*choices: str):

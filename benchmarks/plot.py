@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.model import Fitted, predict
-from benchmarks.report import bytes_in_words
 from benchmarks.row import Row
 from ringcoll.table import LAX
+from ringcoll.text import bytes_in_words
 
 matplotlib.use("Agg")
 

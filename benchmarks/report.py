@@ -14,6 +14,7 @@ from benchmarks.cases import Case
 from benchmarks.model import Fitted
 from benchmarks.row import Quartiles, Row
 from ringcoll.table import BUILT_INS, LAX
+from ringcoll.text import bytes_in_words
 
 T = TypeVar("T")
 Place = tuple[Case, np.dtype, int]  # and size
@@ -49,15 +50,6 @@ def point(shared: tuple[Place, float]) -> str:
     """What is measured, of that and its share of the time."""
     (case, dtype, size), _ = shared
     return f"{case.name} {dtype.name} {bytes_in_words(size)}"
-
-
-def bytes_in_words(size: float) -> str:
-    """4096 as 4K."""
-    for unit in ("", "K", "M"):
-        if size < 1024:
-            return f"{size:.4g}{unit}"
-        size /= 1024
-    return f"{size:.4g}G"
 
 
 def table(*columns: str, left: int = 1) -> Table:

@@ -3,7 +3,8 @@
 An algorithm takes the sizes of the axes it runs over, major first: `ring(8)`,
 `ring(4, 2)`. Most are written for one axis and serve several by `product`: gather along
 the first, then everything held along the next. To add one, write the function under the
-decorator of its kind; it is then executed, proved, priced, tested and benchmarked.
+decorator of its kind; it is then executed, proved, priced, explained, tested and
+benchmarked. Its docstring has a first line, `When:`, and `Source:` if it was published.
 
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
 """
@@ -68,8 +69,11 @@ def _along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
 def ring(n: int, *, direction: int = 1) -> Schedule:
     """Pass on to the neighbour what came last: n-1 rounds of one shard.
 
-    The bandwidth optimum with nearest-neighbour messages only; all traffic one way
-    round. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    The bandwidth optimum with nearest-neighbour messages only; all traffic one way round.
+
+    When: large payloads, neighbours only.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).
     """
     rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
@@ -82,6 +86,8 @@ def bidirectional_ring(n: int) -> Schedule:
     """Half of each shard goes round either way: n-1 rounds of half a shard a direction.
 
     Both directions of every link work all the time.
+
+    When: large payloads, half of the bytes each way.
     """
     return in_lanes(ring(n), ring(n, direction=-1))
 
@@ -92,6 +98,8 @@ def two_ended(n: int) -> Schedule:
     """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
 
     The rounds of a bidirectional ring cut in half, each of twice the bytes.
+
+    When: large payloads, half the rounds.
     """
     ahead = [Move(1, (t,)) for t in range(n // 2)]
     back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
@@ -104,7 +112,9 @@ def two_ended(n: int) -> Schedule:
 def bruck(n: int) -> Schedule:
     """Double what is held in every round: ceil(log2 n) rounds, for any n.
 
-    Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
+    When: small payloads, any n, a switch.
+
+    Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
     communications in multiport message-passing systems", IEEE TPDS 8 (1997).
     """
     steps = [2**k for k in range((n - 1).bit_length())]
@@ -117,9 +127,12 @@ def recursive_doubling(n: int) -> Schedule:
     """Swap all that is held with the partner n/2, ..., 2, 1 away: log2 n rounds.
 
     The farthest partner comes first, while there is least to send. Backward it is
-    recursive halving; both make Rabenseifner's all-reduce. Thakur,
-    Rabenseifner and Gropp, "Optimization of collective communication operations in
-    MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
+    recursive halving; both make Rabenseifner's all-reduce.
+
+    When: small payloads, n a power of two.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+    operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 
     Raises:
         ScheduleError: n is not a power of two.
@@ -140,6 +153,8 @@ def direct(n: int) -> Schedule:
     Backward every contribution travels as it is and is added only where it belongs:
     with a wide `accumulate_dtype` the bytes on the wire stay narrow and the sum is
     rounded once.
+
+    When: wide sums of narrow messages.
     """
     everybody = tuple(Move(s, (0,)) for s in range(1, n))
     return Schedule((n,), (everybody,) if everybody else ())
@@ -150,8 +165,12 @@ def torus(*shape: int) -> Schedule:
     """Every axis and both directions at once: two lanes an axis, each in its own order.
 
     Lane i starts along axis i, its twin the other way round, so that on a square torus
-    no link is idle. On one axis it is the bidirectional ring. Jain and Sabharwal,
-    "Optimal bucket algorithms for large MPI collectives on torus interconnects" (2010).
+    no link is idle. On one axis it is the bidirectional ring.
+
+    When: large payloads, several axes: all links, both ways.
+
+    Source: Jain and Sabharwal, "Optimal bucket algorithms for large MPI collectives on
+    torus interconnects", Int. Conf. on Supercomputing (2010).
     """
     axes = range(len(shape))
     orders = [[*axes[first:], *axes[:first]] for first in axes]
@@ -163,9 +182,10 @@ def torus(*shape: int) -> Schedule:
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
-    ceil(log2 n) rounds for any n, at k + m - 1 vectors of bytes for n = 2^k m with m odd:
-    for payloads so small that only the rounds count. Every stage adds in the order of the
-    ranks, so that all hold the same bits.
+    ceil(log2 n) rounds for any n, at k + m - 1 vectors of bytes for n = 2^k m with m odd.
+    Every stage adds in the order of the ranks, so that all hold the same bits.
+
+    When: a few kilobytes, where only the rounds count.
     """
     twos = [(n & -n).bit_length() - 1 for n in shape]
     return tuple(
@@ -180,6 +200,8 @@ def one_shot(*shape: int) -> Stages:
     """Gather every whole vector, then add once: ceil(log2 n) rounds, n-1 vectors of bytes.
 
     The rounding error of a single sum, whatever n is.
+
+    When: small payloads, the error of one sum.
     """
     return tuple(bruck(n) for n in shape if n > 1)
 
@@ -187,7 +209,10 @@ def one_shot(*shape: int) -> Stages:
 @_listed(ALL_TO_ALLS)
 @_along_each_axis
 def pairwise(n: int) -> AllToAllSchedule:
-    """Each block straight to its rank: n-1 rounds of one block."""
+    """Each block straight to its rank: n-1 rounds of one block.
+
+    When: large blocks.
+    """
     return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
 
 
@@ -196,7 +221,11 @@ def pairwise(n: int) -> AllToAllSchedule:
 def bruck_all_to_all(n: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
-    About n/2 blocks a round: fewer messages, more bytes. Bruck et al. (1997).
+    About n/2 blocks a round: fewer messages, more bytes.
+
+    When: small blocks.
+
+    Source: Bruck et al., as for the all-gather (1997).
     """
     steps = [2**k for k in range((n - 1).bit_length())]
     rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
@@ -212,6 +241,8 @@ _KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]]
 }
 #: The collectives that schedules serve.
 COLLECTIVES = tuple(_KINDS)
+#: What others call them, for commands.
+ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
 
 def names(collective: str) -> tuple[str, ...]:

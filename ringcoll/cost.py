@@ -1,19 +1,21 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
-`seconds` multiplies the counts of `ringcoll.pricing` with a `Model`; `fit` finds the
-model of a machine from what was measured on it; `hidden_seconds` and `bare_seconds` price a
+`seconds` multiplies the counts of `ringcoll.pricing` with a `Model`, `seconds_on_hosts` with
+two; `fastest` says which of several takes least at which size; `fit` finds the model of a
+machine from what was measured on it; `hidden_seconds` and `bare_seconds` price a
 collective with a matmul, under it and beside it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from ringcoll.pricing import Price
+from ringcoll.pricing import HostsPrice, Price
+from ringcoll.routing import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Model:
 
     Messages that leave by different ports at once share one alpha: it is paid for the
     `startups` of a price. delta is the seconds of a floating-point operation of a matmul;
-    axes are those of the torus, or the grid, that the links make.
+    axes are those of the torus, or the grid, that the links make; a switch has none.
     """
 
     alpha: float
@@ -51,6 +53,68 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
     added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
     return model.alpha * paid.startups + model.beta * link_bytes + model.gamma * added_bytes
+
+
+def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
+    """The seconds that a price takes on hosts.
+
+    What stays within hosts and what goes between them travel at once: a round takes as long
+    as the longer of the two.
+
+    Args:
+        paid: what `pricing.price_on_hosts` counted.
+        shard_bytes: bytes in 1/n of the full vector.
+        inner: of a rank's port to the ranks of its host, and of its additions.
+        outer: of a host's port.
+    """
+
+    def wire(load: Load, model: Model) -> float:
+        return model.alpha * load.startups + model.beta * float(load.link) * shard_bytes
+
+    rounds = (n * max(wire(near, inner), wire(far, outer)) for n, near, far in paid.rounds)
+    return sum(rounds) + inner.gamma * float(paid.additions) * shard_bytes
+
+
+class Range(NamedTuple):
+    """The sizes, in bytes and both included, at which one of several is the fastest."""
+
+    name: str
+    least: int
+    most: int
+
+
+def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) -> list[Range]:
+    """Which of several takes least time at which size, to the byte.
+
+    By bisection from the powers of two on. (Where time is a line in the size, as that of
+    `seconds` is, the fastest at both ends of an interval is the fastest in it.)
+
+    Args:
+        times: seconds of so many bytes; of those that tie, the first counts.
+        least, most: the smallest and the largest size.
+    """
+
+    def best(size: int) -> str:
+        taken = {name: seconds_of(size) for name, seconds_of in times.items()}
+        quickest = min(taken.values())
+        return next(name for name, t in taken.items() if t <= quickest * (1 + 1e-12))
+
+    def changes(low: int, high: int) -> Iterator[Range]:
+        if best(low) == best(high):
+            yield Range(best(low), low, high)
+        elif high - low == 1:
+            yield from (Range(best(size), size, size) for size in (low, high))
+        else:
+            middle = (low + high) // 2
+            yield from (*changes(low, middle), *changes(middle, high))
+
+    powers = [2**k for k in range(most.bit_length()) if least < 2**k < most]
+    found: list[Range] = []
+    for low, high in pairwise([least, *powers, most]):
+        for one in changes(low, high):  # each begins where the one before ends
+            start = found.pop().least if found and found[-1].name == one.name else one.least
+            found.append(one._replace(least=start))
+    return found
 
 
 class Sample(NamedTuple):
@@ -108,6 +172,25 @@ DEVICES: Mapping[str, Model] = MappingProxyType(
         "v5p": _tpu(90e9, 2760e9, 459e12, 3),
         "v6e": _tpu(90e9, 1640e9, 918e12, 2),
         "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3),
+    }
+)
+
+
+def _switch(alpha: float, port: float, memory: float = float("inf")) -> Model:
+    """Of rates: bytes a second one way of a port, bytes of memory."""
+    return Model(alpha, 1 / port, 3 / memory, axes=0)
+
+
+#: Modelled, not measured: ports to a switch. Of GPUs, what is published for NVLink one way
+#: (450 of 900 GB/s) and memory: nvidia.com/en-us/data-center/h100, h200. Of networks, what the
+#: name says in Gbit/s, by definition; additions are not counted. The alphas are assumptions.
+SWITCHES: Mapping[str, Model] = MappingProxyType(
+    {
+        "h100": _switch(3e-6, 450e9, 3.35e12),
+        "h200": _switch(3e-6, 450e9, 4.8e12),
+        "infiniband400": _switch(5e-6, 400e9 / 8),
+        "ethernet100": _switch(20e-6, 100e9 / 8),
+        "ethernet10": _switch(30e-6, 10e9 / 8),
     }
 )
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from math import prod
+from typing import NamedTuple
 
-import numpy as np
-
-from ringcoll.algorithms import Algorithm, Stages, build
-from ringcoll.schedule import Move, Round, Schedule, ScheduleError, product
+from ringcoll.algorithms import ALL_REDUCES, Algorithm, build
+from ringcoll.routing import HostRound, Load, on_hosts, on_torus
+from ringcoll.schedule import Schedule, ScheduleError, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +62,74 @@ def price(
     Raises:
         ValueError: as `algorithms.build`; or the network is of another number of ranks.
     """
+    return _in_turn(*(_paid(one, network) for one in _passes(collective, algorithm, shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class HostsPrice:
+    """What is paid on hosts: every kind of round, in shards, and the shards a rank adds."""
+
+    rounds: tuple[HostRound, ...]
+    additions: Fraction
+
+
+def price_on_hosts(
+    collective: str, algorithm: Algorithm, shape: Sequence[int], hosts: int
+) -> HostsPrice:
+    """What a collective costs on hosts whose ranks share a port to the other hosts.
+
+    The ranks are in order, so many of them on each host: on shape (hosts, ranks a host) a
+    product gathers between hosts first, while there is least to send, and a reduce-scatter,
+    which is the same backward, last. The other way about every rank of a host would send all
+    that the host holds.
+
+    Args:
+        collective, algorithm, shape: as for `price`.
+        hosts: how many; a divisor of the number of ranks.
+
+    Raises:
+        ValueError: as `price`; or the ranks do not divide among the hosts.
+    """
+    rounds, additions = [], Fraction(0)
+    for one in _passes(collective, algorithm, shape):
+        for times, *loads in on_hosts(one.schedule, hosts):
+            whole = (Load(startups, one.shards * link) for startups, link in loads)
+            rounds.append(HostRound(times, *whole))
+        additions += _paid(one, None).additions
+    return HostsPrice(tuple(rounds), additions)
+
+
+class _Pass(NamedTuple):
+    """A schedule that is run, and the shards of the vector that one of its own shards is."""
+
+    schedule: Schedule
+    shards: int
+    adds: bool
+    raw: bool | None  # all that is sent, nothing of it, or as the schedule has it
+
+
+def _passes(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list[_Pass]:
+    """What a collective runs one after the other."""
     made = build(collective, algorithm, tuple(shape))
-    if isinstance(made, tuple):
-        return _price_of_stages(made, network)
-    backward = price_backward(made, network)
-    forward = replace(backward, raw=backward.sent, additions=Fraction(0))
-    if collective == "psum_scatter":
-        return backward
-    if collective in ("all_gather", "all_to_all"):
-        return forward
-    return _in_turn(backward, forward)
+    if isinstance(made, tuple):  # each along its digit of the ranks; later ones send sums
+        n = prod(stage.size for stage in made)  # a whole vector is n shards
+        return [_Pass(product(made, [i]), n, True, i == 0) for i in range(len(made))]
+    backward, forward = _Pass(made, 1, True, None), _Pass(made, 1, False, True)
+    if collective in ALL_REDUCES:
+        return [backward, forward]
+    return [backward if collective == "psum_scatter" else forward]
 
 
-def _price_of_stages(stages: Stages, network: Sequence[int] | None) -> Price:
-    n = prod(stage.size for stage in stages)  # a whole vector is n shards
-    prices = []
-    for i in range(len(stages)):
-        one = price_backward(product(stages, [i]), network)  # along its digit of the ranks
-        prices.append(
-            replace(
-                one,
-                sent=n * one.sent,
-                raw=n * one.sent if i == 0 else Fraction(0),  # later stages send sums
-                link=n * one.link,
-                additions=n * one.additions,
-            )
-        )
-    return _in_turn(*prices)
+def _paid(one: _Pass, network: Sequence[int] | None) -> Price:
+    alone = price_backward(one.schedule, network)
+    raw = alone.raw if one.raw is None else one.raw * alone.sent
+    return replace(
+        alone,
+        sent=one.shards * alone.sent,
+        raw=one.shards * raw,
+        link=one.shards * alone.link,
+        additions=one.shards * one.adds * alone.additions,
+    )
 
 
 def _in_turn(*prices: Price) -> Price:
@@ -137,59 +178,23 @@ def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> 
     """
     if network is not None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")
-    moves_of_all = [move for _, move in schedule.numbered_moves()]
-    sent = sum((_share(schedule, move) for move in moves_of_all), Fraction(0))
+    messages, shards = 0, 0
     added: set[tuple[int, int]] = set()
-    raw = Fraction(0)
+    raw = 0
     for moves in reversed(schedule.rounds):  # backward: a slot is raw until added to
         for move in moves:
+            messages, shards = messages + 1, shards + len(move.offsets)
             if added.isdisjoint((move.lane, a) for a in schedule.arrivals(move)):
-                raw += _share(schedule, move)
+                raw += len(move.offsets)
         added |= {(move.lane, o) for move in moves for o in move.offsets}
-    startups, link = len(moves_of_all), sent  # of a switch
-    if network is not None:
-        routed = [_route(schedule, moves, tuple(network)) for moves in schedule.rounds]
-        startups = sum(started for started, _ in routed)
-        link = sum((load for _, load in routed), Fraction(0))
+    sent = Fraction(shards, schedule.lanes)
+    startups, link = (messages, sent) if network is None else on_torus(schedule, tuple(network))
     return Price(
         rounds=len(schedule.rounds),
-        messages=len(moves_of_all),
+        messages=messages,
         startups=startups,
         sent=sent,
-        raw=raw,
+        raw=Fraction(raw, schedule.lanes),
         link=link,
         additions=sent,
     )
-
-
-def _share(schedule: Schedule, move: Move) -> Fraction:
-    return Fraction(len(move.offsets), schedule.lanes)
-
-
-def _route(schedule: Schedule, moves: Round, network: tuple[int, ...]) -> tuple[int, Fraction]:
-    """One round on a torus: startups, and the load of the busiest link in shards."""
-    ranks = range(schedule.size)
-    here = np.stack(np.unravel_index(ranks, network))
-    load = np.zeros((2, *here.shape), int)  # direction, axis, rank; in half lane shares
-    starts = np.zeros((3, *here.shape), int)  # ahead, back, as far either way; axis, rank
-    for move in moves:
-        to = [schedule.step(rank, move.axis, move.shift) for rank in ranks]
-        there = np.stack(np.unravel_index(to, network))
-        at = here.copy()
-        for axis, length in enumerate(network):  # one dimension after the other
-            ahead = (there[axis] - here[axis]) % length
-            back = -ahead % length
-            way = np.select([ahead < back, ahead > back], [0, 1], 2)
-            first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
-            starts[way[first], axis, np.flatnonzero(first)] += 1
-            for sign, hops in enumerate([ahead, back]):
-                halves = np.select([way == sign, way == 2], [2, 1])  # a tie splits the load
-                for hop in range(hops.max(initial=0, where=halves > 0)):
-                    at[axis] = (here[axis] + (-hop if sign else hop)) % length
-                    going = (hops > hop) & (halves > 0)
-                    node = np.ravel_multi_index(tuple(at), network)[going]
-                    np.add.at(load[sign, axis], node, halves[going] * len(move.offsets))
-            at[axis] = there[axis]
-    # Of ties, each message goes whole, by the port that fewer leave by.
-    one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
-    return int(one_port.max()), Fraction(int(load.max()), 2 * schedule.lanes)

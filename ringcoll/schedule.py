@@ -24,6 +24,10 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TypeVar
 
+import numpy as np
+
+Ranks = TypeVar("Ranks", int, np.ndarray)
+
 
 class ScheduleError(ValueError):
     """A schedule that does not do what it should, said in words."""
@@ -42,6 +46,10 @@ class Move:
 Round = tuple[Move, ...]
 
 
+def _hashable(move: Move) -> Move:
+    return move if type(move.offsets) is tuple else replace(move, offsets=tuple(move.offsets))
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Rounds of moves on ranks of `shape`, in `lanes` lanes of an equal payload each.
@@ -55,10 +63,7 @@ class Schedule:
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        rounds = tuple(
-            tuple(replace(move, offsets=tuple(move.offsets)) for move in moves)
-            for moves in self.rounds
-        )
+        rounds = tuple(tuple(map(_hashable, moves)) for moves in self.rounds)
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "rounds", rounds)  # lists would have no hash
         if min(self.shape, default=0) < 1:
@@ -69,8 +74,8 @@ class Schedule:
         """The number of ranks."""
         return prod(self.shape)
 
-    def step(self, rank: int, axis: int, shift: int) -> int:
-        """The rank `shift` further along `axis`."""
+    def step(self, rank: Ranks, axis: int, shift: int) -> Ranks:
+        """The rank `shift` further along `axis`; of an array of ranks, those."""
         stride = prod(self.shape[axis + 1 :])
         digit = rank // stride % self.shape[axis]
         return rank + ((digit + shift) % self.shape[axis] - digit) * stride
@@ -95,25 +100,24 @@ class Schedule:
             ScheduleError: with the round, the offset and the lane.
         """
         self._check_moves()
-        held = [{0} for _ in range(self.lanes)]
-        for number, moves in enumerate(self.rounds, 1):
-            before = [frozenset(offsets) for offsets in held]
-            for move in moves:
-                for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
-                    if sent not in before[move.lane]:
-                        raise ScheduleError(
-                            f"round {number}: rank r sends the shard of offset {sent} "
-                            f"before holding it{self._in_lane(move.lane)}"
-                        )
-                    if arrived in held[move.lane]:
-                        raise ScheduleError(
-                            f"round {number}: offset {arrived} arrives twice"
-                            f"{self._in_lane(move.lane)}"
-                        )
-                    held[move.lane].add(arrived)
-        for lane, offsets in enumerate(held):
-            if missing := set(range(self.size)) - offsets:
-                raise ScheduleError(f"offset {min(missing)} never arrives{self._in_lane(lane)}")
+        came: list[dict[int, int]] = [{0: 0} for _ in range(self.lanes)]  # offset: its round
+        for number, move in self.numbered_moves():
+            of_lane = came[move.lane]
+            for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
+                if of_lane.get(sent, number) == number:
+                    raise ScheduleError(
+                        f"round {number}: rank r sends the shard of offset {sent} "
+                        f"before holding it{self._in_lane(move.lane)}"
+                    )
+                if arrived in of_lane:
+                    raise ScheduleError(
+                        f"round {number}: offset {arrived} arrives twice{self._in_lane(move.lane)}"
+                    )
+                of_lane[arrived] = number
+        for lane, offsets in enumerate(came):
+            if len(offsets) < self.size:
+                missing = min(set(range(self.size)) - set(offsets))
+                raise ScheduleError(f"offset {missing} never arrives{self._in_lane(lane)}")
         return self
 
     def _check_moves(self) -> None:
@@ -219,11 +223,11 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
         stride = prod(p for s in schedules[factor + 1 :] for p in s.shape)
         rest = [h for h in held if h // stride % schedule.size == 0]
         for moves in schedule.rounds:
-            rounds.append(())
+            everything = []
             for move in moves:
                 offsets = tuple(h + o * stride for o in move.offsets for h in rest)
-                everything = replace(move, offsets=offsets, axis=first_axis + move.axis)
-                rounds[-1] += (everything,)
+                everything.append(replace(move, offsets=offsets, axis=first_axis + move.axis))
+            rounds.append(tuple(everything))
         if not moving:
             held = [h + o * stride for o in range(schedule.size) for h in rest]
     return kind(shape, tuple(rounds), lanes)

@@ -19,10 +19,13 @@ PACKAGE = Path(ringcoll.__file__).parent
 ORDER = (
     "schedule",
     "algorithms",
+    "routing",
     "pricing",
+    "formulas",
     "precision",
     "cost",
     "table",
+    "text",
     "manual",
     "primitive",
     "wire",
@@ -77,6 +80,11 @@ ORDER = (
     "overlap.examples",
     "overlap.command",
     "overlap.__init__",
+    "commands.__init__",
+    "commands.plot",
+    "commands.machine",
+    "commands.cost",
+    "commands.explain",
     "__main__",
 )
 #: Drawing and reports come before what asks JAX for devices.
@@ -85,13 +93,17 @@ WITHOUT_JAX = (
     "labels",
     "quickest",
     *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
+    *ORDER[ORDER.index("commands.__init__") : ORDER.index("__main__")],
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = (
     *("layers", "table", "manual", "calls", "matmuls"),
     *("gathers", "all_to_alls", "all_reduces", "broadcasts", "permutes"),
 )
-LAZILY = {"overlap.draw": "matplotlib"}  # of the extra bench, and only when it is drawn
+LAZILY = {
+    "overlap.draw": "matplotlib",
+    "commands.plot": "matplotlib",
+}  # of the extra bench, and only when it is drawn
 SENDERS = ("wire", "permutes")  # the second where the first is not for it: see `Call`
 SOURCES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text(encoding="utf-8")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ringcoll.commands import explain
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -17,6 +19,10 @@ def test_the_code_prints_what_the_readme_says():
             [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
         )
         assert ran.stdout == expected, ran.stderr
+
+
+def test_the_tables_of_algorithms_are_those_of_explain():
+    assert "\n".join(explain.markdown()).strip() in README
 
 
 def test_the_commands_are_what_ci_runs():

@@ -10,9 +10,7 @@ exposed than --max-exposed.
 """
 
 import argparse
-import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -25,6 +23,7 @@ from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
+from ringcoll.text import function
 
 _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--example", choices=examples.NAMES)
-    what.add_argument("--function", type=_function, metavar="MODULE:FUNCTION")
+    what.add_argument("--function", type=function, metavar="MODULE:FUNCTION")
     parser.add_argument(
         "--sizes",
         type=_sizes,
@@ -143,11 +142,3 @@ def _constant(text: str) -> tuple[str, float]:
     if name not in _CONSTANTS:
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CONSTANTS)}")
     return name, float(value)
-
-
-def _function(text: str) -> Callable:
-    module, _, name = text.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error

@@ -1,13 +1,14 @@
 """A report: what a program communicates and what of it is exposed, as text, JSON, a picture."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.draw import draw
 from ringcoll.overlap.timeline import Segment
+from ringcoll.text import aligned
 
 #: Rows that are printed; of more, those with the most exposed.
 ROWS = 24
@@ -115,7 +116,7 @@ def _table(report: Report) -> list[str]:
     cells: list[Sequence[str]] = [_TIMED if timed else _UNTIMED]
     cells += [_timed(row) if timed else _untimed(row) for row in shown]
     lines = [f"{report.name}: {report.ranks} x {report.chip.name if report.chip else 'device'}"]
-    lines += _aligned(cells) if report.rows else ["no collectives"]
+    lines += aligned(cells, left=2) if report.rows else ["no collectives"]
     if len(shown) < len(report.rows):
         lines.append(f"... and {len(report.rows) - len(shown)} more, with less exposed")
     lines += ["", *_totals(report), "", "assumed:"]
@@ -153,15 +154,6 @@ def _untimed(row: Row) -> tuple[str, ...]:
         f"{row.flops / n / 1e9:.1f}",
         f"{row.bare}",
     )
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        left, right = line[:2], line[2:]
-        words = [f"{word:<{w}}" for word, w in zip(left, widths, strict=False)]
-        words += [f"{word:>{w}}" for word, w in zip(right, widths[2:], strict=True)]
-        yield "  ".join(words)
 
 
 def _totals(report: Report) -> list[str]:

@@ -1,0 +1,77 @@
+"""An all-reduce at scale, on paper: rings, tori and hosts of up to 65,536 ranks. Nothing is run.
+
+Tori are of v5p chips, as near to square as powers of two allow; hosts are of 8 H200 that share
+one port to InfiniBand. The model, its constants and their sources are those of `ringcoll.cost`.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks import report
+from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
+from ringcoll.commands.plot import Line, plot
+from ringcoll.text import bytes_in_words, seconds_in_words, size
+
+TPU, GPU, NETWORK, LOCAL = "v5p", "h200", "infiniband400", 8
+
+
+class Form(NamedTuple):
+    """A column: an algorithm, and the machine of n ranks on which it runs."""
+
+    name: str
+    algorithm: str
+    machine: Callable[[int], Machine]
+
+
+def torus(n: int, axes: int) -> Machine:
+    """A torus of n = 2^k chips as near to square as can be."""
+    powers = [(n.bit_length() - 1 + axis) // axes for axis in range(axes)]
+    shape = tuple(2**power for power in powers)
+    return Machine(shape, MODELS[TPU], network=shape)
+
+
+def hosts(shape: Shape) -> Machine:
+    """Hosts of `LOCAL` ranks."""
+    return Machine(shape, MODELS[GPU], outer=MODELS[NETWORK], local=LOCAL)
+
+
+FORMS = (
+    Form("ring", "ring", lambda n: torus(n, 1)),
+    Form("bidirectional_ring", "bidirectional_ring", lambda n: torus(n, 1)),
+    Form("ring, 2-D", "ring", lambda n: torus(n, 2)),
+    Form("torus, 2-D", "torus", lambda n: torus(n, 2)),
+    Form("torus, 3-D", "torus", lambda n: torus(n, 3)),
+    Form("hosts: ring", "ring", lambda n: hosts((n,))),
+    Form("hosts: ring x ring", "ring", lambda n: hosts((n // LOCAL, LOCAL))),
+    Form("hosts: doubling", "recursive_doubling", lambda n: hosts((n,))),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How large, and where to draw it."""
+    add = parser.add_argument
+    add("--bytes", type=size, default="64M", metavar="SIZE", help="of the full vector (64M)")
+    add("--ranks", type=shapes, default="16..65536", metavar="LIST", help="(16..65536)")
+    add("--plot", metavar="FILE", help="the same as a picture, svg or png")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, draw a picture."""
+    ranks = [n for (n,) in args.ranks]
+    title = f"all_reduce of {bytes_in_words(args.bytes)}, modelled"
+    lines = [
+        Line(form.name, ranks, [_seconds(form, n, args.bytes) for n in ranks]) for form in FORMS
+    ]
+    table = report.table("ranks", *(form.name for form in FORMS))
+    for i, n in enumerate(ranks):
+        table.add_row(str(n), *(seconds_in_words(line.seconds[i]) for line in lines))
+    report.show(title, table)
+    if args.plot:
+        where = f"tori of {TPU}; hosts of {LOCAL} x {GPU} on {NETWORK}"
+        plot(args.plot, f"{title}: {where}", "ranks", lines, lambda n: f"{n:g}")
+    return 0
+
+
+def _seconds(form: Form, n: int, nbytes: int) -> float:
+    return form.machine(n).seconds("psum", form.algorithm)(nbytes)

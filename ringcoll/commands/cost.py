@@ -1,0 +1,210 @@
+"""The modelled time of a collective by every algorithm, its formula, and which wins at what size.
+
+    python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
+    python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256,16x16,256x256,32x32x64
+    python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
+    python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
+
+B bytes are nccl-tests' size: the larger of what a rank passes and gets, which is the full vector
+(of an all_gather of 64M on 8 ranks, the operand is 8M). alpha is seconds a message, beta a byte on
+the busiest link, gamma a byte added. Nothing is measured.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm, names
+from ringcoll.commands import machine
+from ringcoll.commands.machine import Machine, Seconds
+from ringcoll.commands.plot import Line, plot
+from ringcoll.cost import Range, fastest
+from ringcoll.formulas import at, closed_form
+from ringcoll.pricing import price
+from ringcoll.schedule import ScheduleError
+from ringcoll.text import aligned, bytes_in_words, function, seconds_in_words, size
+
+#: Over which it is said who wins.
+LEAST, MOST = 2**10, 2**32
+#: At which formulas are recognised. (Two links join the two ranks of a ring of two.)
+SAMPLES = (*range(3, 18), 32, 64)
+
+Algorithms = Mapping[str, Algorithm]
+
+
+class Priced(NamedTuple):
+    """The algorithms that there are on a machine: their seconds, and formulas if they have any."""
+
+    machine: Machine
+    seconds: dict[str, Seconds]
+    formulas: dict[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add = parser.add_argument
+    known = [*COLLECTIVES, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
+    choices = [*COLLECTIVES, *ALIASES]
+    add("collective", choices=choices, metavar="COLLECTIVE", help=", ".join(known))
+    add("--bytes", type=_sizes, default="64M", metavar="LIST", help="B; a table each (64M)")
+    add("--algorithm", metavar="LIST", help="only these, by name")
+    add(
+        "--function",
+        type=function,
+        metavar="MODULE:FUNCTION",
+        help="beside them, from the sizes of the axes to a Schedule",
+    )
+    machine.add_arguments(parser)
+    add("--plot", metavar="FILE", help="time against size; of several rows, against ranks")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print, plot; returns the exit status."""
+    collective = ALIASES.get(args.collective, args.collective)
+    refused: dict[str, None] = {}
+    try:
+        algorithms = _chosen(args, collective)
+        rows = [_priced(m, collective, algorithms, refused) for m in machine.machines(args)]
+    except ValueError as error:
+        print(f"cost: error: {error}", file=sys.stderr)
+        return 2
+    forms = _forms(collective, algorithms, [row.machine for row in rows])
+    print(*machine.described(args), sep="\n")
+    for nbytes in args.bytes:
+        print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
+        of_one = len(rows) == 1
+        table = _one(rows[0], forms, nbytes) if of_one else _all(rows, algorithms, forms, nbytes)
+        print(*table, sep="\n")
+    print(f"\nfastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}")
+    print(*aligned([(row.machine.name, _in_words(_ranges(row))) for row in rows], left=2), sep="\n")
+    for why in refused:
+        print(f"- {why}")
+    if args.plot:
+        _plot(args, rows)
+    return 0
+
+
+def _sizes(text: str) -> list[int]:
+    return [size(one) for one in text.split(",")]
+
+
+def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
+    """The algorithms to compare, by name.
+
+    Raises:
+        ValueError: one that there is not.
+    """
+    known = names(collective)
+    chosen: dict[str, Algorithm] = {}
+    for name in args.algorithm.split(",") if args.algorithm else known:
+        if name not in known:
+            raise ValueError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
+        chosen[name] = name
+    if args.function:
+        chosen[args.function.__name__] = args.function
+    return chosen
+
+
+def _priced(
+    m: Machine, collective: str, algorithms: Algorithms, refused: dict[str, None]
+) -> Priced:
+    row = Priced(m, {}, {})
+    for name, algorithm in algorithms.items():
+        try:
+            row.seconds[name] = m.seconds(collective, algorithm)
+        except ScheduleError as error:
+            refused[f"{name}: {error}"] = None
+            continue
+        if m.outer is None:
+            paid = price(collective, algorithm, m.shape, m.network)
+            row.formulas[name] = at(m.ranks, paid, m.model.gamma > 0)
+    return row
+
+
+def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine]) -> dict[str, str]:
+    """Closed forms, where all machines are rings or switches of n ranks."""
+    kinds = {(m.outer, m.network and m.network == m.shape) for m in machines}
+    if len(kinds) > 1 or max(len(m.shape) for m in machines) > 1:
+        return {}
+    (outer, on_a_ring), model = kinds.pop(), machines[0].model
+    if outer or on_a_ring is False:
+        return {}
+    found = {}
+    for name, algorithm in algorithms.items():
+        paid = {}
+        for n in SAMPLES:
+            try:
+                paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
+            except ScheduleError:
+                continue
+        if form := closed_form(paid, model.gamma > 0):
+            found[name] = str(form)
+    return found
+
+
+def _times(row: Priced, nbytes: int) -> dict[str, str]:
+    """In words, the least with a star."""
+    taken = {name: seconds(nbytes) for name, seconds in row.seconds.items()}
+    least = min(taken.values(), default=0) * (1 + 1e-9)
+    return {name: seconds_in_words(t) + " *"[t <= least] for name, t in taken.items()}
+
+
+def _one(row: Priced, forms: Mapping[str, str], nbytes: int) -> Iterator[str]:
+    """A row for each algorithm."""
+    cells = [("algorithm", "time ", f"n = {row.machine.name}", "any n > 2")]
+    for name, time in _times(row, nbytes).items():
+        cells.append((name, time, row.formulas.get(name, ""), forms.get(name, "")))
+    return aligned(cells, left=4)
+
+
+def _all(
+    rows: Sequence[Priced], columns: Iterable[str], forms: Mapping[str, str], nbytes: int
+) -> Iterator[str]:
+    """A row for each machine, under the closed forms."""
+    yield from aligned([(name, forms[name]) for name in columns if name in forms], left=2)
+    cells = [("ranks", *(f"{name} " for name in columns), "*")]
+    for row in rows:
+        times = _times(row, nbytes)
+        best = next((name for name, time in times.items() if time.endswith("*")), "")
+        of_best = row.formulas.get(best, "")
+        cells.append((row.machine.name, *(times.get(name, "- ") for name in columns), of_best))
+    yield from aligned(cells)
+
+
+def _distinct(row: Priced) -> dict[str, Seconds]:
+    """Those that always tie as one."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, seconds in row.seconds.items():
+        alike.setdefault(tuple(f"{seconds(b):.9g}" for b in (LEAST, MOST)), []).append(name)
+    return {" = ".join(some): row.seconds[some[0]] for some in alike.values()}
+
+
+def _ranges(row: Priced) -> list[Range]:
+    return fastest(_distinct(row), LEAST, MOST)
+
+
+def _in_words(ranges: Sequence[Range]) -> str:
+    first, *others = ranges
+    return "  ".join([first.name, *(f"| {bytes_in_words(r.least)} | {r.name}" for r in others)])
+
+
+def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
+    if len(rows) == 1:
+        sizes = [round(b) for b in np.geomspace(LEAST, MOST, 100).tolist()]
+        lines = [Line(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()]
+        title = f"{args.collective} on {rows[0].machine.name} x {args.device}, modelled"
+        marks = [one.least for one in _ranges(rows[0])[1:]]
+        plot(args.plot, title, "bytes of the full vector", lines, bytes_in_words, marks)
+        return
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for name, seconds in row.seconds.items():
+            axes = len(row.machine.shape)
+            label = name if axes == 1 else f"{name}, {axes} axes"
+            points.setdefault(label, []).append((row.machine.ranks, seconds(args.bytes[0])))
+    lines = [Line(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
+    title = f"{args.collective} of {bytes_in_words(args.bytes[0])} on {args.device}, modelled"
+    plot(args.plot, title, "ranks", lines, lambda n: f"{n:g}")

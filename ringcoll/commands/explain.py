@@ -1,0 +1,144 @@
+"""What algorithms there are: what each does, its rounds and bytes, when to choose it, its paper.
+
+    python -m ringcoll explain
+    python -m ringcoll explain ring
+    python -m ringcoll explain --markdown
+
+Formulas are for n ranks on one axis, and recognised from counts; rounds and messages add up over
+several axes. Bytes are what a rank sends, in units of the full vector.
+"""
+
+import argparse
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, build
+from ringcoll.formulas import at, closed_form, recognised
+from ringcoll.pricing import Price, price
+from ringcoll.schedule import ScheduleError
+from ringcoll.text import aligned
+
+#: The lists of algorithms, and the collectives that each serves.
+LISTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Callable[..., Any]]]] = {
+    "all-gather, reduce-scatter": (("all_gather", "psum_scatter", "psum"), GATHERS),
+    "all-reduce only": (("psum",), STAGED),
+    "all-to-all": (("all_to_all",), ALL_TO_ALLS),
+}
+#: Numbers of ranks at which forms are recognised. (Two links join the two of a ring of two.)
+RANKS = (*range(2, 18), 32, 64)
+SHOWN = 4  # ranks of the schedule that is printed
+
+
+class About(NamedTuple):
+    """What the docstring of an algorithm says: first line, `When:`, `Source:`, and all of it."""
+
+    does: str
+    when: str
+    source: str
+    whole: str
+
+
+def about(algorithm: Callable[..., Any]) -> About:
+    """What an algorithm says of itself."""
+    whole = inspect.getdoc(algorithm) or ""
+    paragraphs = [" ".join(paragraph.split()) for paragraph in whole.split("\n\n")]
+    told = dict(paragraph.partition(": ")[::2] for paragraph in paragraphs[1:])
+    return About(paragraphs[0], told.get("When", ""), told.get("Source", ""), whole)
+
+
+def prices(collective: str, algorithm: Any, on_a_ring: bool = False) -> dict[int, Price]:
+    """By number of ranks on one axis, where there is such an algorithm."""
+    paid = {}
+    for n in RANKS[on_a_ring:]:
+        try:
+            paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
+        except ScheduleError:
+            continue
+    return paid
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    known = dict.fromkeys(name for _, kind in LISTS.values() for name in kind)
+    parser.add_argument("name", nargs="?", choices=[*known], metavar="NAME", help=", ".join(known))
+    parser.add_argument("--markdown", action="store_true", help="the tables of the README")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; returns the exit status."""
+    lines = whole(args.name) if args.name else markdown() if args.markdown else index()
+    print(*lines, sep="\n")
+    return 0
+
+
+def index() -> Iterator[str]:
+    """Every algorithm in a few lines."""
+    for title, (served, kind) in LISTS.items():
+        yield title
+        for name, algorithm in kind.items():
+            told, (rounds, sent) = about(algorithm), _counted(served[0], name)
+            yield f"  {name}: {told.does}"
+            yield f"    rounds {rounds}; bytes {sent}"
+            yield f"    When: {told.when}"
+            if told.source:
+                yield f"    Source: {told.source}"
+        yield ""
+
+
+def markdown() -> Iterator[str]:
+    """The tables of the README."""
+    for title, (served, kind) in LISTS.items():
+        yield f"| {title} | rounds | bytes | when |"
+        yield "|---|---|---|---|"
+        for name, algorithm in kind.items():
+            cells = (f"`{name}`", *_counted(served[0], name), about(algorithm).when.rstrip("."))
+            yield f"| {' | '.join(cells)} |"
+        yield ""
+
+
+def whole(name: str) -> Iterator[str]:
+    """All about the algorithms of a name: what they say, their schedule, their prices."""
+    for title, (served, kind) in LISTS.items():
+        if name not in kind:
+            continue
+        yield from (f"{name} ({title})", "", about(kind[name]).whole, "")
+        yield f"At n = {SHOWN}, a line a round; every move as (shift, offsets):"
+        yield from (f"  {line}" for line in _rounds(served[0], name))
+        yield ""
+        yield f"Seconds, of B bytes of the full vector, and at n = {SHOWN}:"
+        rows = [row for collective in served for row in _prices(collective, name)]
+        yield from (f"  {line}" for line in aligned(rows, left=4))
+        yield ""
+
+
+def _counted(collective: str, name: str) -> tuple[str, str]:
+    """Rounds, with the messages where they are more, and bytes: closed forms."""
+    paid = prices(collective, name)
+    rounds, messages, sent = (
+        str(recognised(counts) or "")
+        for counts in (
+            {n: p.rounds for n, p in paid.items()},
+            {n: p.messages for n, p in paid.items()},
+            {n: p.sent / n for n, p in paid.items()},
+        )
+    )
+    return rounds if rounds == messages else f"{rounds} ({messages} messages)", sent
+
+
+def _rounds(collective: str, name: str) -> Iterator[str]:
+    made = build(collective, name, (SHOWN,))
+    for schedule in made if isinstance(made, tuple) else (made,):
+        for moves in schedule.rounds:
+            yield "  ".join(
+                f"({move.shift:+d}, {[*move.offsets]})"
+                + (f" on axis {move.axis}" if len(schedule.shape) > 1 else "")
+                + (f" in lane {move.lane}" if schedule.lanes > 1 else "")
+                for move in moves
+            )
+
+
+def _prices(collective: str, name: str) -> Iterator[tuple[str, ...]]:
+    for network, on_a_ring in (("on a switch", False), ("on a ring", True)):
+        paid = prices(collective, name, on_a_ring)
+        yield collective, network, str(closed_form(paid) or "-"), at(SHOWN, paid[SHOWN])

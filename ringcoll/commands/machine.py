@@ -1,0 +1,167 @@
+"""The machines that a command prices: ranks, the network between them, its constants."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from ringcoll.algorithms import Algorithm
+from ringcoll.cost import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
+from ringcoll.pricing import price, price_on_hosts
+from ringcoll.text import seconds_in_words
+
+MODELS = {**DEVICES, **SWITCHES}
+Shape = tuple[int, ...]
+#: Seconds of so many bytes of the full vector.
+Seconds = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Ranks of a shape on a torus or a switch; or, with an outer network, on hosts.
+
+    Attributes:
+        shape: the sizes of the axes of the ranks, major first.
+        model: of the links between ranks.
+        network: the shape of the torus; None is a switch.
+        outer: of the ports of hosts, each of which `local` ranks share.
+    """
+
+    shape: Shape
+    model: Model
+    network: Shape | None = None
+    outer: Model | None = None
+    local: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        """8, or 4x2."""
+        return "x".join(map(str, self.shape))
+
+    def seconds(self, collective: str, algorithm: Algorithm) -> Seconds:
+        """The time that a collective takes here.
+
+        Raises:
+            ScheduleError: there is no such schedule, or it cannot be routed.
+        """
+        if self.outer is None:
+            paid = price(collective, algorithm, self.shape, self.network)
+            return lambda size: seconds(paid, size / self.ranks, self.model)
+        inner, outer, hosts = self.model, self.outer, self.ranks // self.local
+        on_hosts = price_on_hosts(collective, algorithm, self.shape, hosts)
+        return lambda size: seconds_on_hosts(on_hosts, size / self.ranks, inner, outer)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which machines."""
+    add = parser.add_argument
+    add(
+        "--ranks",
+        type=shapes,
+        default="2..256",
+        metavar="LIST",
+        help="a row each: 2,3,5 or 2..256, the powers of two from 2 to 256; 16x16: over two axes; "
+        "2..64x8: that by 8 (default: %(default)s)",
+    )
+    known = ", ".join(MODELS)
+    add("--device", choices=MODELS, default="v5e", metavar="NAME", help=f"{known} (v5e)")
+    add(
+        "--network",
+        type=network,
+        metavar="NETWORK",
+        help="switch; torus, of the ranks' own shape; or a torus such as 4x4, for ranks in its "
+        "order (default: torus of a TPU, switch of others)",
+    )
+    for name, what in _CONSTANTS.items():
+        add(f"--{name}", type=float, metavar="SECONDS", help=f"{what}, in place of the device's")
+    add(
+        "--local",
+        type=int,
+        metavar="N",
+        help="the ranks are on hosts of N each, in order, and share the port of their host to the "
+        "--outer network; within a host is a switch",
+    )
+    add("--outer", choices=MODELS, default="ethernet100", metavar="NAME", help="(ethernet100)")
+    for name in ("alpha", "beta"):
+        add(f"--outer-{name}", type=float, metavar="SECONDS", help="the same of the outer network")
+
+
+_CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
+
+
+def machines(args: argparse.Namespace) -> list[Machine]:
+    """The machines of the arguments, one for each of --ranks.
+
+    Raises:
+        ValueError: they do not fit the network or the hosts.
+    """
+    model = _changed(MODELS[args.device], args, "")
+    made = []
+    for shape in args.ranks:
+        wanted = args.network or ("torus" if model.axes and not args.local else "switch")
+        network = {"torus": shape, "switch": None}.get(wanted, wanted)
+        machine = Machine(shape, model, network)
+        if args.local:
+            if network or machine.ranks % args.local:
+                why = "they are a switch each" if network else "they do not divide"
+                raise ValueError(f"--local {args.local} of {machine.name} ranks: {why}")
+            outer = _changed(MODELS[args.outer], args, "outer_")
+            machine = replace(machine, outer=outer, local=args.local)
+        elif network and prod(network) != machine.ranks:
+            raise ValueError(f"--network {args.network} is not of {machine.name} ranks")
+        made.append(machine)
+    return made
+
+
+def described(args: argparse.Namespace) -> Iterator[str]:
+    """The constants, in lines."""
+    model = _changed(MODELS[args.device], args, "")
+    yield f"modelled on {args.device}: {_constants(model)}"
+    if args.local:
+        outer = _changed(MODELS[args.outer], args, "outer_")
+        yield f"hosts of {args.local} ranks that share a port, {args.outer}: {_constants(outer)}"
+
+
+def _constants(model: Model) -> str:
+    said = f"alpha {seconds_in_words(model.alpha)}"
+    for name, second in (("beta", model.beta), ("gamma", model.gamma)):
+        said += f", {name} 1/({1e-9 / second:.4g} GB/s)" if second else f", {name} 0"
+    return said
+
+
+def _changed(model: Model, args: argparse.Namespace, prefix: str) -> Model:
+    given = {name: getattr(args, prefix + name, None) for name in _CONSTANTS}
+    return replace(model, **{name: value for name, value in given.items() if value is not None})
+
+
+def shapes(text: str) -> list[Shape]:
+    """The shapes of "2..8,3,4x4": ranges are of powers of two, and may be axes too.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such list.
+    """
+    return [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+
+
+def network(text: str) -> str | Shape:
+    """A torus of a shape, or one of two names."""
+    if text in ("switch", "torus"):
+        return text
+    return tuple(n for part in text.split("x") for n in _range(part))
+
+
+def _range(text: str) -> list[int]:
+    first, dots, last = text.partition("..")
+    try:
+        low, high = int(first), int(last) if dots else int(first)
+    except ValueError:
+        low, high = 1, 0
+    numbers = [2**k for k in range(high.bit_length()) if low <= 2**k <= high] if dots else [low]
+    if low < 1 or high < low or not numbers:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks; write 8, 2..256 or 4x4")
+    return numbers

@@ -1,0 +1,70 @@
+"""Times as a picture: a line for every algorithm, both axes logarithmic."""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+from ringcoll.text import seconds_in_words
+
+#: Of lines in their order; none more important than another.
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
+_STYLES = ("-", (0, (4, 2)))
+
+
+class Line(NamedTuple):
+    """An algorithm: seconds at each place."""
+
+    name: str
+    places: Sequence[float]
+    seconds: Sequence[float]
+
+
+def plot(
+    path: str | PathLike[str],
+    title: str,
+    along: str,
+    lines: Sequence[Line],
+    in_words: Callable[[float], str] = str,
+    marks: Sequence[float] = (),
+) -> None:
+    """Draw seconds, as SVG or PNG.
+
+    Args:
+        path: of the file; its ending says which format.
+        title: stands above.
+        along: what the places are.
+        lines: what is drawn.
+        in_words: of a place.
+        marks: places where another line becomes the lowest.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"plot({str(path)!r}) needs matplotlib: pip install 'ringcoll[bench]'"
+        ) from error
+    figure: Any = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for i, line in enumerate(lines):
+        colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
+        axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
+    for mark in marks:
+        axes.axvline(mark, color="#bbbbbb", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            in_words(mark), (mark, 1), xycoords=("data", "axes fraction"), fontsize="x-small"
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda place, _: in_words(place))
+    axes.yaxis.set_major_formatter(lambda seconds, _: seconds_in_words(seconds))
+    axes.set_xlabel(along)
+    axes.set_title(title, fontsize="small", pad=14)
+    axes.grid(True, color="#eeeeee")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    with rc_context({"svg.fonttype": "none"}):  # text as text
+        figure.savefig(path, dpi=150)

@@ -1,0 +1,214 @@
+"""`python -m ringcoll cost`: times, formulas and crossovers against the model, by brute force."""
+
+import argparse
+from math import prod
+
+import pytest
+
+from benchmarks.__main__ import main as benchmarks
+from ringcoll.__main__ import main
+from ringcoll.algorithms import ALIASES, COLLECTIVES, GATHERS, names, ring
+from ringcoll.commands.machine import MODELS, network, shapes
+from ringcoll.cost import DEVICES, SWITCHES, Model, Range, fastest, seconds, seconds_on_hosts
+from ringcoll.pricing import price, price_on_hosts
+from ringcoll.schedule import ScheduleError, product
+from ringcoll.text import bytes_in_words, seconds_in_words, size
+
+
+def cost(capsys, *arguments):
+    assert main(["cost", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+# -- the parts --
+
+
+def test_who_is_the_fastest_is_found_to_the_byte():
+    lines = {"low": lambda b: 9 + b, "flat": lambda b: 1000, "bent": lambda b: max(990, b - 3000)}
+    assert fastest(lines, 1, 10_000) == [
+        Range("low", 1, 981),  # where it ties with the last
+        Range("bent", 982, 3999),
+        Range("flat", 4000, 10_000),
+    ]
+    assert fastest({"one": float}, 5, 5) == [Range("one", 5, 5)]
+
+
+@pytest.mark.parametrize("n", [6, 8])
+def test_crossovers_are_those_of_every_size_tried(n):
+    model = Model(1e-6, 1 / 1e9, 1 / 3e9)  # so slow that they lie low
+    paid = {}
+    for name in names("psum"):
+        try:
+            paid[name] = price("psum", name, (n,), network=(n,))
+        except ScheduleError:
+            assert (name, n) == ("recursive_doubling", 6)
+    times = {a: lambda b, p=p: seconds(p, b / n, model) for a, p in paid.items()}
+    found = fastest(times, 100, 300_000)
+    assert len(found) >= 3
+    for name, least, most in found:
+        for b in {least, (least + most) // 2, most}:
+            assert times[name](b) <= min(time(b) for time in times.values()) * (1 + 1e-9)
+    assert [one.least for one in found[1:]] == [one.most + 1 for one in found[:-1]]
+
+
+def test_a_round_on_hosts_takes_the_longer_of_the_two_networks():
+    inner, outer = Model(1, 0.5, 10), Model(5, 1, 0)
+    # 7 rounds of a shard within and between; 7 shards are added.
+    paid = price_on_hosts("psum_scatter", "ring", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == 7 * 6 + 10 * 7
+    assert seconds_on_hosts(paid, 1, Model(9, 0, 0), outer) == 7 * 9
+    # A round of four messages by the port; three within hosts, of two shards each.
+    paid = price_on_hosts("all_gather", "ring", (2, 4), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 4) + 3 * (1 + 0.5 * 2)
+    # Stages of whole vectors: 8 shards each, and four ranks send them by one port.
+    paid = price_on_hosts("psum", "exchange", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 32) + 2 * (1 + 4) + 10 * 24
+
+
+@pytest.mark.parametrize(("hosts", "local"), [(4, 3), (3, 8)])
+def test_between_hosts_first_sends_least(hosts, local):
+    def port(collective, algorithm, shape):  # shards
+        rounds = price_on_hosts(collective, algorithm, shape, hosts).rounds
+        return sum(times * outer.link for times, _, outer in rounds)
+
+    def inside_first(*shape):
+        return product([ring(n) for n in shape], order=(1, 0))
+
+    shape, n = (hosts, local), hosts * local
+    assert port("all_gather", "ring", shape) == n - local  # what a host has not, once
+    assert port("all_gather", "ring", (n,)) == n - 1
+    assert port("all_gather", inside_first, shape) == local * (n - local)
+    for algorithm in ("ring", inside_first):
+        assert port("psum", algorithm, shape) == 2 * port("all_gather", algorithm, shape)
+
+
+def test_ranks_are_lists_of_shapes():
+    assert shapes("2..16") == [(2,), (4,), (8,), (16,)]
+    assert shapes("3..9,3,5") == [(4,), (8,), (3,), (5,)]
+    assert shapes("4x2,2..4x8") == [(4, 2), (2, 8), (4, 8)]
+    assert network("4x2") == (4, 2)
+    for text in ("", "0", "x4", "8..2", "3..3", "four", "2..-4"):
+        with pytest.raises(argparse.ArgumentTypeError, match="no number of ranks; write 8, 2"):
+            shapes(text)
+
+
+def test_words():
+    assert [seconds_in_words(s) for s in (1.234e-7, 9.99e-4, 9.996e-4, 0.5, 20.42)] == [
+        *("0.123 us", "999 us", "1 ms", "500 ms", "20.42 s")
+    ]
+    assert bytes_in_words(size("64M")) == "64M"
+
+
+def test_switches_are_the_stated_constants():
+    rates = {name: 1e-9 / model.beta for name, model in SWITCHES.items()}
+    assert {name: round(rate, 2) for name, rate in rates.items()} == {
+        **{"h100": 450, "h200": 450},
+        **{"infiniband400": 50, "ethernet100": 12.5, "ethernet10": 1.25},
+    }
+    assert all(model.axes == 0 for model in SWITCHES.values())
+    assert {**DEVICES, **SWITCHES} == MODELS
+
+
+# -- the command --
+
+
+def test_a_row_for_each_number_of_ranks(capsys):
+    said = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M")
+    assert "modelled on v5e: alpha 1 us, beta 1/(45 GB/s)" in said
+    assert "two_ended           ceil((n-1)/2) alpha + ceil((n-1)/2)/n B beta\n" in said
+    rows = [line.split() for line in said.splitlines() if line[:2] in ("3 ", "8 ")]
+    three, eight = rows[:2]
+    assert "-" in three  # recursive_doubling
+    times = [f"{t} {unit}" for t, unit in zip(eight[1::2], eight[2::2], strict=False)]
+    for name, time in zip(GATHERS, times, strict=False):
+        taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
+        assert time.rstrip("*") == seconds_in_words(taken)
+    assert " ".join(eight).endswith("7 alpha + 7/16 B beta")
+    assert "\n- recursive_doubling: recursive_doubling needs a power of two, got 3 ranks" in said
+
+
+def test_a_row_for_each_algorithm_of_one_number(capsys):
+    said = cost(capsys, "reduce_scatter", "--ranks", "8", "--network", "switch")
+    assert "two_ended           1.53 ms   7 alpha + 7/8 B beta + 7/8 B gamma" in said
+    assert "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma\n" in said
+    assert "8  bruck = recursive_doubling\n" in said  # always
+
+
+def test_ones_own_schedule_and_network(capsys):
+    own = "--function ringcoll.algorithms:two_ended --algorithm ring --alpha 1 --beta 0 --gamma 0"
+    said = cost(capsys, "all_gather", "--ranks", "8", *own.split())
+    assert "two_ended  4 s*   4 alpha + 1/2 B beta  ceil((n-1)/2) alpha" in said
+    assert "ring       7 s " in said
+    assert "bruck" not in said
+    on_rows = cost(capsys, "all_gather", "--ranks", "8", "--network", "4x2", "--bytes", "1K,1M")
+    assert "B = 1K" in on_rows
+    assert "B = 1M" in on_rows
+    assert "(n-1) alpha" not in on_rows  # of 8 ranks only
+
+
+def test_hosts(capsys):
+    arguments = "--ranks 2..4x8,32 --local 8 --device h200 --outer ethernet10 --outer-alpha 1e-3"
+    said = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split())
+    assert "hosts of 8 ranks that share a port, ethernet10: alpha 1 ms, beta 1/(1.25 GB/s)" in said
+    for shape in ((2, 8), (4, 8), (32,)):
+        n = prod(shape)
+        paid = price_on_hosts("psum", "ring", shape, n // 8)
+        outer = Model(1e-3, SWITCHES["ethernet10"].beta, 0)
+        taken = seconds_on_hosts(paid, 2**26 / n, SWITCHES["h200"], outer)
+        assert f"\n{'x'.join(map(str, shape)):5}  {seconds_in_words(taken):>7}*" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("all_gather --algorithm rign", "--algorithm rign: all_gather has ring, bidirectional"),
+        ("all_gather --ranks 8 --network 4x4", "--network (4, 4) is not of 8 ranks"),
+        ("all_gather --ranks 12 --local 8", "--local 8 of 12 ranks: they do not divide"),
+        ("all_gather --ranks 8 --local 4 --network torus", "they are a switch each"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
+    assert main(["cost", *arguments.split()]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            "8",
+            [
+                "all_gather on 8 x v5e, modelled",
+                "2.06M",
+                "bidirectional_ring = torus",
+                "bytes of the full",
+            ],
+        ),
+        ("2..8,2x2", ["all_gather of 64M on v5e, modelled", "torus, 2 axes", "ranks"]),
+    ],
+)
+def test_plots(capsys, tmp_path, ranks, words):
+    path = tmp_path / "times.svg"
+    cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
+    said = path.read_text(encoding="utf-8")
+    assert [word for word in words if word not in said] == []
+
+
+def test_scale(capsys, tmp_path):
+    path = tmp_path / "scale.svg"
+    assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
+    row = capsys.readouterr().out.partition("\n  64 ")[2].split("\n")[0]
+    on_a_ring = price("psum", "ring", (64,), (64,))
+    assert row.split("us")[0].strip() == "150"
+    assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "150 us"
+    on_a_cube = price("psum", "torus", (4, 4, 4), (4, 4, 4))
+    assert seconds_in_words(seconds(on_a_cube, 2**20 / 64, DEVICES["v5p"])) in row
+    on_hosts = price_on_hosts("psum", "ring", (8, 8), 8)
+    models = SWITCHES["h200"], SWITCHES["infiniband400"]
+    assert seconds_in_words(seconds_on_hosts(on_hosts, 2**20 / 64, *models)) in row
+    assert "torus, 3-D" in path.read_text(encoding="utf-8")
+
+
+def test_aliases_are_of_collectives():
+    assert set(ALIASES.values()) < set(COLLECTIVES)
+    assert not set(ALIASES) & set(COLLECTIVES)

@@ -1,0 +1,55 @@
+"""`python -m ringcoll explain`: every algorithm says what it is and when to choose it."""
+
+import pytest
+
+from ringcoll.__main__ import main
+from ringcoll.commands.explain import LISTS, about
+
+EVERY = [
+    pytest.param(kind[name], id=f"{title}: {name}")
+    for title, (_, kind) in LISTS.items()
+    for name in kind
+]
+#: Where what is known of whom was published.
+PAPERS = {
+    *("ring", "bruck", "recursive_doubling", "torus", "bruck_all_to_all"),
+}
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_every_algorithm_says_what_it_does_and_when_to_choose_it(algorithm):
+    told = about(algorithm)
+    for sentence in (told.does, told.when):
+        assert sentence[:1].strip()
+        assert sentence.endswith(".")
+    assert bool(told.source) == (algorithm.__name__ in PAPERS)
+    assert (told.source or "(2026).").endswith(").")
+
+
+def test_the_index_names_all(capsys):
+    assert main(["explain"]) == 0
+    said = capsys.readouterr().out
+    for title, (_, kind) in LISTS.items():
+        assert title in said
+        for name, algorithm in kind.items():
+            assert f"  {name}: {about(algorithm).does}\n" in said
+    assert "rounds ceil((n-1)/2) (n-1 messages); bytes (n-1)/n\n" in said
+    assert "None" not in said
+
+
+def test_one_is_printed_wholly(capsys):
+    assert main(["explain", "bruck"]) == 0
+    said = capsys.readouterr().out
+    assert "bruck (all-gather, reduce-scatter)" in said
+    assert "bruck (all-to-all)" in said
+    assert "  (+1, [0])\n  (+2, [0, 1])\n" in said
+    assert "  (+1, [1, 3])\n  (+2, [2, 3])\n" in said
+    assert "ceil(log2 n) alpha + (n-1)/n B beta" in said
+    assert main(["explain", "torus"]) == 0
+    assert "  (+1, [0]) in lane 0  (-1, [0]) in lane 1\n" in capsys.readouterr().out
+
+
+def test_what_is_no_algorithm_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["explain", "rign"])
+    assert "choose from" in capsys.readouterr().err
