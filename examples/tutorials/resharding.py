@@ -1,0 +1,169 @@
+"""From one layout to another: which collective that is, and how many bytes it sends.
+
+    python -m examples.tutorials.resharding
+
+A matrix on a mesh of 2 x 4 devices is brought from one layout to another: by a collective in
+`shard_map`, whose bytes are those of its schedule, and by the compiler, told the layout that is
+wanted (`jit` with `out_shardings`, `device_put`), which inserts what it finds. Partial sums are
+written as an array with one more dimension, cut so that each device has one term.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples.tutorials.shared import agree, in_words, integers, make_mesh, permuted, sent, show
+from ringcoll import lax
+from ringcoll.pricing import wire_bytes
+
+ROWS, COLUMNS = 16, 24
+RING = "ring"
+#: Block b is on rank b of (x, y), and goes to the rank that counts as b where y is first.
+SWAP = [(2 * y + x, 4 * x + y) for x in range(2) for y in range(4)]
+#: Quarters 2x and 2x + 1 are on the ranks (x, y), of which each sends one to one rank.
+QUARTERS = [(4 * x + y, 4 * (y // 2) + 2 * x + y % 2) for x in range(2) for y in range(4)]
+
+
+@dataclass(frozen=True)
+class Change:
+    """From which layout to which, by what on a rank's shard, at which price.
+
+    Attributes:
+        price: the collective, its algorithm, the sizes of its axes, and the elements of 1/n of
+            the vector that it speaks of; or the elements that a rank sends as they are.
+        sums: whether the first dimension is one of terms, to be added up.
+    """
+
+    words: str
+    before: P
+    after: P
+    by_hand: Callable[[Array], Array]
+    price: tuple[str, str, tuple[int, ...], int] | int
+    sums: bool = False
+
+    def bytes(self) -> float:
+        """What a rank sends, by the schedule."""
+        if isinstance(self.price, int):
+            return self.price * 4
+        return wire_bytes(*self.price, 4)
+
+
+def rows(x: Array, number: Array, parts: int) -> Array:
+    """One part of so many."""
+    size = x.shape[0] // parts
+    return jax.lax.dynamic_slice_in_dim(x, number * size, size)
+
+
+def my_rows(x: Array) -> Array:
+    """Of what all ranks have, the part of this one along y."""
+    return rows(x, jax.lax.axis_index("y"), 4)
+
+
+def gathered_and_cut(x: Array) -> Array:
+    """All rows, and then a rank's own of them."""
+    return my_rows(lax.all_gather(x, "x", tiled=True, algorithm=RING))
+
+
+def cut_and_sent(x: Array) -> Array:
+    """Only what is wanted is sent, and by each rank that has it another part."""
+    return lax.ppermute(rows(x, jax.lax.axis_index("y") % 2, 2), ("x", "y"), QUARTERS)
+
+
+SIZE = ROWS * COLUMNS
+CHANGES = (
+    Change(
+        "rows to columns: all-to-all",
+        P("y"), P(None, "y"),
+        lambda x: lax.all_to_all(x, "y", 1, 0, tiled=True, algorithm="pairwise"),
+        ("all_to_all", "pairwise", (4,), SIZE // 4 // 4),
+    ),
+    Change(
+        "sharded to the same everywhere: all-gather",
+        P("y"), P(),
+        lambda x: lax.all_gather(x, "y", tiled=True, algorithm=RING),
+        ("all_gather", RING, (4,), SIZE // 4),
+    ),
+    Change("the same everywhere to sharded: a slice", P(), P("y"), my_rows, 0),
+    Change(
+        "partial sums to sharded: reduce-scatter",
+        P("y"), P("y"),
+        lambda x: lax.psum_scatter(x[0], "y", tiled=True, algorithm=RING),
+        ("psum_scatter", RING, (4,), SIZE // 4),
+        sums=True,
+    ),
+    Change(
+        "partial sums to sums everywhere: all-reduce",
+        P("y"), P(),
+        lambda x: lax.psum(x[0], "y", algorithm=RING),
+        ("psum", RING, (4,), SIZE // 4),
+        sums=True,
+    ),
+    Change(
+        "from one axis to the other: all-gather, a slice",
+        P("x"), P("y"),
+        gathered_and_cut,
+        ("all_gather", RING, (2,), SIZE // 2),
+    ),
+    Change(
+        "the same: a slice, a permutation",
+        P("x"), P("y"),
+        cut_and_sent,
+        SIZE // 4,
+    ),
+    Change(
+        "both axes in another order: a permutation",
+        P(("x", "y")), P(("y", "x")),
+        lambda x: lax.ppermute(x, ("x", "y"), SWAP),
+        SIZE // 8,
+    ),
+)  # fmt: skip
+
+
+def main() -> None:
+    """Every change, by hand and by the compiler."""
+    mesh = make_mesh(x=2, y=4)
+    table = []
+    for change in CHANGES:
+        terms = (4,) if change.sums else ()
+        host = integers(*terms, ROWS, COLUMNS)
+        x = jax.device_put(host, NamedSharding(mesh, change.before))
+        wanted = NamedSharding(mesh, change.after)
+
+        def by_compiler(x: Array, sums: bool = change.sums) -> Array:
+            return x.sum(0) if sums else x
+
+        # (JAX cannot know that a permutation makes copies, so do not let it ask.)
+        mapped = jax.shard_map(
+            change.by_hand,
+            mesh=mesh,
+            in_specs=change.before,
+            out_specs=change.after,
+            check_vma=False,
+        )
+        ours = jax.jit(mapped).lower(x).compile()
+        theirs = jax.jit(by_compiler, out_shardings=wanted).lower(x).compile()
+        made = {"jit": theirs(x), "ringcoll": ours(x)}
+        if not change.sums:
+            made["device_put"] = jax.device_put(x, wanted)
+        for name, result in made.items():
+            if not result.sharding.is_equivalent_to(wanted, 2):
+                raise AssertionError(f"{change.words}: {name} leaves it {result.sharding}")
+        agree(change.words, numpy=host.sum(0) if change.sums else host, **made)
+        counted = permuted(ours)
+        if counted != change.bytes():
+            words = f"{counted} B are sent, by the schedule {change.bytes()}"
+            raise AssertionError(f"{change.words}: {words}")
+        found = sent(theirs)
+        size = sum(size for _, size in found.values())
+        layouts = (str(change.before), str(change.after), f"{change.bytes():g}", f"{counted:g}")
+        table.append((change.words, *layouts, f"{size:g}", in_words(found)))
+    heads = ("", "from", "to", "bytes by\nschedule", "compiled", "by jit\n(at best)")
+    show(f"Bytes that a device sends, of {SIZE * 4}", (*heads, "\ncollectives"), table)
+
+
+if __name__ == "__main__":
+    main()
