@@ -46,14 +46,16 @@ def by_pmean(pmean: Mean, weights: Array, x: Array, labels: Array) -> tuple[Arra
     return pmean(jax.value_and_grad(loss)(own, x, labels), "data")
 
 
-def train(gradient: Gradient, rate: float, *data: Array) -> tuple[np.ndarray, Array, Any]:
+def train(
+    gradient: Gradient, rate: float, mesh: Any, *data: Array
+) -> tuple[np.ndarray, Array, Any]:
     """The loss before each step, the weights at the end, the program of a step."""
 
     def step(weights: Array, *data: Array) -> tuple[Array, Array]:
         value, slope = gradient(weights, *data)
         return weights - rate * slope, value
 
-    whole = NamedSharding(data[0].sharding.mesh, P())
+    whole = NamedSharding(mesh, P())
     weights = jax.device_put(jnp.zeros((FEATURES, CLASSES)), whole)
     program = jax.jit(step, out_shardings=(whole, whole)).lower(weights, *data).compile()
     losses = []
@@ -103,7 +105,7 @@ def main() -> None:
             partial(by_pmean, partial(ringcoll.pmean, algorithm="bidirectional_ring"))
         ),
     }
-    runs = {name: train(gradient, rate, *data) for name, gradient in forms.items()}
+    runs = {name: train(gradient, rate, mesh, *data) for name, gradient in forms.items()}
     allowed = allowed_drift(x[seen], rate, np.asarray(runs["jit"][1]))
     rows = []
     for name, (losses, weights, program) in runs.items():

@@ -107,7 +107,8 @@ def noise(lax: Any, seed: Array) -> Array:
 def main() -> None:
     """All of them."""
     x, w = integers(2 * N, 2 * N), integers(2 * N, 4, seed=1)
-    ring, few = {"algorithm": "bidirectional_ring"}, {"algorithm": "exchange"}
+    ring: Any = {"algorithm": "bidirectional_ring"}
+    few: Any = {"algorithm": "exchange"}
     print("small integers, whose sums are exact in any order:")
     both("  a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), **few)
     both("  a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), **few)

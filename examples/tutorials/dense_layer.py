@@ -55,7 +55,7 @@ def overlapped(x: Array, w: Array, b: Array) -> Array:
     return jax.nn.sigmoid(ringcoll.all_gather_matmul(x, w, "model", algorithm="two_ended") + b)
 
 
-def with_gradients(layer: Layer, weights: Any) -> Callable[..., Any]:
+def with_gradients(layer: Layer, weights: Any) -> Any:
     """The layer's result, and the gradients of a loss that weighs its elements."""
 
     def loss(x: Array, w: Array, b: Array) -> tuple[Array, Array]:

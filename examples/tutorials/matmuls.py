@@ -113,7 +113,7 @@ def in_two_halves() -> None:
     """An all-reduce is a reduce-scatter, and an all-gather of what that leaves."""
     n = 4
     mesh, x = make_mesh(x=n), integers(n, 3 * n, 5)
-    ring = {"algorithm": "ring"}
+    ring: Any = {"algorithm": "ring"}
 
     def two_halves(x: Array) -> Array:
         part = lax.psum_scatter(x, "x", tiled=True, **ring)

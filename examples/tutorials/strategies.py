@@ -129,7 +129,7 @@ def main() -> None:
         kept = sum(prod(places[leaf].shard_shape(w.shape)) * w.itemsize for leaf, w in host.items())
         row = [name, f"{of.data} x {of.model}", kept, 2 * kept, kept + x.nbytes // 8]
         for program in programs.values():
-            analysis = program.memory_analysis()
+            analysis: Any = program.memory_analysis()
             if analysis.argument_size_in_bytes != kept + x.nbytes // 8:
                 raise AssertionError(f"{name}: arguments of {analysis.argument_size_in_bytes} B")
             row.append(analysis.temp_size_in_bytes)
@@ -144,10 +144,10 @@ def main() -> None:
         found = sent(programs["jit"])
         size = sum(size for _, size in found.values())
         bytes_sent.append((name, *columns, f"{counted:g}", f"{size:g}", in_words(found)))
-    heads = ("", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit")
-    show("Bytes of memory of a device, of one step", (*heads, "\nringcoll"), memory)
-    heads = ("", "activations", "weights", "gradients", "loss", "all, and\ncounted")
-    heads += ("by jit's\n(at best)", "\ncollectives")
+    heads = ["", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit"]
+    show("Bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
+    heads = ["", "activations", "weights", "gradients", "loss", "all, and\ncounted"]
+    heads += ["by jit's\n(at best)", "\ncollectives"]
     show("Bytes that a device sends: by ringcoll's schedules, and by jit", heads, bytes_sent)
 
 
