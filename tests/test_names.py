@@ -27,7 +27,7 @@ def names(*of):
         for i in c.instructions
     ]  # fmt: skip
     permutes = [i for i in instructions if i.opcode == "collective-permute"]
-    whole = [re.search(r'op_name="(.*?)"', i.attributes)[1] for i in permutes]
+    whole = [i.attribute("op_name") for i in permutes]
     return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in whole)
 
 

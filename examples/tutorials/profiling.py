@@ -51,9 +51,9 @@ def names(program: Any) -> dict[str, str]:
     found = {}
     for computation in parse(program.as_text()).computations.values():
         for instruction in computation.instructions:
-            # Between them are names of JAX's own, if the round is in a loop.
-            name = re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", instruction.attributes)
-            if name:
+            # Between collective and round are names of JAX's own, if the round is in a loop.
+            whole = instruction.attribute("op_name") or ""
+            if name := re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", whole):
                 found[instruction.name] = name[1]
     return found
 
@@ -112,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"the trace: {trace}",
         "  open it at https://ui.perfetto.dev, or all of --output by XProf (pip install xprof);",
         "  a row is a thread, a bar on it an instruction, as ppermute.42, whose hlo_op and",
-        "  device_ordinal are among its arguments. That of a round lasts until the neighbour's",
-        "  message is there: on a CPU it is waiting for the most part.",
+        "  device_ordinal are among its arguments; that of a round lasts until all have met.",
         sep="\n",
     )
 

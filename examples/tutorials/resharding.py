@@ -9,7 +9,7 @@ written as an array with one more dimension, cut so that each device has one ter
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 from jax import Array
@@ -21,6 +21,7 @@ from ringcoll import lax
 from ringcoll.pricing import wire_bytes
 
 ROWS, COLUMNS = 16, 24
+SIZE = ROWS * COLUMNS
 RING = "ring"
 #: Block b is on rank b of (x, y), and goes to the rank that counts as b where y is first.
 SWAP = [(2 * y + x, 4 * x + y) for x in range(2) for y in range(4)]
@@ -28,28 +29,20 @@ SWAP = [(2 * y + x, 4 * x + y) for x in range(2) for y in range(4)]
 QUARTERS = [(4 * x + y, 4 * (y // 2) + 2 * x + y % 2) for x in range(2) for y in range(4)]
 
 
-@dataclass(frozen=True)
-class Change:
-    """From which layout to which, by what on a rank's shard, at which price.
-
-    Attributes:
-        price: the collective, its algorithm, the sizes of its axes, and the elements of 1/n of
-            the vector that it speaks of; or the elements that a rank sends as they are.
-        sums: whether the first dimension is one of terms, to be added up.
-    """
+class Change(NamedTuple):
+    """From which layout to which, by what on a rank's shard, and the bytes that a rank sends."""
 
     words: str
     before: P
     after: P
     by_hand: Callable[[Array], Array]
-    price: tuple[str, str, tuple[int, ...], int] | int
-    sums: bool = False
+    bytes: float
+    sums: bool = False  # whether the first dimension is one of terms, to be added up
 
-    def bytes(self) -> float:
-        """What a rank sends, by the schedule."""
-        if isinstance(self.price, int):
-            return self.price * 4
-        return wire_bytes(*self.price, 4)
+
+def ring(collective: str, ranks: int) -> float:
+    """The bytes by the schedule of a ring, of the whole matrix over so many ranks."""
+    return wire_bytes(collective, RING, (ranks,), SIZE / ranks, 4)
 
 
 def rows(x: Array, number: Array, parts: int) -> Array:
@@ -73,52 +66,34 @@ def cut_and_sent(x: Array) -> Array:
     return lax.ppermute(rows(x, jax.lax.axis_index("y") % 2, 2), ("x", "y"), QUARTERS)
 
 
-SIZE = ROWS * COLUMNS
 CHANGES = (
     Change(
-        "rows to columns: all-to-all",
-        P("y"), P(None, "y"),
+        "rows to columns: all-to-all", P("y"), P(None, "y"),
         lambda x: lax.all_to_all(x, "y", 1, 0, tiled=True, algorithm="pairwise"),
-        ("all_to_all", "pairwise", (4,), SIZE // 4 // 4),
+        wire_bytes("all_to_all", "pairwise", (4,), SIZE / 4 / 4, 4),
     ),
     Change(
-        "sharded to the same everywhere: all-gather",
-        P("y"), P(),
-        lambda x: lax.all_gather(x, "y", tiled=True, algorithm=RING),
-        ("all_gather", RING, (4,), SIZE // 4),
+        "sharded to the same everywhere: all-gather", P("y"), P(),
+        lambda x: lax.all_gather(x, "y", tiled=True, algorithm=RING), ring("all_gather", 4),
     ),
     Change("the same everywhere to sharded: a slice", P(), P("y"), my_rows, 0),
     Change(
-        "partial sums to sharded: reduce-scatter",
-        P("y"), P("y"),
+        "partial sums to sharded: reduce-scatter", P("y"), P("y"),
         lambda x: lax.psum_scatter(x[0], "y", tiled=True, algorithm=RING),
-        ("psum_scatter", RING, (4,), SIZE // 4),
-        sums=True,
+        ring("psum_scatter", 4), sums=True,
     ),
     Change(
-        "partial sums to sums everywhere: all-reduce",
-        P("y"), P(),
-        lambda x: lax.psum(x[0], "y", algorithm=RING),
-        ("psum", RING, (4,), SIZE // 4),
-        sums=True,
+        "partial sums to sums everywhere: all-reduce", P("y"), P(),
+        lambda x: lax.psum(x[0], "y", algorithm=RING), ring("psum", 4), sums=True,
     ),
     Change(
-        "from one axis to the other: all-gather, a slice",
-        P("x"), P("y"),
-        gathered_and_cut,
-        ("all_gather", RING, (2,), SIZE // 2),
+        "from one axis to the other: all-gather, a slice", P("x"), P("y"),
+        gathered_and_cut, ring("all_gather", 2),
     ),
+    Change("the same: a slice, a permutation", P("x"), P("y"), cut_and_sent, 4 * SIZE / 4),
     Change(
-        "the same: a slice, a permutation",
-        P("x"), P("y"),
-        cut_and_sent,
-        SIZE // 4,
-    ),
-    Change(
-        "both axes in another order: a permutation",
-        P(("x", "y")), P(("y", "x")),
-        lambda x: lax.ppermute(x, ("x", "y"), SWAP),
-        SIZE // 8,
+        "both axes in another order: a permutation", P(("x", "y")), P(("y", "x")),
+        lambda x: lax.ppermute(x, ("x", "y"), SWAP), 4 * SIZE / 8,
     ),
 )  # fmt: skip
 
@@ -154,12 +129,12 @@ def main() -> None:
                 raise AssertionError(f"{change.words}: {name} leaves it {result.sharding}")
         agree(change.words, numpy=host.sum(0) if change.sums else host, **made)
         counted = permuted(ours)
-        if counted != change.bytes():
-            words = f"{counted} B are sent, by the schedule {change.bytes()}"
+        if counted != change.bytes:
+            words = f"{counted} B are sent, by the schedule {change.bytes}"
             raise AssertionError(f"{change.words}: {words}")
         found = sent(theirs)
         size = sum(size for _, size in found.values())
-        layouts = (str(change.before), str(change.after), f"{change.bytes():g}", f"{counted:g}")
+        layouts = (str(change.before), str(change.after), f"{change.bytes:g}", f"{counted:g}")
         table.append((change.words, *layouts, f"{size:g}", in_words(found)))
     heads = ("", "from", "to", "bytes by\nschedule", "compiled", "by jit\n(at best)")
     show(f"Bytes that a device sends, of {SIZE * 4}", (*heads, "\ncollectives"), table)
