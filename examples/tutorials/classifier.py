@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import gamma, in_words, make_mesh, sent, show
+from examples.tutorials.shared import EPS, gamma, in_words, make_mesh, place, sent, show
 from ringcoll.precision import error_bound
 
 EXAMPLES, FEATURES, CLASSES, STEPS = 2048, 8, 4, 100
@@ -77,7 +77,7 @@ def allowed_drift(x: np.ndarray, rate: float, weights: np.ndarray) -> np.ndarray
     their algorithms.
     """
     relative = gamma(len(x) // 8 + FEATURES + 16)
-    relative += error_bound("pmean", "bidirectional_ring", (8,), float(np.finfo(x.dtype).eps))
+    relative += error_bound("pmean", "bidirectional_ring", (8,), EPS)
     norm = np.linalg.norm(x, axis=1).mean()
     slope = 2**0.5 * norm
     drift = 2 * rate * slope * relative * np.arange(STEPS)
@@ -94,7 +94,7 @@ def main() -> None:
     rate = 3 * EXAMPLES / float(np.linalg.norm(x[seen], 2) ** 2)  # 1.5/L: see `allowed_drift`
 
     mesh = make_mesh(data=8)
-    data = [jax.device_put(of[seen], NamedSharding(mesh, P("data"))) for of in (x, labels)]
+    data = [place(mesh, of[seen], P("data")) for of in (x, labels)]
     over_ranks = partial(
         jax.shard_map, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P()
     )

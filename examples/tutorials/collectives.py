@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, gamma, integers, make_mesh
+from examples.tutorials.shared import EPS, agree, gamma, integers, make_mesh
 from ringcoll import lax
 from ringcoll.layers import fold_rng_over_axis
 from ringcoll.precision import error_bound
@@ -31,10 +31,11 @@ def both(
     specs: tuple[P, ...],
     out: P,
     expected: Any,
+    algorithm: str | None = None,
     allowed: float = 0.0,
-    **how: str,
 ) -> Array:
     """Run a function of a rank's shards by both libraries; ringcoll's result."""
+    how = {"algorithm": algorithm} if algorithm else {}
 
     def run(library: Any, **how: str) -> Array:
         def per_rank(*shards: Array) -> Array:
@@ -107,52 +108,39 @@ def noise(lax: Any, seed: Array) -> Array:
 def main() -> None:
     """All of them."""
     x, w = integers(2 * N, 2 * N), integers(2 * N, 4, seed=1)
-    ring: Any = {"algorithm": "bidirectional_ring"}
-    few: Any = {"algorithm": "exchange"}
+    numbers = np.arange(len(x), dtype=np.float32)[:, None]
     print("small integers, whose sums are exact in any order:")
-    both("  a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), **few)
-    both("  a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), **few)
-    both(
-        "  a weight, gathered to be used", weight_gathered, (x, w), (ROWS,) * 2, ROWS, x @ w, **ring
-    )
-    both(
-        "  a sum of products, scattered",
-        scattered_sum,
-        (x, w),
-        (COLUMNS, ROWS),
-        ROWS,
-        x @ w,
-        **ring,
-    )
-    both("  a roll by a permutation", rolled, (x,), (ROWS,), ROWS, np.roll(x, 1, 0))
-    both("  rows to columns", resharded, (x,), (ROWS,), COLUMNS, x, algorithm="pairwise")
-    rows = np.arange(len(x), dtype=np.float32)[:, None]
-    both("  rows that know their number", numbered, (x,), (ROWS,), ROWS, x + rows)
+    for words, function, operands, specs, out, expected, algorithm in (
+        ("a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), "exchange"),
+        ("a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), "exchange"),
+        ("a gathered weight", weight_gathered, (x, w), (ROWS, ROWS), ROWS, x @ w, "two_ended"),
+        ("a scattered sum", scattered_sum, (x, w), (COLUMNS, ROWS), ROWS, x @ w, "two_ended"),
+        ("a roll", rolled, (x,), (ROWS,), ROWS, np.roll(x, 1, 0), None),
+        ("rows to columns", resharded, (x,), (ROWS,), COLUMNS, x, "pairwise"),
+        ("rows with their numbers", numbered, (x,), (ROWS,), ROWS, x + numbers, None),
+    ):
+        both(f"  {words}", function, operands, specs, out, expected, algorithm)
 
     print("and what is rounded:")
     values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
     wide = values.astype(np.float64)
     powers = np.exp(wide - wide.max(1, keepdims=True))
+    softmaxed = powers / powers.sum(1, keepdims=True)
+    centred, deviation = wide - wide.mean(1, keepdims=True), wide.std(1, keepdims=True)
+    normal = centred / deviation
     # A sum of positive terms is off by its bound, relative to itself: on a rank, then over ranks.
     # Beside it, a few roundings (and exp, which is good to a few).
-    sums = gamma(wide.shape[1] // N + 8) + error_bound(
-        "psum", "exchange", (N,), float(np.finfo("f").eps)
-    )
-    both(
-        "  softmax over a sharded dimension", softmax, (values,), (COLUMNS,), COLUMNS,
-        powers / powers.sum(1, keepdims=True), 2 * sums, **few,
-    )  # fmt: skip
-    centred = wide - wide.mean(1, keepdims=True)
-    deviation = wide.std(1, keepdims=True)
-    # The mean is off by its bound times the mean absolute value; so is each centred value, and
-    # with that the deviation; the quotient by both, relative to the largest.
-    off = (
-        sums * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(centred / deviation).max())
-    )
-    both(
-        "  normalisation over a sharded dimension", layer_norm, (values,), (COLUMNS,), COLUMNS,
-        centred / deviation, 2 * off, **few,
-    )  # fmt: skip
+    off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "exchange", (N,), EPS)
+    # A mean is off by that times the greatest value; with it each centred value, and from these
+    # the deviation; the quotient by both, relative to the largest.
+    off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
+    for words, function, expected, allowed in (
+        ("softmax", softmax, softmaxed, 2 * off),
+        ("normalisation", layer_norm, normal, 2 * off_normal),
+    ):
+        words = f"  {words} over a sharded dimension"
+        operands, specs = (values,), (COLUMNS,)
+        both(words, function, operands, specs, COLUMNS, expected, "exchange", allowed)
 
     keys = [jax.random.fold_in(jax.random.key(7), rank) for rank in range(N)]
     alone = np.concatenate([jax.random.uniform(key, (2, 3)) for key in keys])

@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import agree, gamma, in_words, integers, make_mesh, sent, show
+from examples.tutorials.shared import agree, gamma, in_words, integers, make_mesh, place, sent, show
 
 BATCH, WIDTH, FEATURES = 16, 32, 64
 SPECS = {"x": P(("data", "model")), "w": P(None, "model"), "b": P("model")}
@@ -81,10 +80,10 @@ def main() -> None:
             form = jax.shard_map(form, mesh=mesh, in_specs=specs, out_specs=OUT)
         with jax.set_mesh(mesh):
             operands = [
-                jax.device_put(value, NamedSharding(mesh, spec))
+                place(mesh, value, spec)
                 for value, spec in zip((x, w, b), SPECS.values(), strict=True)
             ]
-            placed = jax.device_put(weights, NamedSharding(mesh, OUT))
+            placed = place(mesh, weights, OUT)
             step = with_gradients(form, placed).lower(*operands).compile()
             made[name] = gradients, y = step(*operands)
         for gradient, operand in zip(gradients, operands, strict=True):

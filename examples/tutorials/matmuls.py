@@ -20,11 +20,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, in_words, integers, make_mesh, permuted, sent, show
+from examples.tutorials.shared import agree, in_words, integers, make_mesh, place, sent, show, total
 from ringcoll import lax, pricing, sharded_matmul
 
 SIZES = {"I": 16, "J": 32, "K": 24}
@@ -56,10 +57,8 @@ def algebra(a: P, b: P, c: P) -> str:
     """`A[I_X, J] B[J, K_Y] -> C[I_X, K_Y]`"""
 
     def matrix(name: str, dims: str, spec: P) -> str:
-        cut = (
-            dim + (f"_{axis.upper()}" if axis else "") for dim, axis in zip(dims, spec, strict=True)
-        )
-        return f"{name}[{', '.join(cut)}]"
+        cut = zip(dims, spec, strict=True)
+        return f"{name}[{', '.join(d + (f'_{axis.upper()}' if axis else '') for d, axis in cut)}]"
 
     return f"{matrix('A', 'IJ', a)} {matrix('B', 'JK', b)} -> {matrix('C', 'IK', c)}"
 
@@ -71,35 +70,24 @@ def main() -> None:
     a, b = integers(i, j), integers(j, k, seed=1)
     rows = []
     for a_spec, b_spec, c_spec, by_lax in CASES:
+        operands = place(mesh, a, a_spec), place(mesh, b, b_spec)
         specs = a_spec, b_spec
-        operands = [
-            jax.device_put(value, NamedSharding(mesh, spec))
-            for value, spec in zip((a, b), specs, strict=True)
-        ]
 
         def ours(a: Array, b: Array, specs: Any = (*specs, c_spec)) -> Array:
             return sharded_matmul(a, b, *specs, algorithm="ring")
 
         forms = {
-            "jit": jax.jit(lambda a, b: a @ b, out_shardings=NamedSharding(mesh, c_spec)),
+            "jit": jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, c_spec)),
             "lax": jax.jit(by_hand(by_lax, mesh, specs, c_spec)),
             "ringcoll": jax.jit(by_hand(ours, mesh, specs, c_spec)),
         }
         programs = {name: form.lower(*operands).compile() for name, form in forms.items()}
         words = algebra(a_spec, b_spec, c_spec)
         agree(words, numpy=a @ b, **{name: run(*operands) for name, run in programs.items()})
-        found = {name: sent(program) for name, program in programs.items()}
-        each = [in_words(of) for of in found.values()]
-        rows.append(
-            (words, *each, *(sum(size for _, size in of.values()) for of in found.values()))
-        )
-    heads = (
-        "jit",
-        "lax",
-        "ringcoll",
-        *(f"bytes sent\n{name}" for name in ("jit", "lax", "ringcoll")),
-    )
-    show("Collectives in the compiled programs, and what a rank sends", ("case", *heads), rows)
+        found = [sent(program) for program in programs.values()]
+        rows.append((words, *map(in_words, found), *map(total, found)))
+    heads = ["case", *forms, *(f"bytes sent\n{name}" for name in forms)]
+    show("Collectives in the compiled programs, and what a rank sends", heads, rows)
     in_two_halves()
 
 
@@ -112,7 +100,8 @@ def by_hand(local: Local, mesh: Any, specs: tuple[P, P], out: P) -> Local:
 def in_two_halves() -> None:
     """An all-reduce is a reduce-scatter, and an all-gather of what that leaves."""
     n = 4
-    mesh, x = make_mesh(x=n), integers(n, 3 * n, 5)
+    mesh, host = make_mesh(x=n), integers(n, 3 * n, 5)
+    x = place(mesh, host, P("x"))
     ring: Any = {"algorithm": "ring"}
 
     def two_halves(x: Array) -> Array:
@@ -125,15 +114,15 @@ def in_two_halves() -> None:
         "two_halves": two_halves,
         "ringcoll": lambda x: lax.psum(x, "x", **ring),
     }.items():
-        mapped = jax.shard_map(
-            lambda x, function=function: function(x[0]), mesh=mesh, in_specs=P("x"), out_specs=P(),
-            check_vma=False,
-        )  # fmt: skip
-        program = jax.jit(mapped).lower(jax.device_put(x, NamedSharding(mesh, P("x")))).compile()
-        made[name] = program(jax.device_put(x, NamedSharding(mesh, P("x"))))
-        found[name] = permuted(program)
-    agree("an all-reduce in two halves", numpy=x.sum(0), **made)
-    shard = x[0].size // n
+
+        def per_rank(x: Array, function: Any = function) -> Array:
+            return function(x[0])
+
+        mapped = jax.shard_map(per_rank, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+        program = jax.jit(mapped).lower(x).compile()
+        made[name], found[name] = program(x), total(sent(program))
+    agree("an all-reduce in two halves", numpy=host.sum(0), **made)
+    shard = host[0].size // n
     halves = [
         pricing.wire_bytes(half, "ring", (n,), shard, x.itemsize)
         for half in ("psum_scatter", "all_gather")

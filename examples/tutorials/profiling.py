@@ -21,11 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import agree, integers, make_mesh, show
+from examples.tutorials.shared import agree, integers, make_mesh, place, show
 from ringcoll.overlap.hlo import parse
 
 N = 8
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     mesh = make_mesh(x=N)
     host = integers(32 * N, 64), integers(64, 16 * N, seed=1)
     specs = P("x"), P(None, "x")
-    x, w = (jax.device_put(h, NamedSharding(mesh, s)) for h, s in zip(host, specs, strict=True))
+    x, w = (place(mesh, h, s) for h, s in zip(host, specs, strict=True))
     mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(P(None, "x"), P()))
     program = jax.jit(mapped).lower(x, w).compile()
     (y, total), trace = traced(folder, program, x, w)

@@ -13,10 +13,20 @@ from typing import NamedTuple
 
 import jax
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, in_words, integers, make_mesh, permuted, sent, show
+from examples.tutorials.shared import (
+    agree,
+    in_words,
+    integers,
+    make_mesh,
+    permuted,
+    place,
+    sent,
+    show,
+    total,
+)
 from ringcoll import lax
 from ringcoll.pricing import wire_bytes
 
@@ -98,46 +108,49 @@ CHANGES = (
 )  # fmt: skip
 
 
+def row(mesh: Mesh, change: Change) -> tuple[str, ...]:
+    """What a change sends, by hand and by the compiler.
+
+    Raises:
+        AssertionError: the results differ, or the bytes are not those of the schedule.
+    """
+    words, before, after, by_hand, by_schedule, sums = change
+    host = integers(*(4,) * sums, ROWS, COLUMNS)
+    x, wanted = place(mesh, host, before), NamedSharding(mesh, after)
+    # (JAX cannot know that a permutation makes copies, so do not let it ask.)
+    mapped = jax.shard_map(by_hand, mesh=mesh, in_specs=before, out_specs=after, check_vma=False)
+    ours = jax.jit(mapped).lower(x).compile()
+    by_compiler = jax.jit(lambda x: x.sum(0) if sums else x, out_shardings=wanted)
+    theirs = by_compiler.lower(x).compile()
+
+    made = {"jit": theirs(x), "ringcoll": ours(x)}
+    if not sums:
+        made["device_put"] = jax.device_put(x, wanted)
+    for name, result in made.items():
+        if not result.sharding.is_equivalent_to(wanted, 2):
+            raise AssertionError(f"{words}: {name} leaves it {result.sharding}")
+    agree(words, numpy=host.sum(0) if sums else host, **made)
+    if (counted := permuted(ours)) != by_schedule:
+        raise AssertionError(f"{words}: {counted} B are sent, by the schedule {by_schedule}")
+    found = sent(theirs)
+    sizes = (f"{size:g}" for size in (by_schedule, counted, total(found)))
+    return words, str(before), str(after), *sizes, in_words(found)
+
+
 def main() -> None:
-    """Every change, by hand and by the compiler."""
+    """Every change."""
     mesh = make_mesh(x=2, y=4)
-    table = []
-    for change in CHANGES:
-        terms = (4,) if change.sums else ()
-        host = integers(*terms, ROWS, COLUMNS)
-        x = jax.device_put(host, NamedSharding(mesh, change.before))
-        wanted = NamedSharding(mesh, change.after)
-
-        def by_compiler(x: Array, sums: bool = change.sums) -> Array:
-            return x.sum(0) if sums else x
-
-        # (JAX cannot know that a permutation makes copies, so do not let it ask.)
-        mapped = jax.shard_map(
-            change.by_hand,
-            mesh=mesh,
-            in_specs=change.before,
-            out_specs=change.after,
-            check_vma=False,
-        )
-        ours = jax.jit(mapped).lower(x).compile()
-        theirs = jax.jit(by_compiler, out_shardings=wanted).lower(x).compile()
-        made = {"jit": theirs(x), "ringcoll": ours(x)}
-        if not change.sums:
-            made["device_put"] = jax.device_put(x, wanted)
-        for name, result in made.items():
-            if not result.sharding.is_equivalent_to(wanted, 2):
-                raise AssertionError(f"{change.words}: {name} leaves it {result.sharding}")
-        agree(change.words, numpy=host.sum(0) if change.sums else host, **made)
-        counted = permuted(ours)
-        if counted != change.bytes:
-            words = f"{counted} B are sent, by the schedule {change.bytes}"
-            raise AssertionError(f"{change.words}: {words}")
-        found = sent(theirs)
-        size = sum(size for _, size in found.values())
-        layouts = (str(change.before), str(change.after), f"{change.bytes:g}", f"{counted:g}")
-        table.append((change.words, *layouts, f"{size:g}", in_words(found)))
-    heads = ("", "from", "to", "bytes by\nschedule", "compiled", "by jit\n(at best)")
-    show(f"Bytes that a device sends, of {SIZE * 4}", (*heads, "\ncollectives"), table)
+    heads = [
+        "",
+        "from",
+        "to",
+        "bytes by\nschedule",
+        "compiled",
+        "by jit\n(at best)",
+        "\ncollectives",
+    ]
+    table = [row(mesh, change) for change in CHANGES]
+    show(f"Compiled: bytes that a device sends, of {SIZE * 4}", heads, table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import report
 from ringcoll import overlap
@@ -26,6 +26,11 @@ def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:
     return jax.make_mesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes), devices=devices
     )
+
+
+def place(mesh: Mesh, x: Any, spec: PartitionSpec) -> jax.Array:
+    """On the mesh."""
+    return jax.device_put(x, NamedSharding(mesh, spec))
 
 
 def integers(*shape: int, seed: int = 0, largest: int = 4) -> np.ndarray:
@@ -94,6 +99,11 @@ def sent(compiled: Any) -> Sent:
 def permuted(compiled: Any) -> float:
     """The bytes that a rank sends in permutes; all that ringcoll's collectives send."""
     return sent(compiled).get("collective-permute", (0, 0))[1]
+
+
+def total(found: Sent) -> float:
+    """The bytes that a rank sends in all of them."""
+    return sum(size for _, size in found.values())
 
 
 def in_words(found: Sent) -> str:

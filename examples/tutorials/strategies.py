@@ -16,15 +16,25 @@ compiled program. Data are small integers, so losses and gradients are equal in 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, in_words, integers, make_mesh, permuted, sent, show
+from examples.tutorials.shared import (
+    agree,
+    in_words,
+    integers,
+    make_mesh,
+    permuted,
+    place,
+    sent,
+    show,
+    total,
+)
 from ringcoll import lax
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
@@ -32,6 +42,7 @@ from ringcoll.pricing import wire_bytes
 
 BATCH, SEQUENCE, WIDTH, FEATURES = 8, 8, 16, 64
 RING = "ring"
+WHAT = "activations", "weights", "gradients", "loss"  # is sent
 Params = dict[str, Array]
 
 
@@ -97,58 +108,63 @@ def priced(of: Strategy) -> dict[str, float]:
     return made
 
 
+def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any], list[Any]]:
+    """Compile and run one strategy in both forms: its rows of memory and of bytes sent.
+
+    Raises:
+        AssertionError: results differ, or memory or bytes are not what was computed before.
+    """
+    of, along = STRATEGIES[name], P("data", "model")
+    mesh = make_mesh(data=of.data, model=of.model)
+    specs = tp.partition_specs(host, "model")
+    if of.sharded:
+        specs = fsdp.specs(host, "data", mesh=mesh, min_size=1)
+    ins, outs = (specs, along), (P(), (specs, along))
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outs)
+    forms = {
+        "jit": jax.jit(whole, out_shardings=places),
+        "ringcoll": jax.jit(
+            jax.shard_map(per_rank(specs), mesh=mesh, in_specs=ins, out_specs=outs)
+        ),
+    }
+    operands = fsdp.shard(host, specs, mesh), place(mesh, x, along)
+    programs = {form: f.lower(*operands).compile() for form, f in forms.items()}
+    made = {form: program(*operands) for form, program in programs.items()}
+    expected = jax.jit(whole)(host, x)
+    agree(f"{name}: loss {float(expected[0]):g}, and gradients", alone=expected, **made)
+
+    kept = sum(w.addressable_shards[0].data.nbytes for w in operands[0].values())
+    arguments = kept + x.nbytes // 8
+    memory = [name, f"{of.data} x {of.model}", kept, 2 * kept, arguments]
+    for program in programs.values():
+        analysis: Any = program.memory_analysis()
+        if analysis.argument_size_in_bytes != arguments:
+            raise AssertionError(f"{name}: arguments of {analysis.argument_size_in_bytes} B")
+        memory.append(analysis.temp_size_in_bytes)
+    parts, counted = priced(of), permuted(programs["ringcoll"])
+    if counted != sum(parts.values()):
+        raise AssertionError(f"{name}: {counted} B are sent, by the schedules {parts}")
+    found = sent(programs["jit"])
+    columns = (f"{parts.get(what, 0):g}" for what in WHAT)
+    return memory, [name, *columns, f"{counted:g}", f"{total(found):g}", in_words(found)]
+
+
 def main() -> None:
-    """All strategies, each in both forms."""
+    """All strategies."""
     host = {
         "up": integers(WIDTH, FEATURES, seed=1, largest=1),
         "down": integers(FEATURES, WIDTH, seed=2, largest=1),
     }
     x = integers(BATCH, SEQUENCE, WIDTH, largest=1)
-    expected = jax.jit(whole)(host, x)
-    memory, bytes_sent = [], []
-    for name, of in STRATEGIES.items():
-        mesh = make_mesh(data=of.data, model=of.model)
-        specs = tp.partition_specs(host, "model")
-        if of.sharded:
-            specs = fsdp.specs(host, "data", mesh=mesh, min_size=1)
-        places = jax.tree.map(lambda spec, mesh=mesh: NamedSharding(mesh, spec), specs)
-        along = NamedSharding(mesh, P("data", "model"))
-        operands = jax.device_put(host, places), jax.device_put(x, along)
-        out = P(), (specs, P("data", "model"))
-        mapped = jax.shard_map(
-            per_rank(specs), mesh=mesh, in_specs=(specs, P("data", "model")), out_specs=out
-        )
-        forms = {
-            "jit": jax.jit(whole, out_shardings=(NamedSharding(mesh, P()), (places, along))),
-            "ringcoll": jax.jit(mapped),
-        }
-        programs = {form: f.lower(*operands).compile() for form, f in forms.items()}
-        made = {form: program(*operands) for form, program in programs.items()}
-        agree(f"{name}: loss {float(expected[0]):g}, and gradients", alone=expected, **made)
-
-        kept = sum(prod(places[leaf].shard_shape(w.shape)) * w.itemsize for leaf, w in host.items())
-        row = [name, f"{of.data} x {of.model}", kept, 2 * kept, kept + x.nbytes // 8]
-        for program in programs.values():
-            analysis: Any = program.memory_analysis()
-            if analysis.argument_size_in_bytes != kept + x.nbytes // 8:
-                raise AssertionError(f"{name}: arguments of {analysis.argument_size_in_bytes} B")
-            row.append(analysis.temp_size_in_bytes)
-        memory.append(row)
-        parts = priced(of)
-        counted = permuted(programs["ringcoll"])
-        if counted != sum(parts.values()):
-            raise AssertionError(f"{name}: {counted} B are sent, by the schedules {parts}")
-        columns = [
-            f"{parts.get(of, 0):g}" for of in ("activations", "weights", "gradients", "loss")
-        ]
-        found = sent(programs["jit"])
-        size = sum(size for _, size in found.values())
-        bytes_sent.append((name, *columns, f"{counted:g}", f"{size:g}", in_words(found)))
+    memory, bytes_sent = zip(*(run(name, host, x) for name in STRATEGIES), strict=True)
     heads = ["", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit"]
-    show("Bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
-    heads = ["", "activations", "weights", "gradients", "loss", "all, and\ncounted"]
-    heads += ["by jit's\n(at best)", "\ncollectives"]
-    show("Bytes that a device sends: by ringcoll's schedules, and by jit", heads, bytes_sent)
+    show("Compiled: bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
+    heads = ["", *WHAT, "all, and\ncounted", "by jit's\n(at best)", "\ncollectives"]
+    show(
+        "Compiled: bytes that a device sends, by ringcoll's schedules, and by jit",
+        heads,
+        bytes_sent,
+    )
 
 
 if __name__ == "__main__":
