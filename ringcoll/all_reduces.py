@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -68,10 +69,13 @@ class AllReduce(Scheduled):
 
     def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
-        mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
-        if self.gathers_as_bits:
-            return moved_as_bits(AllGather(axes=self.axes, dims=(dim,), groups=self.groups), mine)
-        return gather_along(mine, dim, schedule, ranks)
+        with jax.named_scope("reduce_scatter"):
+            mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
+        with jax.named_scope("all_gather"):
+            if self.gathers_as_bits:
+                whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
+                return moved_as_bits(whole, mine)
+            return gather_along(mine, dim, schedule, ranks)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)

@@ -81,7 +81,8 @@ def gather(
     came = list(held)
     for start, stop in stretches(schedule, UNROLL_UP_TO):
         moves = schedule.rounds[start]
-        arriving = [ranks.hop(message(held, keys_sent(m)), m.axis, m.shift) for m in moves]
+        messages = [message(held, keys_sent(m)) for m in moves]
+        arriving = ranks.hops(f"round {start + 1}", moves, messages)
         carry = visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
         if stop - start > 1:
             carry, arriving = _gather_loop(
@@ -121,7 +122,7 @@ def _gather_loop(
 
     def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
         carry, last = state
-        arriving = [ranks.hop(x, m.axis, m.shift) for m, x in zip(moves, last, strict=True)]
+        arriving = ranks.hops(f"rounds {start + 2} to {stop}", moves, last)
         shards = [
             Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane)
             for m, x in zip(moves, last, strict=True)
@@ -176,7 +177,8 @@ def reduce(
             # The ends of `two_ended` add to one shard there; a loop would carry a sum of each.
             ends_meet = len(set(last)) < len(last)
             looped = start + 1 if ends_meet else start
-            sums.loop(schedule.rounds[looped : stop - 1][::-1])
+            number = len(schedule.rounds) - stop + 2
+            sums.loop(number, schedule.rounds[looped : stop - 1][::-1])
             if ends_meet:
                 sums.send_back(start)
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
@@ -211,7 +213,9 @@ class _Sums:
         arrived = [keys_arrived(self.schedule, m) for m in moves]
         if self.want([k for keys in arrived for k in keys]):  # these first products are tied too
             self.partial, self.operands = self._tied(self.partial, self.operands)
-        received = self._hops(moves, [message(self.partial, keys) for keys in arrived])
+        messages = [message(self.partial, keys) for keys in arrived]
+        name = f"round {len(self.schedule.rounds) - number}"
+        received = self.ranks.hops(name, moves, messages, back=True)
         keys = [k for m in moves for k in keys_sent(m)]
         self.want(keys)
         mine = self._apart({k: self.partial[k] for k in keys})
@@ -222,12 +226,12 @@ class _Sums:
             mine, self.operands = self._tied(mine, self.operands)
         self.partial.update(mine)
 
-    def loop(self, rounds: Sequence[Round]) -> None:
-        """Rounds of a stretch, backward, without its last.
+    def loop(self, first: int, rounds: Sequence[Round]) -> None:
+        """Rounds of a stretch, backward, without its last; as they are run, from this number on.
 
         (What that sends is no partial result yet, and may be narrower than what a loop carries.)
         """
-        moves = rounds[0]
+        moves, name = rounds[0], f"rounds {first} to {first + len(rounds) - 1}"
         sent = [keys_sent(move) for move in moves]
         every = [key for moves in rounds for m in moves for key in keys_sent(m)]
         stacks = None
@@ -240,7 +244,7 @@ class _Sums:
 
         def body(state: Any, step: tuple[Array, Any]) -> tuple[Any, None]:
             (moving, operands), (i, mine) = state, step
-            received = self._hops(moves, moving)
+            received = self.ranks.hops(name, moves, moving, back=True)
             if mine is None:
                 slots = [
                     Slot(self.ranks.origin(offset, m.axis, -i * m.shift), lane)
@@ -259,9 +263,6 @@ class _Sums:
         (moving, self.operands), _ = lax.scan(body, (moving, self.operands), steps)
         for move, stack in zip(rounds[-1], moving, strict=True):
             self.partial.update(zip(keys_sent(move), stack, strict=True))
-
-    def _hops(self, moves: Round, messages: Sequence[Array]) -> list[Array]:
-        return [self.ranks.hop(x, m.axis, -m.shift) for m, x in zip(moves, messages, strict=True)]
 
     def _apart(self, mine: Any) -> Any:
         """A lone product would be fused with its addition, and so wait for the wire."""
@@ -285,8 +286,9 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
         The blocks for this rank; number d is from rank r - d.
     """
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
-    for moves in schedule.rounds:
-        arriving = [ranks.hop(message(held, keys_sent(m)), m.axis, m.shift) for m in moves]
+    for number, moves in enumerate(schedule.rounds, 1):
+        messages = [message(held, keys_sent(m)) for m in moves]
+        arriving = ranks.hops(f"round {number}", moves, messages)
         for move, stack in zip(moves, arriving, strict=True):
             held.update(zip(keys_sent(move), stack, strict=True))
     return [held[Key(0, d)] for d in range(schedule.size)]

@@ -28,7 +28,7 @@ from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
 from ringcoll.pieces import Shares, joined, placed, sliced_along
 from ringcoll.schedule import Schedule
-from ringcoll.scheduled import ranks_of
+from ringcoll.scheduled import named, ranks_of
 from ringcoll.table import LAX, Algorithm
 from ringcoll.wire import Ranks
 
@@ -125,7 +125,8 @@ def _gathered(
             *(how, x, others),
         )
     if how.algorithm != LAX:
-        return _gathered_by_rounds(how, gather, x, others, keep, late)
+        with named("all_gather_einsum", how.algorithm):
+            return _gathered_by_rounds(how, gather, x, others, keep, late)
     whole = lax.all_gather(x, how.axes, axis=gather.moving.index(gather.label), tiled=True)
     results = [
         _multiplied(how, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
@@ -245,7 +246,8 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
 
     # Not the sliced ones: a slice that waits for a barrier is a copy.
     whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
-    mine = engine.reduce(schedule, ranks, produce, lax.add, whole, works=True)
+    with named("einsum_reduce_scatter", how.algorithm):
+        mine = engine.reduce(schedule, ranks, produce, lax.add, whole, works=True)
     return joined(mine, dim).astype(dtype)
 
 

@@ -6,6 +6,7 @@ Every one is a primitive in the form that neither adds nor removes a dimension
 
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,6 +47,10 @@ class Scheduled(Collective):
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
         """By an algorithm that has been chosen."""
+        with named(self.primitive.name.removeprefix("ringcoll_"), algorithm):
+            return self._by(algorithm, x, platform)
+
+    def _by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
         if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
             return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
         if algorithm == LAX:
@@ -96,6 +101,12 @@ class Scheduled(Collective):
         if self.algorithm == LAX_AS_BITS:  # it only moves, and a transpose may add
             shared["algorithm"] = "auto"
         return shared
+
+
+def named(call: str, algorithm: Algorithm) -> AbstractContextManager[None]:
+    """Under which name profiles have what is traced within: `ringcoll.psum(ring)`."""
+    of = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "given")
+    return jax.named_scope(f"ringcoll.{call}({of})")
 
 
 def ranks_of(

@@ -108,9 +108,10 @@ def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -
     """
     digits = tuple(n for stage in stages for n in stage.shape)
     start = 0
-    for stage in stages:
+    for number, stage in enumerate(stages, 1):
         part = ranks.cut(digits, (start, start + len(stage.shape)))
-        gathered = gather_along(x[None], 0, stage, part)
+        with jax.named_scope(f"stage {number}"):
+            gathered = gather_along(x[None], 0, stage, part)
         x = functools.reduce(combine, [gathered[i] for i in range(stage.size)])
         start += len(stage.shape)
     return x

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.primitive import Collective
+from ringcoll.schedule import Round
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -170,6 +171,15 @@ class Ranks:
                 by += sign * further % n
             moved += lax.rem(digit + by, n32) * stride
         return moved
+
+    def hops(
+        self, name: str, moves: Round, messages: Sequence[Array], *, back: bool = False
+    ) -> list[Array]:
+        """What the moves of a round bring, or backward; profiles have them under its name."""
+        sign = -1 if back else 1
+        with jax.named_scope(name):
+            pairs = zip(moves, messages, strict=True)
+            return [self.hop(x, move.axis, sign * move.shift) for move, x in pairs]
 
     def hop(self, x: Array, axis: int, shift: int) -> Array:
         """x from the rank `shift` before this one along an axis of the schedule."""

@@ -133,6 +133,7 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _LINE = re.compile(rf"^\s+(ROOT )?({_NAME}) = ")
 _HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
 _OPEN, _CLOSE = "([{", ")]}"
+_ORDER = ", device_ids="  # between the axes of a mesh and those that are meant
 
 
 def parse(text: str) -> Module:
@@ -222,10 +223,13 @@ def _end(text: str, start: int) -> int:
 
 
 def _value(text: str, start: int) -> str:
-    """The value that begins at `start`; `mesh['x'=8] {'x'}` is one."""
+    """The value that begins at `start`; `mesh['x'=8] {'x'}`, with or without device_ids, is one."""
     end = _end(text, start)
-    if text.startswith("mesh[", start) and text[end : end + 2] == " {":
-        end = _end(text, end + 1)
+    if text.startswith("mesh[", start):
+        if text.startswith(_ORDER, end):
+            end = _end(text, end + len(_ORDER))
+        if text[end : end + 2] == " {":
+            end = _end(text, end + 1)
     return text[start:end]
 
 

@@ -99,24 +99,26 @@ def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
     """The groups of ranks that a built-in collective works in.
 
     Written as lists `{{0,1},{2,3}}`, as an iota `[2,2]<=[4]` with an optional transposition
-    `T(1,0)`, or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`.
+    `T(1,0)`, or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`, whose ranks are in the order of an
+    iota if one follows: `, device_ids=([2,2]T(1,0))`.
 
     Raises:
         HloError: they are written in another way.
     """
     text = instruction.attribute("replica_groups") or ""
-    if iota := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, dims, axes = ([int(n) for n in re.findall(r"\d+", g or "")] for g in iota.groups())
-        order = np.arange(np.prod(dims)).reshape(dims).transpose(axes or range(len(dims)))
-        return order.reshape(shape).tolist()
-    if mesh := re.match(r"mesh\[(.*?)\]\s*\{(.*)\}$", text):
-        sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
-        used, names = re.findall(r"'([^']*)'", mesh[2]), list(sizes)
-        if set(used) <= sizes.keys() and ":" not in mesh[2]:
-            grid = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
+    if iota := re.match(rf"\[([\d,]+)\]<={_IOTA}", text):
+        shape, dims, axes = iota.groups()
+        return _iota(dims, axes).reshape(_numbers(shape)).tolist()
+    if mesh := re.match(rf"mesh\[(.*?)\](?:, device_ids=\({_IOTA}\))?\s*\{{(.*)\}}$", text):
+        axes_and_sizes, dims, axes, meant = mesh.groups()
+        sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", axes_and_sizes)}
+        used, names = re.findall(r"'([^']*)'", meant), list(sizes)
+        if set(used) <= sizes.keys() and ":" not in meant:
+            order = _iota(dims, axes) if dims else np.arange(np.prod(list(sizes.values())))
+            grid = order.reshape(list(sizes.values()))
             rest = [names.index(name) for name in names if name not in used]
-            order = grid.transpose(rest + [names.index(name) for name in used])
-            return order.reshape(-1, int(np.prod([sizes[name] for name in used]))).tolist()
+            grid = grid.transpose(rest + [names.index(name) for name in used])
+            return grid.reshape(-1, int(np.prod([sizes[name] for name in used]))).tolist()
     if text in ("", "{}"):
         return [list(range(ranks))]
     if re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
@@ -126,3 +128,16 @@ def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
         f"{instruction.name}: replica_groups={text} is written in a way that overlap does not "
         "know; please report it with the text of the program"
     )
+
+
+_IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+
+
+def _iota(dims: str, axes: str | None) -> np.ndarray:
+    """The ranks in order, as an array of these dimensions, transposed."""
+    shape = _numbers(dims)
+    return np.arange(np.prod(shape)).reshape(shape).transpose(_numbers(axes) or range(len(shape)))
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text or "")]

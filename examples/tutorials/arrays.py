@@ -1,0 +1,98 @@
+"""Arrays on a mesh: which device holds what, and what a collective takes and gives on each.
+
+    python -m examples.tutorials.arrays
+
+A `Mesh` gives devices coordinates; a `PartitionSpec` says for each dimension of an array along
+which axes of the mesh it is cut. Along an axis that it does not name, the array is repeated.
+Outside of `shard_map` there are whole arrays only, wherever their parts are; inside there are
+only shards, and what one device knows of another's it has been sent.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples.tutorials.shared import agree, make_mesh, show
+from ringcoll import lax
+
+SPECS = {
+    "rows over x, columns over y": P("x", "y"),
+    "rows over x, the same along y": P("x"),
+    "columns over y, the same along x": P(None, "y"),
+    "rows over both, x first": P(("x", "y")),
+}
+
+
+def placements() -> None:
+    """One array in several layouts."""
+    mesh, whole = make_mesh(x=2, y=4), np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+    print("the mesh, by device:", *np.vectorize(lambda d: d.id)(mesh.devices).tolist())
+    for words, spec in SPECS.items():
+        x = jax.device_put(whole, NamedSharding(mesh, spec))
+        copies = [shard for shard in x.addressable_shards if shard.replica_id]
+        print(f"\n{spec}: {words}; a shard is {x.sharding.shard_shape(x.shape)}, ", end="")
+        print(f"{8 - len(copies)} are different and {len(copies)} copies")
+        jax.debug.visualize_array_sharding(x)
+        agree("  each shard is its slice of the array", numpy=whole, device_put=x)
+
+
+def following() -> None:
+    """Computation is where its data are."""
+    mesh = make_mesh(x=2, y=4)
+    x = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
+    print("\ncomputation is where its data are: for x as P('x', 'y')")
+    for words, made in {
+        "2 x + 1": jax.jit(lambda x: 2 * x + 1)(x),
+        "x.T": jax.jit(jnp.transpose)(x),
+        "x.sum(1)": jax.jit(lambda x: x.sum(1))(x),  # this one has to be sent: `collectives`
+    }.items():
+        print(f"  {words:9} is {made.sharding.spec}")
+    moved = jax.device_put(x, NamedSharding(mesh, P(None, "y")))
+    agree("a second device_put moves it", before=np.asarray(x), after=moved)
+
+
+def collectives() -> None:
+    """Inside of shard_map: what each rank passes, and what it gets."""
+    mesh = make_mesh(x=4)
+    calls = {
+        "psum": lambda lib, x, **how: lib.psum(x, "x", **how),
+        "all_gather": lambda lib, x, **how: lib.all_gather(x, "x", tiled=True, **how),
+        "psum_scatter": lambda lib, x, **how: lib.psum_scatter(x, "x", tiled=True, **how),
+        "all_to_all": lambda lib, x, **how: lib.all_to_all(x, "x", 0, 0, tiled=True, **how),
+        "ppermute": lambda lib, x: lib.ppermute(x, "x", [(r, (r + 1) % 4) for r in range(4)]),
+    }
+    x = np.array([[10 * rank + i for i in range(4)] for rank in range(4)], np.int32)
+    x = np.array([[10 * rank + i for i in range(4)] for rank in range(4)], np.int32)
+    print("\nranks 0 to 3 pass", *x.tolist())
+    rows = []
+    for name, call in calls.items():
+        how = {} if name == "ppermute" else {"algorithm": "bruck"}  # one that all of them know
+
+        def every(lib: Any, call: Any = call, **how: str) -> jax.Array:
+            """The result of every rank, one after the other."""
+            mapped = jax.shard_map(
+                lambda x: call(lib, x[0], **how)[None], mesh=mesh, in_specs=P("x"), out_specs=P("x")
+            )
+            return jax.jit(mapped)(x)
+
+        ours = every(lax, **how)
+        agree(f"  {name}", lax=every(jax.lax), ringcoll=ours)
+        results = np.asarray(ours).tolist()
+        rows.append((name, x.shape[1:], ours.shape[1:], results[0], results[3]))
+    heads = ["", "passes", "gets", "rank 0 gets", "rank 3 gets"]
+    show("What a rank passes and gets", heads, rows)
+
+
+def main() -> None:
+    """All of it."""
+    placements()
+    following()
+    collectives()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Data-parallel training of a linear classifier, and the gradient's mean in three ways.
+
+    python -m examples.tutorials.classifier
+
+Every device has all weights and an eighth of the examples. In each step the gradients of the
+parts are averaged:
+
+- by `jit`: the loss is a mean over all examples, the compiler finds that they are on several
+  devices, and inserts an all-reduce;
+- by `jax.lax.pmean` in `shard_map`, of the gradient of a rank's own examples;
+- by `ringcoll.pmean`, the same line with an algorithm that is chosen.
+
+The answer is known: labels are those of a linear classifier, so that there is one to be found.
+How far the runs may drift apart is computed, and not guessed: see `allowed_drift`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from examples.tutorials.shared import EPS, gamma, in_words, make_mesh, place, sent, show
+from ringcoll.precision import error_bound
+
+EXAMPLES, FEATURES, CLASSES, STEPS = 2048, 8, 4, 100
+Gradient = Callable[..., tuple[Array, Array]]
+Mean = Callable[[Any, str], Any]
+
+
+def loss(weights: Array, x: Array, labels: Array) -> Array:
+    """The mean of -log of the probability of the right class."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(x @ weights), labels[:, None], 1).mean()
+
+
+def by_pmean(pmean: Mean, weights: Array, x: Array, labels: Array) -> tuple[Array, Array]:
+    """Of a rank's examples, then over the ranks."""
+    # The gradient by what all ranks share would be summed by JAX; by a rank's own copy it is not.
+    own = jax.lax.pcast(weights, "data", to="varying")
+    return pmean(jax.value_and_grad(loss)(own, x, labels), "data")
+
+
+def train(
+    gradient: Gradient, rate: float, mesh: Any, *data: Array
+) -> tuple[np.ndarray, Array, Any]:
+    """The loss before each step, the weights at the end, the program of a step."""
+
+    def step(weights: Array, *data: Array) -> tuple[Array, Array]:
+        value, slope = gradient(weights, *data)
+        return weights - rate * slope, value
+
+    whole = NamedSharding(mesh, P())
+    weights = jax.device_put(jnp.zeros((FEATURES, CLASSES)), whole)
+    program = jax.jit(step, out_shardings=(whole, whole)).lower(weights, *data).compile()
+    losses = []
+    for _ in range(STEPS):
+        weights, value = program(weights, *data)
+        losses.append(float(value))
+    return np.array(losses), weights, program
+
+
+def allowed_drift(x: np.ndarray, rate: float, weights: np.ndarray) -> np.ndarray:
+    """How far apart the losses of two runs may be in each step, for rounding.
+
+    The loss is convex, and its gradient changes by at most L = ||X||^2 / 2B times the distance
+    of the weights: so a step of no more than 2/L brings two runs no further apart than they are,
+    and adds to that rate times the error of the gradient in either. The loss differs by that
+    distance times its slope, which is at most sqrt(2) times the mean norm of an example, and by
+    its own rounding, which grows with the logits, and these with the weights (at the end). Sums
+    over a rank's examples and over ranks, and a few roundings beside them, have the bounds of
+    their algorithms.
+    """
+    relative = gamma(len(x) // 8 + FEATURES + 16)
+    relative += error_bound("pmean", "bidirectional_ring", (8,), EPS)
+    norm = np.linalg.norm(x, axis=1).mean()
+    slope = 2**0.5 * norm
+    drift = 2 * rate * slope * relative * np.arange(STEPS)
+    return slope * drift + 2 * relative * (np.log(CLASSES) + norm * np.linalg.norm(weights))
+
+
+def main() -> None:
+    """Train three times."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2 * EXAMPLES, FEATURES)).astype(np.float32)
+    truth = random.normal(size=(FEATURES, CLASSES))
+    labels = (x @ truth).argmax(1).astype(np.int32)
+    seen, held_out = slice(EXAMPLES), slice(EXAMPLES, None)
+    rate = 3 * EXAMPLES / float(np.linalg.norm(x[seen], 2) ** 2)  # 1.5/L: see `allowed_drift`
+
+    mesh = make_mesh(data=8)
+    data = [place(mesh, of[seen], P("data")) for of in (x, labels)]
+    over_ranks = partial(
+        jax.shard_map, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P()
+    )
+    forms: dict[str, Gradient] = {
+        "jit": jax.value_and_grad(loss),
+        "lax.pmean": over_ranks(partial(by_pmean, jax.lax.pmean)),
+        "ringcoll.pmean": over_ranks(
+            partial(by_pmean, partial(ringcoll.pmean, algorithm="bidirectional_ring"))
+        ),
+    }
+    runs = {name: train(gradient, rate, mesh, *data) for name, gradient in forms.items()}
+    allowed = allowed_drift(x[seen], rate, np.asarray(runs["jit"][1]))
+    rows = []
+    for name, (losses, weights, program) in runs.items():
+        off = np.abs(losses - runs["jit"][0])
+        if not (off <= allowed).all():
+            raise AssertionError(f"{name}: losses are {off.max():.1e} off those of jit")
+        right = float(((x[held_out] @ np.asarray(weights)).argmax(1) == labels[held_out]).mean())
+        if not (right > 0.95 and abs(losses[0] - np.log(CLASSES)) <= allowed[0]):
+            raise AssertionError(f"{name}: {right:.1%} are right, the first loss is {losses[0]}")
+        shown = (f"{losses[step]:.6f}" for step in (0, 10, STEPS - 1))
+        worst = f"{off.max():.0e} of {allowed[off.argmax()]:.0e}"
+        rows.append((name, *shown, f"{right:.1%}", worst, in_words(sent(program))))
+    heads = ("loss\nof step 0", "\n10", f"\n{STEPS - 1}", "right of\nheld out")
+    title = f"A classifier over 8 devices, {EXAMPLES // 8} examples each"
+    show(title, ("", *heads, "furthest off jit\nand allowed", "collectives\nof a step"), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Each collective inside of `shard_map`, what it is for, by `jax.lax` and by ringcoll.
+
+    python -m examples.tutorials.collectives
+
+Every function below is written once, with the library as its first argument: ringcoll's
+collectives have the signatures of `jax.lax`, and `algorithm=` on top.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from examples.tutorials.shared import EPS, agree, gamma, integers, make_mesh
+from ringcoll import lax
+from ringcoll.layers import fold_rng_over_axis
+from ringcoll.precision import error_bound
+
+N = 8
+ROWS, COLUMNS, EVERYWHERE = P("x"), P(None, "x"), P()
+
+
+def both(
+    what: str,
+    function: Callable[..., Array],
+    operands: tuple[Any, ...],
+    specs: tuple[P, ...],
+    out: P,
+    expected: Any,
+    algorithm: str | None = None,
+    allowed: float = 0.0,
+) -> Array:
+    """Run a function of a rank's shards by both libraries; ringcoll's result."""
+    how = {"algorithm": algorithm} if algorithm else {}
+
+    def run(library: Any, **how: str) -> Array:
+        def per_rank(*shards: Array) -> Array:
+            return function(library, *shards, **how)
+
+        mapped = jax.shard_map(per_rank, mesh=make_mesh(x=N), in_specs=specs, out_specs=out)
+        return jax.jit(mapped)(*operands)
+
+    theirs, ours = run(jax.lax), run(lax, **how)
+    agree(what, allowed=allowed, expected=expected, lax=theirs, ringcoll=ours)
+    return ours
+
+
+def total(lax: Any, x: Array, **how: str) -> Array:
+    """Each rank sums its part, and all sum up the sums."""
+    return lax.psum(x.sum(), "x", **how)
+
+
+def mean(lax: Any, x: Array, **how: str) -> Array:
+    """Of equal parts."""
+    return lax.pmean(x.mean(), "x", **how)
+
+
+def softmax(lax: Any, x: Array, **how: str) -> Array:
+    """Over a sharded dimension: two numbers of each row are sent, and none of its elements."""
+    largest = lax.pmax(x.max(-1, keepdims=True), "x", **how)
+    powers = jnp.exp(x - largest)
+    return powers / lax.psum(powers.sum(-1, keepdims=True), "x", **how)
+
+
+def layer_norm(lax: Any, x: Array, **how: str) -> Array:
+    """Two means, one after the other: the variance is of what the first has left."""
+    centred = x - lax.pmean(x.mean(-1, keepdims=True), "x", **how)
+    return centred / jnp.sqrt(lax.pmean((centred**2).mean(-1, keepdims=True), "x", **how))
+
+
+def weight_gathered(lax: Any, x: Array, w: Array, **how: str) -> Array:
+    """`x: [m/n, k], w: [k/n, f] -> [m/n, f]`: weights are kept in parts, and used whole."""
+    return x @ lax.all_gather(w, "x", tiled=True, **how)
+
+
+def scattered_sum(lax: Any, x: Array, w: Array, **how: str) -> Array:
+    """`x: [m, k/n], w: [k/n, f] -> [m/n, f]`: each rank has terms of all, and keeps some sums."""
+    return lax.psum_scatter(x @ w, "x", tiled=True, **how)
+
+
+def rolled(lax: Any, x: Array) -> Array:
+    """`jnp.roll` by one row: only the row at the edge is sent."""
+    n = jax.lax.axis_size("x")
+    edge = lax.ppermute(x[-1:], "x", [(rank, (rank + 1) % n) for rank in range(n)])
+    return jnp.concatenate([edge, x[:-1]])
+
+
+def resharded(lax: Any, x: Array, **how: str) -> Array:
+    """`[m/n, k] -> [m, k/n]`: the array is the same, and cut the other way."""
+    return lax.all_to_all(x, "x", split_axis=1, concat_axis=0, tiled=True, **how)
+
+
+def numbered(lax: Any, x: Array) -> Array:
+    """A rank's rows know where they stand in the whole array."""
+    first = lax.axis_index("x") * x.shape[0]
+    return x + (first + jnp.arange(x.shape[0], dtype=jnp.int32))[:, None]
+
+
+def noise(lax: Any, seed: Array) -> Array:
+    """One key for all would drop the same on every rank."""
+    return jax.random.uniform(fold_rng_over_axis(jax.random.key(seed), "x"), (2, 3))
+
+
+def main() -> None:
+    """All of them."""
+    x, w = integers(2 * N, 2 * N), integers(2 * N, 4, seed=1)
+    numbers = np.arange(len(x), dtype=np.float32)[:, None]
+    print("small integers, whose sums are exact in any order:")
+    for words, function, operands, specs, out, expected, algorithm in (
+        ("a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), "exchange"),
+        ("a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), "exchange"),
+        ("a gathered weight", weight_gathered, (x, w), (ROWS, ROWS), ROWS, x @ w, "two_ended"),
+        ("a scattered sum", scattered_sum, (x, w), (COLUMNS, ROWS), ROWS, x @ w, "two_ended"),
+        ("a roll", rolled, (x,), (ROWS,), ROWS, np.roll(x, 1, 0), None),
+        ("rows to columns", resharded, (x,), (ROWS,), COLUMNS, x, "pairwise"),
+        ("rows with their numbers", numbered, (x,), (ROWS,), ROWS, x + numbers, None),
+    ):
+        both(f"  {words}", function, operands, specs, out, expected, algorithm)
+
+    print("and what is rounded:")
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    wide = values.astype(np.float64)
+    powers = np.exp(wide - wide.max(1, keepdims=True))
+    softmaxed = powers / powers.sum(1, keepdims=True)
+    centred, deviation = wide - wide.mean(1, keepdims=True), wide.std(1, keepdims=True)
+    normal = centred / deviation
+    # A sum of positive terms is off by its bound, relative to itself: on a rank, then over ranks.
+    # Beside it, a few roundings (and exp, which is good to a few).
+    off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "exchange", (N,), EPS)
+    # A mean is off by that times the greatest value; with it each centred value, and from these
+    # the deviation; the quotient by both, relative to the largest.
+    off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
+    for words, function, expected, allowed in (
+        ("softmax", softmax, softmaxed, 2 * off),
+        ("normalisation", layer_norm, normal, 2 * off_normal),
+    ):
+        words = f"  {words} over a sharded dimension"
+        operands, specs = (values,), (COLUMNS,)
+        both(words, function, operands, specs, COLUMNS, expected, "exchange", allowed)
+
+    keys = [jax.random.fold_in(jax.random.key(7), rank) for rank in range(N)]
+    alone = np.concatenate([jax.random.uniform(key, (2, 3)) for key in keys])
+    drawn = both("random numbers of each rank's own", noise, (np.int32(7),), (P(),), ROWS, alone)
+    if len(np.unique(np.asarray(drawn))) < drawn.size:
+        raise AssertionError("two ranks drew the same")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""One layer, sigmoid(x W + b), in the four ways that JAX has of writing it over devices.
+
+    python -m examples.tutorials.dense_layer
+
+Rows of x are sharded over both axes of the mesh, columns of W over one: so the devices that have
+different columns have to get each other's rows.
+
+- automatic: say where the arrays are; the compiler inserts the collective;
+- explicit: the sharding is part of the type, and what needs a collective is refused until it is
+  said which sharding the result shall have;
+- manual: what one device does with its shards, by `jax.lax`: gather, then multiply;
+- the same by ringcoll: multiply each shard of rows while the next is on the wire.
+
+Their results, and the gradients by x, W and b, are compared with one another and with those of
+one device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from examples.tutorials.shared import agree, gamma, in_words, integers, make_mesh, place, sent, show
+
+BATCH, WIDTH, FEATURES = 16, 32, 64
+SPECS = {"x": P(("data", "model")), "w": P(None, "model"), "b": P("model")}
+OUT = P("data", "model")
+Layer = Callable[[Array, Array, Array], Array]
+
+
+def layer(x: Array, w: Array, b: Array) -> Array:
+    """On one device; and in automatic mode, where it is the same program."""
+    return jax.nn.sigmoid(x @ w + b)
+
+
+def explicit(x: Array, w: Array, b: Array) -> Array:
+    """The product of rows over "model" and columns over "model" has to be told what it is."""
+    return jax.nn.sigmoid(jnp.einsum("bd,df->bf", x, w, out_sharding=OUT) + b)
+
+
+def manual(x: Array, w: Array, b: Array) -> Array:
+    """`x: [b/8, d], w: [d, f/4], b: [f/4] -> [b/2, f/4]`, of one device."""
+    rows = jax.lax.all_gather(x, "model", tiled=True)  # [b/2, d]
+    return jax.nn.sigmoid(rows @ w + b)
+
+
+def overlapped(x: Array, w: Array, b: Array) -> Array:
+    """The same shapes; the gathered rows are never whole."""
+    return jax.nn.sigmoid(ringcoll.all_gather_matmul(x, w, "model", algorithm="two_ended") + b)
+
+
+def with_gradients(layer: Layer, weights: Any) -> Any:
+    """The layer's result, and the gradients of a loss that weighs its elements."""
+
+    def loss(x: Array, w: Array, b: Array) -> tuple[Array, Array]:
+        y = layer(x, w, b)
+        return (y * weights).sum(), y
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+def main() -> None:
+    """Compare them."""
+    # Small integers, and a power of two: x W + b is exact, however it is added up.
+    x, w = integers(BATCH, WIDTH), integers(WIDTH, FEATURES, seed=1) / 64
+    b, weights = integers(FEATURES, seed=2) / 64, integers(BATCH, FEATURES, seed=3)
+    alone = with_gradients(layer, weights)(x, w, b)
+    made, rows = {}, []
+    for name, form in (
+        ("automatic", layer), ("explicit", explicit), ("manual", manual), ("ringcoll", overlapped)
+    ):  # fmt: skip
+        mesh = make_mesh(explicit=name == "explicit", data=2, model=4)
+        if form in (manual, overlapped):
+            specs = tuple(SPECS.values())
+            form = jax.shard_map(form, mesh=mesh, in_specs=specs, out_specs=OUT)
+        with jax.set_mesh(mesh):
+            operands = [
+                place(mesh, value, spec)
+                for value, spec in zip((x, w, b), SPECS.values(), strict=True)
+            ]
+            placed = place(mesh, weights, OUT)
+            step = with_gradients(form, placed).lower(*operands).compile()
+            made[name] = gradients, y = step(*operands)
+        for gradient, operand in zip(gradients, operands, strict=True):
+            same = gradient.sharding.is_equivalent_to(operand.sharding, operand.ndim)
+            if name != "automatic" and not same:  # there the compiler chooses
+                raise AssertionError(f"{name}: a gradient is {gradient.sharding}")
+        shardings = [str(of.sharding.spec) for of in (y, *gradients)]
+        rows.append((name, *shardings, in_words(sent(step))))
+    heads = ["", "result", "gradient by x", "by W", "by b", "collectives in the program"]
+    show("How the results are sharded", heads, rows)
+
+    with jax.set_mesh(make_mesh(explicit=True, data=2, model=4)) as mesh:
+        refusal = refused(*(jax.device_put(v, s) for v, s in ((x, SPECS["x"]), (w, SPECS["w"]))))
+    print("explicit mode, without a sharding for the result:", refusal, sep="\n  ")
+
+    # Each derivative of the sigmoid is taken to be off by a few roundings: exp, a sum, a quotient,
+    # and s (1 - s); then it is summed up with a factor, over so many terms.
+    slope = np.asarray(alone[1], np.float64)
+    slope *= (1 - slope) * np.abs(weights)
+    sums = {
+        "result": (4, np.ones(())),
+        "gradient by x": (FEATURES + 8, slope @ np.abs(w).T),
+        "gradient by W": (BATCH + 8, np.abs(x).T @ slope),
+        "gradient by b": (BATCH + 8, slope.sum(0)),
+    }
+    every = {
+        name: (y, *gradients) for name, (gradients, y) in {"one device": alone, **made}.items()
+    }
+    for i, (what, (terms, size)) in enumerate(sums.items()):
+        allowed = 2 * gamma(terms) * float(size.max())  # either may be so far from the exact one
+        agree(what, allowed=allowed, **{name: result[i] for name, result in every.items()})
+
+
+def refused(x: Array, w: Array) -> str:
+    """What JAX says to a product of which it is not known how it shall be sharded.
+
+    Raises:
+        AssertionError: it says nothing.
+    """
+    try:
+        jax.jit(jnp.matmul)(x, w)
+    except Exception as error:  # JAX keeps its type to itself
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    raise AssertionError("explicit mode took a product whose sharding is not known")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Which mesh for a model on N chips: all factorings into data and model, by predicted step time.
+
+    python -m examples.tutorials.mesh_chooser
+    python -m examples.tutorials.mesh_chooser --devices 256 --device v5p --batch 256 --fsdp
+
+Modelled, nothing is run. The model is a decoder-only transformer with gated MLPs (by default
+Llama 3 8B), trained by Adam in bfloat16 with float32 weights; what is assumed:
+
+- matmuls run at the published rate; attention is causal; blocks keep their input, and are computed
+  once more for the gradient: 4 forward passes' work;
+- `model` and `data` are closed rings of the torus, of links as in `ringcoll.cost.DEVICES`;
+- over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
+  collective under its product, or beside it where that is quicker (`cost.hidden_seconds`,
+  `cost.bare_seconds`);
+- over `data`, gradients are summed in float32 by "bidirectional_ring" after the step, exposed; with
+  --fsdp weights are gathered and gradients scattered under the products of the block beside;
+- a device holds 16 bytes a weight (weight, two moments, gradient), bfloat16 weights, the inputs of
+  its blocks, what one block makes, and the logits.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from examples.tutorials.shared import show
+from ringcoll.cost import DEVICES, Model, Work, bare_seconds, hidden_seconds, links, seconds
+from ringcoll.pricing import price
+
+#: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
+CAPACITY = {"v5e": 16e9, "v5p": 95e9, "v6e": 32e9}
+SIZES = {
+    "devices": 64, "layers": 32, "width": 4096, "features": 14336, "heads": 32, "kv_heads": 8,
+    "vocabulary": 128256, "batch": 64, "sequence": 8192,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step, and bytes of memory, of a device."""
+
+    compute: float
+    communication: float
+    exposed: float
+    bytes: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.exposed
+
+
+class Transformer:
+    """What is counted of one: elements of its weights, and operations for a token."""
+
+    def __init__(self, of: argparse.Namespace) -> None:
+        self.of, kv_width = of, of.width // of.heads * of.kv_heads
+        attention = of.width * (of.width + 2 * kv_width), of.width**2
+        #: Of the four linear layers of a block: a gather, a scatter, a gather, a scatter.
+        self.linears = (*attention, 2 * of.width * of.features, of.width * of.features)
+        self.block = sum(self.linears)
+        norms = (2 * of.layers + 1) * of.width
+        self.weights = of.layers * self.block + 2 * of.vocabulary * of.width + norms
+
+    def step(self, data: int, model: int, machine: Model) -> Step:
+        """Of a device, on a mesh of data x model."""
+        of, fsdp = self.of, self.of.fsdp
+        tokens = of.batch * of.sequence // data  # of the ranks along `model` together
+        share = tokens / model
+        attended = 2 * of.sequence * of.width * of.layers
+        forward = share * (2 * (of.layers * self.block + of.vocabulary * of.width) + attended)
+        compute = 4 * forward * machine.delta
+
+        # Along `model`: two forward passes, and a backward one of twice the work.
+        shard = 2 * share * of.width
+        hop = machine.alpha + machine.beta * shard / 2
+        wire = 3 * of.layers * len(self.linears) * (model - 1) * hop
+        exposed = 0.0
+        for weights in self.linears if model > 1 else ():
+            for times, works in ((2, 1), (1, 2)):
+                work = Work(works * 2 * share * weights)
+                hidden = hidden_seconds(work, shard, model, machine)
+                bare = bare_seconds(work, shard, model, machine, links(of.devices, machine))
+                over = min(hidden, bare) - work.flops * machine.delta
+                exposed += times * of.layers * over
+
+        # Along `data`: of all weights, or of one block's while another computes.
+        def ring(collective: str, weights: float, itemsize: int) -> float:
+            paid = price(collective, "bidirectional_ring", (data,), (data,))
+            return seconds(paid, weights / model / data * itemsize, machine)
+
+        if fsdp:
+            blocks = self.weights / self.block
+            gather, scatter = ring("all_gather", self.block, 2), ring("psum_scatter", self.block, 4)
+            under = compute / 4 / blocks
+            wire += blocks * (2 * gather + scatter)
+            exposed += blocks * max(0.0, gather - under)
+            exposed += blocks * max(0.0, gather + scatter - 3 * under)
+        else:
+            summing = ring("psum", self.weights, 4)
+            wire, exposed = wire + summing, exposed + summing
+        mine = self.weights / model
+        kept = 16 * mine / data + 4 * self.block / model if fsdp else 18 * mine
+        inputs = 2 * share * of.width * of.layers + 2 * tokens * of.width
+        made = share * (2 * (6 * of.width + 3 * of.features) + 8 * of.vocabulary)
+        return Step(compute, wire, exposed, kept + inputs + made)
+
+    def obstacles(self, data: int, model: int) -> str:
+        """Why it cannot be cut so, if it cannot."""
+        of = self.of
+        cuts = [("batch", of.batch, data)]
+        cuts += [
+            (name, vars(of)[name], model)
+            for name in ("heads", "features", "vocabulary", "sequence")
+        ]
+        cuts += [("width", of.width, data)] if of.fsdp else []
+        return ", ".join(f"{what} {size} by {n}" for what, size, n in cuts if size % n)
+
+
+def flags(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The model and the machine."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.tutorials.mesh_chooser",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default="v5e", choices=CAPACITY, help="kind of chip (v5e)")
+    parser.add_argument("--fsdp", action="store_true", help="shard the weights over data too")
+    for name, size in SIZES.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=size, metavar="N", help=f"({size})")
+    args = parser.parse_args(argv)
+    for name in SIZES:
+        if vars(args)[name] < 1:
+            parser.error(f"--{name.replace('_', '-')} {vars(args)[name]}: give 1 or more")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Rank them."""
+    args = flags(argv)
+    of, machine = Transformer(args), DEVICES[args.device]
+    rows, refused = [], []
+    for model in (m for m in range(1, args.devices + 1) if args.devices % m == 0):
+        data = args.devices // model
+        if why := of.obstacles(data, model):
+            refused.append((f"{data} x {model}", *[""] * 5, f"does not divide: {why}"))
+            continue
+        step, holds = of.step(data, model, machine), CAPACITY[args.device]
+        times = step.compute, step.communication, step.exposed, step.seconds
+        cells = (*(f"{1e3 * t:.0f}" for t in times[:3]), f"{step.bytes / 1e9:.1f}")
+        fits = step.bytes <= holds
+        says = "" if fits else f"does not fit into {holds / 1e9:g} GB"
+        rows.append(
+            (not fits, step.seconds, (f"{data} x {model}", *cells, f"{1e3 * times[3]:.0f}", says))
+        )
+    rows.sort()
+    what = f"{of.weights / 1e9:.2f} G weights, {args.batch} x {args.sequence} tokens a step"
+    over = f"{args.devices} x {args.device}{', weights sharded over data' if args.fsdp else ''}"
+    heads = (
+        "data\nx model",
+        "compute\nms",
+        "communi-\ncation",
+        "\nexposed",
+        "memory\nGB",
+        "step\nms",
+    )
+    table = [cells for _, _, cells in rows] + refused
+    show(f"Modelled: {what}, {over}", (*heads, ""), table)
+    if any(not unfit for unfit, _, _ in rows):
+        print("the quickest that fits:", rows[0][2][0])
+    else:
+        print("none fits: shard the weights over data too (--fsdp), or take more devices")
+
+
+if __name__ == "__main__":
+    main()

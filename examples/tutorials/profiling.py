@@ -1,0 +1,120 @@
+"""A trace of one step, with ringcoll's collectives and their rounds named in it.
+
+    python -m examples.tutorials.profiling
+    python -m examples.tutorials.profiling --output results/trace
+
+The operations of a round bear its name, as `ringcoll.psum(ring)/reduce_scatter/round 3`, or
+`rounds 2 to 31` where a long ring is a loop, in which they run so often. The trace is
+written by `jax.profiler`, for Perfetto and XProf, and read back here. On a CPU its events bear the
+names of instructions; of which round one is, the metadata of the compiled program say.
+"""
+
+import argparse
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from examples.tutorials.shared import agree, integers, make_mesh, place, show
+from ringcoll.overlap.hlo import parse
+
+N = 8
+
+
+def step(x: Array, w: Array) -> tuple[Array, Array]:
+    """`x: [m/n, k], w: [k, f/n]`: a product under its gather, and a sum of all ranks."""
+    y = ringcoll.all_gather_matmul(x, w, "x", algorithm="ring")  # [m, f/n]
+    return y, ringcoll.psum(x, "x", algorithm="ring")
+
+
+def traced(folder: Path, program: Any, *operands: Array) -> tuple[Any, Path]:
+    """Run a compiled program under the profiler; its result, and the trace."""
+    jax.block_until_ready(program(*operands))  # what is done once shall not be in it
+    with jax.profiler.trace(folder), jax.profiler.StepTraceAnnotation("step", step_num=0):
+        result = jax.block_until_ready(program(*operands))
+    written = folder.glob("plugins/profile/*/*.trace.json.gz")
+    return result, max(written, key=lambda path: path.stat().st_mtime_ns)
+
+
+def names(program: Any) -> dict[str, str]:
+    """By instruction of a compiled program, the collective and the round that it is of."""
+    found = {}
+    for computation in parse(program.as_text()).computations.values():
+        for instruction in computation.instructions:
+            # Between collective and round are names of JAX's own, if the round is in a loop.
+            whole = instruction.attribute("op_name") or ""
+            if name := re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", whole):
+                found[instruction.name] = name[1]
+    return found
+
+
+def events(trace: Path) -> Iterator[tuple[str, int, float, float]]:
+    """Of a trace: instruction, device, start and duration in microseconds."""
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        for event in json.load(file)["traceEvents"]:
+            args = event.get("args", {})
+            if event.get("ph") == "X" and "hlo_op" in args and "device_ordinal" in args:
+                device = int(args["device_ordinal"])
+                yield args["hlo_op"], device, float(event["ts"]), float(event["dur"])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Trace a step, and find the rounds in it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.tutorials.profiling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = Path("results/trace")
+    parser.add_argument("--output", type=Path, default=where, metavar="DIR", help=f"({where})")
+    folder = parser.parse_args(argv).output
+
+    mesh = make_mesh(x=N)
+    host = integers(32 * N, 64), integers(64, 16 * N, seed=1)
+    specs = P("x"), P(None, "x")
+    x, w = (place(mesh, h, s) for h, s in zip(host, specs, strict=True))
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(P(None, "x"), P()))
+    program = jax.jit(mapped).lower(x, w).compile()
+    (y, total), trace = traced(folder, program, x, w)
+    agree("the product", numpy=host[0] @ host[1], ringcoll=y)
+    agree("the sum", numpy=host[0].reshape(N, 32, 64).sum(0), ringcoll=total)
+
+    rounds = names(program)
+    spans: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for instruction, device, start, duration in events(trace):
+        if instruction in rounds:
+            spans[rounds[instruction]].append((device, start, duration))
+    expected = [f"ringcoll.all_gather_einsum(ring)/round {i}" for i in range(1, N)]
+    for half in ("reduce_scatter", "all_gather"):
+        expected += [f"ringcoll.psum(ring)/{half}/round {i}" for i in range(1, N)]
+    for name in expected:
+        if sorted(device for device, _, _ in spans[name]) != list(range(N)):
+            raise AssertionError(f"{name}: in the trace of {spans[name]}, not once on each device")
+    begin = min(start for span in spans.values() for _, start, _ in span)
+    rows = []
+    for name in expected:
+        _, starts, durations = zip(*spans[name], strict=True)
+        times = min(starts) - begin, np.median(durations), max(durations)
+        rows.append((name, *(f"{t:.0f}" for t in times)))
+    heads = ("round", "starts\nus", "median of\nthe devices", "longest")
+    show("Measured: the rounds of a step, as the trace has them", heads, rows)
+    print(
+        f"the trace: {trace}",
+        "  open it at https://ui.perfetto.dev, or all of --output by XProf (pip install xprof);",
+        "  a row is a thread, a bar on it an instruction, as ppermute.42, whose hlo_op and",
+        "  device_ordinal are among its arguments; that of a round lasts until all have met.",
+        sep="\n",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""From one layout to another: which collective that is, and how many bytes it sends.
+
+    python -m examples.tutorials.resharding
+
+A matrix on a mesh of 2 x 4 devices is brought from one layout to another: by a collective in
+`shard_map`, whose bytes are those of its schedule, and by the compiler, told the layout that is
+wanted (`jit` with `out_shardings`, `device_put`), which inserts what it finds. Partial sums are
+written as an array with one more dimension, cut so that each device has one term.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples.tutorials.shared import (
+    agree,
+    in_words,
+    integers,
+    make_mesh,
+    permuted,
+    place,
+    sent,
+    show,
+    total,
+)
+from ringcoll import lax
+from ringcoll.pricing import wire_bytes
+
+ROWS, COLUMNS = 16, 24
+SIZE = ROWS * COLUMNS
+RING = "ring"
+#: Block b is on rank b of (x, y), and goes to the rank that counts as b where y is first.
+SWAP = [(2 * y + x, 4 * x + y) for x in range(2) for y in range(4)]
+#: Quarters 2x and 2x + 1 are on the ranks (x, y), of which each sends one to one rank.
+QUARTERS = [(4 * x + y, 4 * (y // 2) + 2 * x + y % 2) for x in range(2) for y in range(4)]
+
+
+class Change(NamedTuple):
+    """From which layout to which, by what on a rank's shard, and the bytes that a rank sends."""
+
+    words: str
+    before: P
+    after: P
+    by_hand: Callable[[Array], Array]
+    bytes: float
+    sums: bool = False  # whether the first dimension is one of terms, to be added up
+
+
+def ring(collective: str, ranks: int) -> float:
+    """The bytes by the schedule of a ring, of the whole matrix over so many ranks."""
+    return wire_bytes(collective, RING, (ranks,), SIZE / ranks, 4)
+
+
+def rows(x: Array, number: Array, parts: int) -> Array:
+    """One part of so many."""
+    size = x.shape[0] // parts
+    return jax.lax.dynamic_slice_in_dim(x, number * size, size)
+
+
+def my_rows(x: Array) -> Array:
+    """Of what all ranks have, the part of this one along y."""
+    return rows(x, jax.lax.axis_index("y"), 4)
+
+
+def gathered_and_cut(x: Array) -> Array:
+    """All rows, and then a rank's own of them."""
+    return my_rows(lax.all_gather(x, "x", tiled=True, algorithm=RING))
+
+
+def cut_and_sent(x: Array) -> Array:
+    """Only what is wanted is sent, and by each rank that has it another part."""
+    return lax.ppermute(rows(x, jax.lax.axis_index("y") % 2, 2), ("x", "y"), QUARTERS)
+
+
+CHANGES = (
+    Change(
+        "rows to columns: all-to-all", P("y"), P(None, "y"),
+        lambda x: lax.all_to_all(x, "y", 1, 0, tiled=True, algorithm="pairwise"),
+        wire_bytes("all_to_all", "pairwise", (4,), SIZE / 4 / 4, 4),
+    ),
+    Change(
+        "sharded to the same everywhere: all-gather", P("y"), P(),
+        lambda x: lax.all_gather(x, "y", tiled=True, algorithm=RING), ring("all_gather", 4),
+    ),
+    Change("the same everywhere to sharded: a slice", P(), P("y"), my_rows, 0),
+    Change(
+        "partial sums to sharded: reduce-scatter", P("y"), P("y"),
+        lambda x: lax.psum_scatter(x[0], "y", tiled=True, algorithm=RING),
+        ring("psum_scatter", 4), sums=True,
+    ),
+    Change(
+        "partial sums to sums everywhere: all-reduce", P("y"), P(),
+        lambda x: lax.psum(x[0], "y", algorithm=RING), ring("psum", 4), sums=True,
+    ),
+    Change(
+        "from one axis to the other: all-gather, a slice", P("x"), P("y"),
+        gathered_and_cut, ring("all_gather", 2),
+    ),
+    Change("the same: a slice, a permutation", P("x"), P("y"), cut_and_sent, 4 * SIZE / 4),
+    Change(
+        "both axes in another order: a permutation", P(("x", "y")), P(("y", "x")),
+        lambda x: lax.ppermute(x, ("x", "y"), SWAP), 4 * SIZE / 8,
+    ),
+)  # fmt: skip
+
+
+def row(mesh: Mesh, change: Change) -> tuple[str, ...]:
+    """What a change sends, by hand and by the compiler.
+
+    Raises:
+        AssertionError: the results differ, or the bytes are not those of the schedule.
+    """
+    words, before, after, by_hand, by_schedule, sums = change
+    host = integers(*(4,) * sums, ROWS, COLUMNS)
+    x, wanted = place(mesh, host, before), NamedSharding(mesh, after)
+    # (JAX cannot know that a permutation makes copies, so do not let it ask.)
+    mapped = jax.shard_map(by_hand, mesh=mesh, in_specs=before, out_specs=after, check_vma=False)
+    ours = jax.jit(mapped).lower(x).compile()
+    by_compiler = jax.jit(lambda x: x.sum(0) if sums else x, out_shardings=wanted)
+    theirs = by_compiler.lower(x).compile()
+
+    made = {"jit": theirs(x), "ringcoll": ours(x)}
+    if not sums:
+        made["device_put"] = jax.device_put(x, wanted)
+    for name, result in made.items():
+        if not result.sharding.is_equivalent_to(wanted, 2):
+            raise AssertionError(f"{words}: {name} leaves it {result.sharding}")
+    agree(words, numpy=host.sum(0) if sums else host, **made)
+    if (counted := permuted(ours)) != by_schedule:
+        raise AssertionError(f"{words}: {counted} B are sent, by the schedule {by_schedule}")
+    found = sent(theirs)
+    sizes = (f"{size:g}" for size in (by_schedule, counted, total(found)))
+    return words, str(before), str(after), *sizes, in_words(found)
+
+
+def main() -> None:
+    """Every change."""
+    mesh = make_mesh(x=2, y=4)
+    heads = [
+        "",
+        "from",
+        "to",
+        "bytes by\nschedule",
+        "compiled",
+        "by jit\n(at best)",
+        "\ncollectives",
+    ]
+    table = [row(mesh, change) for change in CHANGES]
+    show(f"Compiled: bytes that a device sends, of {SIZE * 4}", heads, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What the tutorials share: eight devices, two ways held against each other, bytes counted."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from benchmarks import report
+from ringcoll import overlap
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)  # for want of eight real ones
+
+EPS = float(np.finfo(np.float32).eps)
+#: By kind of collective, how many there are and the bytes that a rank sends in them.
+Sent = dict[str, tuple[int, float]]
+
+
+def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:
+    """A mesh of the first devices: `make_mesh(x=2, y=4)`."""
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    devices = jax.devices()[: int(np.prod(list(sizes.values())))]
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes), devices=devices
+    )
+
+
+def place(mesh: Mesh, x: Any, spec: PartitionSpec) -> jax.Array:
+    """On the mesh."""
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def integers(*shape: int, seed: int = 0, largest: int = 4) -> np.ndarray:
+    """Integers from -largest to largest as float32: sums and products of few are exact."""
+    values = np.random.default_rng(seed).integers(-largest, largest, shape, endpoint=True)
+    return values.astype(np.float32)
+
+
+def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
+    """Say that results by several ways are the same, on every device.
+
+    Args:
+        what: they are, in words.
+        allowed: how far from the first the others may be.
+        ways: the pytree that each way makes, by its name.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    first, *_ = ways
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(ways[first])]
+    worst = 0.0
+    for name, result in ways.items():
+        for right, leaf in zip(expected, jax.tree.leaves(result), strict=True):
+            if leaf.shape != right.shape:
+                raise AssertionError(f"{what}: {name} is {leaf.shape}, {first} {right.shape}")
+            for shard, there in _shards(leaf):  # also copies: each device has one of its own
+                off = float(np.max(np.abs(shard - right[there]), initial=0))
+                if not off <= allowed:  # NaN is not
+                    words = f"{name} is {off:.1e} off {first}, {allowed:.1e} is allowed"
+                    raise AssertionError(f"{what}: {words}")
+                worst = max(worst, off)
+    how = f"but for {worst:.1e}, {allowed:.1e} allowed" if allowed else "exactly"
+    print(f"{what}: {' = '.join(ways)}, {how}")
+
+
+def _shards(x: Any) -> Sequence[tuple[np.ndarray, Any]]:
+    if not isinstance(x, jax.Array):
+        return [(np.asarray(x), ...)]
+    return [(np.asarray(shard.data), shard.index) for shard in x.addressable_shards]
+
+
+def gamma(terms: int) -> float:
+    """The bound on the error of a sum of so many products in float32, added in any order.
+
+    Relative to the sum of the absolute values: at most `terms` roundings each (Higham, "Accuracy
+    and Stability of Numerical Algorithms", section 3.1).
+    """
+    return terms * EPS / 2 / (1 - terms * EPS / 2)
+
+
+def sent(compiled: Any) -> Sent:
+    """The collectives of a compiled program: how many run, and the bytes a rank sends in them.
+
+    Those of a permute are its operand; those of a built-in collective what the best algorithm
+    would send (`ringcoll.overlap`).
+    """
+    count: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for row in overlap.report(compiled).rows:
+        count[row.kind] += row.count
+        size[row.kind] += round(row.count * row.bytes)
+    return {kind: (count[kind], size[kind]) for kind in sorted(count)}
+
+
+def permuted(compiled: Any) -> float:
+    """The bytes that a rank sends in permutes; all that ringcoll's collectives send."""
+    return sent(compiled).get("collective-permute", (0, 0))[1]
+
+
+def total(found: Sent) -> float:
+    """The bytes that a rank sends in all of them."""
+    return sum(size for _, size in found.values())
+
+
+def in_words(found: Sent) -> str:
+    """`all-gather, 14 collective-permute`"""
+    return ", ".join(f"{n} {kind}" if n > 1 else kind for kind, (n, _) in found.items()) or "none"
+
+
+def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:
+    """A table."""
+    made = report.table(*heads, left=left)
+    for row in rows:
+        made.add_row(*map(str, row))
+    report.show(title, made)

@@ -1,0 +1,171 @@
+"""An MLP over eight devices in four ways: what each keeps, and what each sends.
+
+    python -m examples.tutorials.strategies
+
+- data: all weights on every device, gradients summed by an all-reduce;
+- tensor: each device has columns of the first matrix and rows of the second; activations are
+  gathered and scattered under the products, gradients of weights are not sent at all;
+- 2-D: both, over the two axes of a mesh;
+- FSDP: as data, but each device keeps an eighth of the weights, gathers them where they are used,
+  and gets an eighth of the summed gradients.
+
+Each is done by `jit` with shardings, where the compiler finds what to send, and by
+`ringcoll.layers`, where every byte is that of a schedule: computed before, and counted in the
+compiled program. Data are small integers, so losses and gradients are equal in every bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples.tutorials.shared import (
+    agree,
+    in_words,
+    integers,
+    make_mesh,
+    permuted,
+    place,
+    sent,
+    show,
+    total,
+)
+from ringcoll import lax
+from ringcoll.layers import fsdp
+from ringcoll.layers import tensor_parallel as tp
+from ringcoll.pricing import wire_bytes
+
+BATCH, SEQUENCE, WIDTH, FEATURES = 8, 8, 16, 64
+RING = "ring"
+WHAT = "activations", "weights", "gradients", "loss"  # is sent
+Params = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The sizes of the mesh, and whether weights are sharded over `data` too."""
+
+    data: int
+    model: int
+    sharded: bool = False
+
+
+STRATEGIES = {
+    "data": Strategy(8, 1),
+    "tensor": Strategy(1, 8),
+    "2-D": Strategy(2, 4),
+    "FSDP": Strategy(8, 1, sharded=True),
+}
+
+
+def per_rank(specs: dict[str, P]) -> Callable[..., Any]:
+    """Loss and gradients of a rank's shards, `x: [b/data, s/model, d]`."""
+
+    def step(params: Params, x: Array) -> Any:
+        def loss(params: Params, x: Array) -> Array:
+            # Where a weight is whole along `data` nothing is gathered, and its gradient is summed.
+            weights = fsdp.gather(params, specs, "data", algorithm=RING)
+            y = tp.mlp(weights, x, "model", activation=jax.nn.relu, algorithm=RING)
+            return lax.pmean((y**2).mean(), ("data", "model"), algorithm=RING)
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+
+    return step
+
+
+def whole(params: Params, x: Array) -> Any:
+    """The same on one device, or for the compiler to distribute."""
+
+    def loss(params: Params, x: Array) -> Array:
+        return ((jax.nn.relu(x @ params["up"]) @ params["down"]) ** 2).mean()
+
+    return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+
+
+def priced(of: Strategy) -> dict[str, float]:
+    """What a rank sends, by what for, read off the schedules of a ring."""
+
+    def price(collective: str, ranks: int, elements: int) -> float:
+        return wire_bytes(collective, RING, (ranks,), elements / ranks, 4)
+
+    activations = BATCH * SEQUENCE * WIDTH // of.data  # of all ranks along `model`
+    weights = 2 * WIDTH * FEATURES // of.model  # of all along `data`
+    both_ways = price("all_gather", of.model, activations)
+    both_ways += price("psum_scatter", of.model, activations)
+    made = {"activations": 2 * both_ways}  # of the layer, and of its gradient
+    if of.sharded:
+        made["weights"] = price("all_gather", of.data, weights)
+        made["gradients"] = price("psum_scatter", of.data, weights)
+    else:
+        made["gradients"] = price("psum", of.data, weights)
+    axes = tuple(n for n in (of.data, of.model) if n > 1)
+    made["loss"] = wire_bytes("psum", RING, axes, 1, 4)  # one number, padded to one a rank
+    return made
+
+
+def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any], list[Any]]:
+    """Compile and run one strategy in both forms: its rows of memory and of bytes sent.
+
+    Raises:
+        AssertionError: results differ, or memory or bytes are not what was computed before.
+    """
+    of, along = STRATEGIES[name], P("data", "model")
+    mesh = make_mesh(data=of.data, model=of.model)
+    specs = tp.partition_specs(host, "model")
+    if of.sharded:
+        specs = fsdp.specs(host, "data", mesh=mesh, min_size=1)
+    ins, outs = (specs, along), (P(), (specs, along))
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outs)
+    forms = {
+        "jit": jax.jit(whole, out_shardings=places),
+        "ringcoll": jax.jit(
+            jax.shard_map(per_rank(specs), mesh=mesh, in_specs=ins, out_specs=outs)
+        ),
+    }
+    operands = fsdp.shard(host, specs, mesh), place(mesh, x, along)
+    programs = {form: f.lower(*operands).compile() for form, f in forms.items()}
+    made = {form: program(*operands) for form, program in programs.items()}
+    expected = jax.jit(whole)(host, x)
+    agree(f"{name}: loss {float(expected[0]):g}, and gradients", alone=expected, **made)
+
+    kept = sum(w.addressable_shards[0].data.nbytes for w in operands[0].values())
+    arguments = kept + x.nbytes // 8
+    memory = [name, f"{of.data} x {of.model}", kept, 2 * kept, arguments]
+    for program in programs.values():
+        analysis: Any = program.memory_analysis()
+        if analysis.argument_size_in_bytes != arguments:
+            raise AssertionError(f"{name}: arguments of {analysis.argument_size_in_bytes} B")
+        memory.append(analysis.temp_size_in_bytes)
+    parts, counted = priced(of), permuted(programs["ringcoll"])
+    if counted != sum(parts.values()):
+        raise AssertionError(f"{name}: {counted} B are sent, by the schedules {parts}")
+    found = sent(programs["jit"])
+    columns = (f"{parts.get(what, 0):g}" for what in WHAT)
+    return memory, [name, *columns, f"{counted:g}", f"{total(found):g}", in_words(found)]
+
+
+def main() -> None:
+    """All strategies."""
+    host = {
+        "up": integers(WIDTH, FEATURES, seed=1, largest=1),
+        "down": integers(FEATURES, WIDTH, seed=2, largest=1),
+    }
+    x = integers(BATCH, SEQUENCE, WIDTH, largest=1)
+    memory, bytes_sent = zip(*(run(name, host, x) for name in STRATEGIES), strict=True)
+    heads = ["", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit"]
+    show("Compiled: bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
+    heads = ["", *WHAT, "all, and\ncounted", "by jit's\n(at best)", "\ncollectives"]
+    show(
+        "Compiled: bytes that a device sends, by ringcoll's schedules, and by jit",
+        heads,
+        bytes_sent,
+    )
+
+
+if __name__ == "__main__":
+    main()

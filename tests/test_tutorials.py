@@ -1,0 +1,73 @@
+"""Every tutorial runs, in a process of its own, and says what it is there to show.
+
+What is right is compared by the tutorials themselves, which raise where it is not.
+"""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+from support import HERE, python
+
+pytestmark = pytest.mark.skipif(find_spec("rich") is None, reason="pip install 'ringcoll[bench]'")
+
+FOLDER = HERE / "examples" / "tutorials"
+NAMES = sorted(
+    path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
+)
+#: What stands in its output.
+WORDS = {
+    "arrays": ("CPU 0,1,2,3", "all_to_all: lax = ringcoll, exactly", "[30, 31, 32, 33]"),
+    "classifier": ("lax.pmean", "28 collective-permute"),
+    "collectives": (
+        "softmax over a sharded dimension: expected = lax = ringcoll, but for",
+        "rows to columns: expected = lax = ringcoll, exactly",
+        "random numbers of each rank's own",
+    ),
+    "dense_layer": (
+        "gradient by W: one device = automatic = explicit = manual = ringcoll",
+        "ShardingTypeError",
+        "6 collective-permute",
+    ),
+    "matmuls": (
+        "A[I_X, J] B[J, K_Y] -> C[I_X, K_Y]: numpy = jit = lax = ringcoll, exactly",
+        "A[I, J_X] B[J_X, K] -> C[I_X, K]: numpy = jit = lax = ringcoll, exactly",
+        "180 + 180 = 360",
+    ),
+    "mesh_chooser": ("8.03 G weights", "does not fit into 16 GB", "heads 32 by 64", "--fsdp"),
+    "profiling": ("ringcoll.psum(ring)/reduce_scatter/round 7", "ui.perfetto.dev"),
+    "resharding": ("a permutation: numpy = jit = ringcoll = device_put, exactly", "all-to-all"),
+    "strategies": ("2-D: loss 145.111, and gradients: alone = jit = ringcoll, exactly", "14392"),
+}
+
+
+def run(monkeypatch, name, *arguments):
+    """Unoptimised: what runs for a moment is compiled in less time without LLVM's optimisations."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    return python("-W", "error", "-m", f"examples.tutorials.{name}", *map(str, arguments))
+
+
+def test_the_index_has_every_tutorial():
+    index = (FOLDER / "__init__.py").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"examples.tutorials.{name} " in index] == NAMES
+    assert sorted(WORDS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_and_shows_what_it_is_there_for(name, tmp_path, monkeypatch):
+    arguments = ("--output", tmp_path) if name == "profiling" else ()
+    done = run(monkeypatch, name, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [words for words in WORDS[name] if words not in done.stdout] == []
+
+
+def test_a_mesh_is_chosen_where_one_fits(monkeypatch):
+    done = run(monkeypatch, "mesh_chooser", "--fsdp")
+    assert "the quickest that fits: 64 x 1" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_mesh_of_no_devices_is_refused(monkeypatch):
+    done = run(monkeypatch, "mesh_chooser", "--devices", "0")
+    assert done.returncode == 2
+    assert "--devices 0: give 1 or more" in done.stderr
