@@ -57,6 +57,13 @@ ORDER = (
     "layers.fsdp",
     "layers.__init__",
     "__init__",
+    "arguments",
+    "draw.plan",
+    "draw.steps",
+    "draw.words",
+    "draw.text",
+    "draw.command",
+    "draw.__init__",
     "overlap.hlo",
     "overlap.work",
     "overlap.loops",
@@ -84,7 +91,7 @@ WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
     "labels",
     "quickest",
-    *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
+    *ORDER[ORDER.index("arguments") : ORDER.index("overlap.gpus")],
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = (
@@ -228,7 +235,7 @@ import sys
 import ringcoll
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
-print([name for name in sys.modules if name.startswith("ringcoll.overlap")])
+print([name for name in sys.modules if name.startswith(("ringcoll.overlap", "ringcoll.draw"))])
 import jax
 try:
     jax.devices()

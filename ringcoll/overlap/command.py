@@ -10,14 +10,13 @@ exposed than --max-exposed.
 """
 
 import argparse
-import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 import jax
 
+from ringcoll import arguments
 from ringcoll.overlap import examples, topology
 from ringcoll.overlap.chips import Chip, chip
 from ringcoll.overlap.compilation import compile_for
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--example", choices=examples.NAMES)
-    what.add_argument("--function", type=_function, metavar="MODULE:FUNCTION")
+    what.add_argument("--function", type=arguments.function, metavar="MODULE:FUNCTION")
     parser.add_argument(
         "--sizes",
         type=_sizes,
@@ -130,11 +129,3 @@ def _constant(text: str) -> tuple[str, float]:
     if name not in _CONSTANTS:
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CONSTANTS)}")
     return name, float(value)
-
-
-def _function(text: str) -> Callable:
-    module, _, name = text.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error
