@@ -1,12 +1,13 @@
 """What is drawn: a collective by an algorithm, as phases of rounds in the order they are run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
+from typing import Any
 
-from ringcoll.algorithms import Algorithm, build, names
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build
 from ringcoll.pricing import Price, price
 from ringcoll.schedule import Round, Schedule, product
 
@@ -45,7 +46,8 @@ class Phase:
 class Plan:
     """A collective by an algorithm.
 
-    `shape` is that of the axes; a schedule may cut it into finer digits. There is a column
+    `shape` is that of the axes; a schedule may cut it into finer digits. `made` is the
+    schedule, or the stages, and `function` what made it, if anything did. There is a column
     for each shard (or block, by the rank that it is for), or one of whole vectors.
     """
 
@@ -53,7 +55,8 @@ class Plan:
     algorithm: str
     shape: tuple[int, ...]
     phases: tuple[Phase, ...]
-    paid: Price
+    made: Schedule | Stages
+    function: Callable[..., Any] | None
 
     @cached_property
     def size(self) -> int:
@@ -68,7 +71,16 @@ class Plan:
     @property
     def adds(self) -> bool:
         """Whether what is held at the end has a part of every rank in it."""
-        return SYNONYMS.get(self.collective, self.collective) != "all_gather"
+        return in_lax(self.collective) != "all_gather"
+
+    @cached_property
+    def paid(self) -> Price:
+        """What it costs on a switch."""
+        return self.price()
+
+    def price(self, network: Sequence[int] | None = None) -> Price:
+        """What it costs, as `pricing.price` counts it."""
+        return price(in_lax(self.collective), self.made, self.shape, network)
 
     @property
     def title(self) -> str:
@@ -85,36 +97,37 @@ class Plan:
                 yield number, phase, i
 
 
-def plan(
-    collective: str, algorithm: Algorithm, shape: Sequence[int], name: str | None = None
-) -> Plan:
+def in_lax(collective: str) -> str:
+    """The name that `jax.lax` has for it."""
+    return SYNONYMS.get(collective, collective)
+
+
+def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     """The phases of a collective.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or `all_reduce` or `reduce_scatter`.
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
-        name: how the algorithm is called in what is drawn.
 
     Raises:
         ValueError: as `algorithms.build`.
     """
-    of_lax = SYNONYMS.get(collective, collective)
-    if of_lax not in ("all_gather", "psum_scatter", "all_to_all"):
-        names(of_lax)  # raises, if there is none
-    made = build(of_lax, algorithm, tuple(shape))
+    kind, shape = in_lax(collective), tuple(shape)
+    made = build(kind, algorithm, shape)
     if isinstance(made, tuple):
-        phases = [_stage(made, i) for i in range(len(made)) if made[i].rounds]
-    elif of_lax == "all_to_all":
+        phases = [_stage(made, i) for i in range(len(made))]
+    elif kind == "all_to_all":
         phases = [Phase("all-to-all", Carries.BLOCKS, made, made.rounds)]
     else:
         phases = [_backward(made), Phase("all-gather", Carries.SHARDS, made, made.rounds)]
-        phases = {"all_gather": phases[1:], "psum_scatter": phases[:1]}.get(of_lax, phases)
-    if name is None:
-        name = getattr(algorithm, "__name__", None) or (
-            algorithm if isinstance(algorithm, str) else "a schedule"
-        )
-    return Plan(collective, name, tuple(shape), tuple(phases), price(of_lax, made, shape))
+        phases = {"all_gather": phases[1:], "psum_scatter": phases[:1]}.get(kind, phases)
+    library: Mapping[str, Any] = ALL_TO_ALLS if kind == "all_to_all" else {**GATHERS, **STAGED}
+    function = library[algorithm] if isinstance(algorithm, str) else algorithm
+    if not callable(function):
+        return Plan(collective, "a schedule", shape, tuple(phases), made, None)
+    name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", "a function")
+    return Plan(collective, name, shape, tuple(phases), made, function)
 
 
 def _backward(schedule: Schedule) -> Phase:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import groupby
 from math import prod
 
-from ringcoll.draw.plan import SYNONYMS, Carries, Phase, Plan
+from ringcoll.draw.plan import Carries, Phase, Plan
 from ringcoll.schedule import Move
 
 _MOST = 4  # names in a list before it is shortened
@@ -124,7 +124,7 @@ def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
         return f"the whole vector{s} of {whose}{lane}"
     if phase.carries is Carries.SHARDS:
         return f"shard{s} {whose}{lane}"
-    noun = _NOUNS.get(SYNONYMS.get(plan.collective, plan.collective), "sum")
+    noun = _NOUNS.get(plan.collective, "sum")
     if columns == [phase.schedule.step(0, move.axis, move.shift)]:
         return f"its {noun} of that rank's shard{lane}"
     return f"its {noun} of shard{s} {whose}{lane}"
