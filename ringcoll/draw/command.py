@@ -11,10 +11,13 @@
 import argparse
 import shutil
 from inspect import signature
+from pathlib import Path
 
 from ringcoll import arguments
 from ringcoll.algorithms import COLLECTIVES, Algorithm
+from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import SYNONYMS, Plan, plan
+from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 
 
@@ -34,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--shape", type=arguments.shape, metavar="4x2", help="ranks along each axis, major first"
     )
+    parser.add_argument("--svg", metavar="FILE", help="all rounds as one picture")
+    parser.add_argument("--round", type=int, metavar="K", help="of the picture: this one alone")
+    parser.add_argument("--html", metavar="FILE", help="a page that plays the rounds")
     parser.set_defaults(error=parser.error)
 
 
@@ -41,8 +47,15 @@ def run(args: argparse.Namespace) -> int:
     """Draw; returns the exit status."""
     try:
         made = _plan(args)
-        print(as_text(made, shutil.get_terminal_size().columns))
-    except ValueError as error:
+        if args.round is not None and not args.svg:
+            raise ValueError("--round: is of a picture: give --svg too")
+        if args.svg:
+            Path(args.svg).write_text(as_svg(made, args.round), encoding="utf-8")
+        if args.html:
+            Path(args.html).write_text(as_page(made), encoding="utf-8")
+        if not args.svg and not args.html:
+            print(as_text(made, shutil.get_terminal_size().columns))
+    except (ValueError, OSError) as error:
         args.error(str(error))
     return 0
 

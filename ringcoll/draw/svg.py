@@ -89,11 +89,13 @@ class Picture:
             return "before the first round"
         return f"round {number} of {len(self.frames) - 1} · {phase.name}"
 
-    def draw(self, into: Element, number: int) -> None:
+    def draw(self, into: Element, number: int, headed: bool = True) -> None:
         """One frame, its upper left corner at the origin."""
-        frame, (width, _) = self.frames[number], self.size
-        label(into, (width / 2, 14), self.said(number), 13, fill=looks.FAINT)
-        x, y = (width - self.extent[0]) / 2 - self.corner[0], _TITLE - self.corner[1]
+        frame, (width, height) = self.frames[number], self.size
+        if headed:
+            label(into, (width / 2, 14), self.said(number), 13, fill=looks.FAINT)
+        top = _TITLE if headed else (height - self.extent[1]) / 2
+        x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         dense = len(frame.messages) > 6 * self.plan.size
         for message, route in zip(frame.messages, self.routes[number], strict=True):
