@@ -13,7 +13,7 @@ Box = tuple[float, float, float, float]  # x, y, width, height
 #: too (the least distance in OKLab is 0.08, under the simulation of Machado, Oliveira and
 #: Fernandes, IEEE TVCG 15, 2009), and from the empty cell.
 COLOURS = (
-    *("#2c71b7", "#e4a249", "#4db491", "#9c2e5a", "#9b8df5", "#362988", "#51400d", "#49e6d7"),
+    *("#2c71b7", "#e4a249", "#4db491", "#9c2e5a", "#9b8df5", "#362988", "#51400d", "#efdc3a"),
     *("#8f5d04", "#671650", "#b96367", "#ab8704", "#71c1f7", "#c3d491", "#6094b0", "#62488c"),
 )
 PAPER, INK, FAINT, EMPTY, LINE = "#ffffff", "#1d2433", "#667085", "#eceff4", "#98a2b3"

@@ -11,7 +11,7 @@ from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlighted, paragraphs, source
 from ringcoll.draw.svg import Picture, document, finished
-from ringcoll.draw.words import Names, parts
+from ringcoll.draw.words import Names, explained, parts
 from ringcoll.pricing import Price
 
 _PAYLOAD = 64 * 2**20
@@ -39,7 +39,7 @@ def as_page(plan: Plan) -> str:
         ranks=" &times; ".join(map(str, plan.shape)),
         summary=escape(summary),
         prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
-        explained=_set(_explained(plan)),
+        explained=_set(" ".join(explained(plan))),
         wide=" wide" if picture.size[0] > _WIDE else "",
         frames="\n".join(_figure(picture, number) for number in range(len(picture.frames))),
         legend=_legend(plan),
@@ -56,15 +56,6 @@ def _set(words: str) -> str:
     """In HTML, with a minus for a hyphen, and no line ended within brackets."""
     minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
-
-
-def _explained(plan: Plan) -> str:
-    shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
-    said = [Names(one).explained() for one in shapes]
-    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
-    if lanes > 1:
-        said.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
-    return " ".join(filter(None, said))
 
 
 def _figure(picture: Picture, number: int) -> str:

@@ -33,7 +33,7 @@ class Picture:
         columns, rows = (max(c) + 1 for c in zip(*self.cells, strict=True))
         self.on_grid = len(places.squared(plan.shape)) > 1
         # On a grid wide enough for four messages beside each other.
-        width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 0)
+        width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 56.0)
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
         self.machine = places.machine(plan.shape, box, self._gap())
@@ -117,7 +117,7 @@ class Picture:
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2, y - height / 2
         rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=looks.LINE)
-        said = f"rank {rank}" if width > 50 else f"{rank}"
+        said = f"rank {rank}"
         if self.on_grid:
             digits = [
                 rank // prod(self.plan.shape[i + 1 :]) % n for i, n in enumerate(self.plan.shape)

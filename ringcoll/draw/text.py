@@ -6,7 +6,7 @@ from textwrap import TextWrapper
 
 from ringcoll.draw.plan import Carries, Phase, Plan
 from ringcoll.draw.steps import Frame, Ranks, frames
-from ringcoll.draw.words import Names, priced, sentence
+from ringcoll.draw.words import explained, priced, sentence
 from ringcoll.schedule import Move
 
 _MOST_RANKS = 16  # of which a table is made, however wide a line may be
@@ -18,21 +18,11 @@ def as_text(plan: Plan, width: int = 80) -> str:
 
     With tables where they fit, else in general: every rank does the same.
     """
-    blocks = [[plan.title], *_explained(plan, width)]
+    names = [part for line in explained(plan) for part in wrap(line, width)]
+    blocks = [[plan.title], *([names] if names else [])]
     tables = _tables(plan, width) if plan.size <= _MOST_RANKS else None
     blocks += _in_tables(plan, tables, width) if tables else [_in_general(plan, width)]
     return "\n\n".join("\n".join(b) for b in [*blocks, wrap(priced(plan), width)])
-
-
-def _explained(plan: Plan, width: int) -> Iterator[list[str]]:
-    """The names of ranks and lanes, where there is something to say."""
-    shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
-    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
-    lines = [said for shape in shapes if (said := Names(shape).explained())]
-    if lanes > 1:
-        lines.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
-    if lines:
-        yield [part for line in lines for part in wrap(line, width)]
 
 
 def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:

@@ -74,6 +74,16 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
     return f"{name}+{offset}" if sign > 0 else f"{name}-{shape[0] - offset}"
 
 
+def explained(plan: Plan) -> list[str]:
+    """What the names of ranks and lanes mean, where there is something to say."""
+    shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
+    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
+    said = [Names(shape).explained() for shape in shapes]
+    if lanes > 1:
+        said.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
+    return list(filter(None, said))
+
+
 def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
     """What every rank sends in a round of a phase, numbered from 0: "to r+1: shard r"."""
     made = []
