@@ -66,6 +66,7 @@ ORDER = (
     "draw.legend",
     "draw.places",
     "draw.routes",
+    "draw.picture",
     "draw.svg",
     "draw.source",
     "draw.page",

@@ -111,6 +111,7 @@ SAID = [
     ("psum", "recursive_doubling", (8,), 4, "every rank r sends to r^2: shards r, r^4"),
     ("psum", "exchange", (6,), 2,
      "every rank (i, j) sends to (i, j+2): the whole vector of (i, j)"),
+    ("all_gather", "ring", (5,), 3, "every rank r sends to r+1: shard r-3"),
     ("pmax", "ring", (3,), 0, "every rank r sends to r-1: its maximum of shard r+1"),
     ("all_gather", "ring", (3, 2), 2, "every rank (i, j) sends to (i, j+1): shards (*, j)"),
     ("all_gather", "direct", (64,), 0,
@@ -177,6 +178,10 @@ def test_rounds_that_repeat_are_said_once():
     assert "rounds 512 to 1022" in said
     assert "holds 1 of 512 sums" in said
     assert "holds 512 of 512 shards" in said
+    pairwise = as_text(plan("all_to_all", "pairwise", (64,)))
+    assert "rounds 1 to 63" in pairwise
+    assert "... last: every rank r sends to r+63" in pairwise
+    assert "rounds" not in as_text(plan("all_to_all", "bruck", (64,))).partition("Each rank")[0]
 
 
 # -- the command --

@@ -95,6 +95,9 @@ def test_every_way_of_stepping(opened):
     for button, number in [("#on", 5), ("#back", 4), ("#first", 0), ("[data-go='2']", 2)]:
         page.click(button)
         assert shown(page) == number
+    page.locator("#back").press("Space")  # a button that is pressed, not the page that plays
+    assert shown(page) == 1
+    page.keyboard.press("ArrowRight")
     assert "r−1: its sum of shard r+2" in page.locator("#said").inner_text()  # noqa: RUF001
     assert page.locator("#phase").inner_text() == "reduce-scatter"
 

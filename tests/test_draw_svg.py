@@ -11,8 +11,8 @@ import pytest
 from ringcoll.algorithms import bruck
 from ringcoll.draw import as_svg, frames, plan
 from ringcoll.draw.looks import COLOURS, EMPTY
+from ringcoll.draw.picture import Picture
 from ringcoll.draw.source import highlighted, source
-from ringcoll.draw.svg import Picture
 
 SHOWN = [("psum", "ring", (4,)), ("all_gather", "torus", (4, 2)), ("all_to_all", "bruck", (5,))]
 SHOWN += [
@@ -45,7 +45,7 @@ def test_a_picture_has_a_box_for_every_rank_and_an_arrow_for_every_message(
     ("algorithm", "shape"),
     [
         *(("bidirectional_ring", (2,)), ("bidirectional_ring", (8,)), ("two_ended", (3,))),
-        *(("bruck", (5,)), ("recursive_doubling", (8,))),
+        *(("bruck", (5,)), ("bruck", (8,)), ("recursive_doubling", (8,)), ("exchange", (8,))),
         *(("torus", (4, 2)), ("torus", (4, 4)), ("torus", (2, 2, 2))),
     ],
 )
@@ -55,9 +55,10 @@ def test_no_message_lies_on_another_or_on_a_rank(algorithm, shape):
     for routes in picture.routes:
         for one, other in combinations([route.middle for route in routes], 2):
             assert hypot(one[0] - other[0], one[1] - other[1]) > 11
-        for x, y in (route.middle for route in routes):
-            for left, top in picture.machine.middles:
-                assert abs(x - left) > width / 2 or abs(y - top) > height / 2
+        for way in (way for route in routes for way in route.ways):
+            for x, y in (way.at(t / 12) for t in range(13)):
+                for left, top in picture.machine.middles:
+                    assert abs(x - left) > width / 2 or abs(y - top) > height / 2
 
 
 def test_boxes_do_not_overlap():

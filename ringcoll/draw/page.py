@@ -8,9 +8,10 @@ from string import Template
 
 from ringcoll.cost import DEVICES, seconds
 from ringcoll.draw.legend import SIDE, entries
+from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlighted, paragraphs, source
-from ringcoll.draw.svg import Picture, document, finished
+from ringcoll.draw.svg import document, finished
 from ringcoll.draw.words import Names, explained, parts
 from ringcoll.pricing import Price
 

@@ -7,9 +7,10 @@ from textwrap import TextWrapper
 from ringcoll.draw.plan import Carries, Phase, Plan
 from ringcoll.draw.steps import Frame, Ranks, frames
 from ringcoll.draw.words import explained, priced, sentence
-from ringcoll.schedule import Move
+from ringcoll.schedule import Move, Round
 
 _MOST_RANKS = 16  # of which a table is made, however wide a line may be
+_MOST_RUNS = 16  # of rounds in a phase, each with its words
 _NEW = "*"
 
 
@@ -106,8 +107,7 @@ def _in_general(plan: Plan, width: int) -> list[str]:
         lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
         held = 1.0 if phase.carries in (Carries.SHARDS, Carries.VECTORS) else float(plan.size)
         number = 0
-        for _, alike in groupby(phase.rounds, _likeness):
-            rounds = list(alike)
+        for rounds in _alike(phase.rounds):
             for moves in rounds:
                 held += _gained(phase, moves)
             last = number + len(rounds) - 1
@@ -128,9 +128,17 @@ def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) ->
     yield f"... last: {sentence(plan, phase, last)}"
 
 
-def _likeness(moves: Sequence[Move]) -> object:
-    """What is the same of rounds that repeat."""
-    return [(move.axis, move.shift, move.lane, len(move.offsets)) for move in moves]
+def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
+    """Runs of rounds that repeat; if there are many, though each goes elsewhere."""
+
+    def runs(shifts: bool) -> list[list[Round]]:
+        def key(moves: Round) -> object:
+            return [(m.axis, m.lane, len(m.offsets), shifts and m.shift) for m in moves]
+
+        return [list(run) for _, run in groupby(rounds, key)]
+
+    found = runs(shifts=True)
+    return found if len(found) <= _MOST_RUNS else runs(shifts=False)
 
 
 def _gained(phase: Phase, moves: Sequence[Move]) -> float:
