@@ -23,7 +23,7 @@ from benchmarks.cases import CASES
 from benchmarks.measure import Point, interleave
 from benchmarks.row import Quartiles
 from ringcoll import engine
-from ringcoll.text import size
+from ringcoll.arguments import size
 
 #: How `UNROLL_UP_TO` is set for either way.
 WAYS = {"unrolled": 10**9, "looped": 0}

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.cases import AXIS
-from ringcoll.text import size
+from ringcoll.arguments import size
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
 DATATYPES = (

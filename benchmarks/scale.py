@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks import report
+from ringcoll.arguments import size
 from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
 from ringcoll.commands.plot import Line, plot
-from ringcoll.text import bytes_in_words, seconds_in_words, size
+from ringcoll.text import bytes_in_words, seconds_in_words
 
 TPU, GPU, NETWORK, LOCAL = "v5p", "h200", "infiniband400", 8
 

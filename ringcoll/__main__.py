@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringcoll.commands import cost, explain
+from ringcoll.draw import command as draw
 from ringcoll.overlap import command as overlap
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
-COMMANDS = {"cost": cost, "explain": explain, "overlap": overlap}
+COMMANDS = {"draw": draw, "cost": cost, "explain": explain, "overlap": overlap}
 
 
 def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:

@@ -10,62 +10,24 @@ benchmarked. Its docstring has a first line, `When:`, and `Source:` if it was pu
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
-from inspect import signature
+from functools import lru_cache
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from ringcoll.listing import (
+    ALL_TO_ALLS,
+    GATHERS,
+    STAGED,
+    Algorithm,
+    Stages,
+    along_each_axis,
+    listed,
+)
 from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product
 
-#: One gather after the other, each along its digit of the ranks, major first.
-Stages = tuple[Schedule, ...]
-#: What may be given as an algorithm: a name, a schedule or what makes one of a shape.
-Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
 
-# By name, each kind filled by the decorator below and by nothing else.
-#: All-gather; backward, reduce-scatter; one after the other, all-reduce.
-GATHERS: dict[str, Callable[..., Schedule]] = {}
-#: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
-STAGED: dict[str, Callable[..., Stages]] = {}
-#: All-to-all.
-ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
-
-Kind = TypeVar("Kind", bound=Schedule, covariant=True)
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class OnSeveralAxes(Protocol[Kind]):
-    """An algorithm, of the sizes of its axes, major first, and what options it has."""
-
-    def __call__(self, *shape: int, **options: int) -> Kind: ...
-
-
-def _listed(kind: dict[str, Any], name: str | None = None) -> Callable[[Function], Function]:
-    """Put an algorithm into the list of its kind, under its own name or another."""
-
-    def add(function: Function) -> Function:
-        kind[name or function.__name__] = function
-        return function
-
-    return add
-
-
-def _along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
-    """Let an algorithm for one axis serve several, as a product."""
-
-    @wraps(one_axis)
-    def several(*shape: int, **options: int) -> Kind:
-        return product([one_axis(n, **options) for n in shape])
-
-    of_one = signature(one_axis)  # what `help` shows is of several
-    n, *options = of_one.parameters.values()
-    shape = n.replace(name="shape", kind=n.VAR_POSITIONAL)
-    vars(several)["__signature__"] = of_one.replace(parameters=[shape, *options])
-    return several
-
-
-@_listed(GATHERS)
-@_along_each_axis
+@listed(GATHERS)
+@along_each_axis
 def ring(n: int, *, direction: int = 1) -> Schedule:
     """Pass on to the neighbour what came last: n-1 rounds of one shard.
 
@@ -80,8 +42,8 @@ def ring(n: int, *, direction: int = 1) -> Schedule:
     return Schedule((n,), tuple(rounds))
 
 
-@_listed(GATHERS)
-@_along_each_axis
+@listed(GATHERS)
+@along_each_axis
 def bidirectional_ring(n: int) -> Schedule:
     """Half of each shard goes round either way: n-1 rounds of half a shard a direction.
 
@@ -92,8 +54,8 @@ def bidirectional_ring(n: int) -> Schedule:
     return in_lanes(ring(n), ring(n, direction=-1))
 
 
-@_listed(GATHERS)
-@_along_each_axis
+@listed(GATHERS)
+@along_each_axis
 def two_ended(n: int) -> Schedule:
     """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
 
@@ -107,8 +69,8 @@ def two_ended(n: int) -> Schedule:
     return Schedule((n,), tuple(rounds))
 
 
-@_listed(GATHERS)
-@_along_each_axis
+@listed(GATHERS)
+@along_each_axis
 def bruck(n: int) -> Schedule:
     """Double what is held in every round: ceil(log2 n) rounds, for any n.
 
@@ -121,8 +83,8 @@ def bruck(n: int) -> Schedule:
     return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
 
 
-@_listed(GATHERS)
-@_along_each_axis
+@listed(GATHERS)
+@along_each_axis
 def recursive_doubling(n: int) -> Schedule:
     """Swap all that is held with the partner n/2, ..., 2, 1 away: log2 n rounds.
 
@@ -145,8 +107,8 @@ def recursive_doubling(n: int) -> Schedule:
     return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
 
 
-@_listed(GATHERS)
-@_along_each_axis
+@listed(GATHERS)
+@along_each_axis
 def direct(n: int) -> Schedule:
     """Everybody to everybody at once: one round of n-1 messages.
 
@@ -160,7 +122,7 @@ def direct(n: int) -> Schedule:
     return Schedule((n,), (everybody,) if everybody else ())
 
 
-@_listed(GATHERS)
+@listed(GATHERS)
 def torus(*shape: int) -> Schedule:
     """Every axis and both directions at once: two lanes an axis, each in its own order.
 
@@ -178,7 +140,7 @@ def torus(*shape: int) -> Schedule:
     return in_lanes(*(product([ring(n, direction=d) for n in shape], o) for o, d in lanes))
 
 
-@_listed(STAGED)
+@listed(STAGED)
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
@@ -195,7 +157,7 @@ def exchange(*shape: int) -> Stages:
     )
 
 
-@_listed(STAGED)
+@listed(STAGED)
 def one_shot(*shape: int) -> Stages:
     """Gather every whole vector, then add once: ceil(log2 n) rounds, n-1 vectors of bytes.
 
@@ -206,8 +168,8 @@ def one_shot(*shape: int) -> Stages:
     return tuple(bruck(n) for n in shape if n > 1)
 
 
-@_listed(ALL_TO_ALLS)
-@_along_each_axis
+@listed(ALL_TO_ALLS)
+@along_each_axis
 def pairwise(n: int) -> AllToAllSchedule:
     """Each block straight to its rank: n-1 rounds of one block.
 
@@ -216,8 +178,8 @@ def pairwise(n: int) -> AllToAllSchedule:
     return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
 
 
-@_listed(ALL_TO_ALLS, "bruck")
-@_along_each_axis
+@listed(ALL_TO_ALLS, "bruck")
+@along_each_axis
 def bruck_all_to_all(n: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
@@ -241,7 +203,7 @@ _KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]]
 }
 #: The collectives that schedules serve.
 COLLECTIVES = tuple(_KINDS)
-#: What others call them, for commands.
+#: The literature's names of collectives that are called otherwise in `jax.lax`.
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
 

@@ -1,24 +1,6 @@
-"""What commands read and print: sizes, times, functions by name, tables."""
+"""What commands print: sizes and times in words, tables."""
 
-import argparse
-import importlib
-from collections.abc import Callable, Iterator, Sequence
-
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def size(text: str) -> int:
-    """Bytes, of "512", "1K", "64M" or "1G".
-
-    Raises:
-        argparse.ArgumentTypeError: it is none of these, or 0.
-    """
-    number, unit = (
-        (text[:-1], _UNITS[text[-1].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
-    )
-    if not number.isdecimal() or int(number) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512, 1K, 64M or 1G")
-    return int(number) * unit
+from collections.abc import Iterator, Sequence
 
 
 def bytes_in_words(size: float) -> str:
@@ -37,19 +19,6 @@ def seconds_in_words(seconds: float) -> str:
         if seconds < 999.5:
             return f"{seconds:.3g} {unit}"
     return f"{seconds / 1e3:.4g} s"
-
-
-def function(text: str) -> Callable:
-    """The function that "module:function" names.
-
-    Raises:
-        argparse.ArgumentTypeError: there is none.
-    """
-    module, _, name = text.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:

@@ -18,6 +18,7 @@ import ringcoll
 PACKAGE = Path(ringcoll.__file__).parent
 ORDER = (
     "schedule",
+    "listing",
     "algorithms",
     "routing",
     "pricing",
@@ -25,7 +26,6 @@ ORDER = (
     "precision",
     "cost",
     "table",
-    "text",
     "manual",
     "primitive",
     "wire",
@@ -60,6 +60,27 @@ ORDER = (
     "layers.fsdp",
     "layers.__init__",
     "__init__",
+    "arguments",
+    "text",
+    "draw.plan",
+    "draw.steps",
+    "draw.words",
+    "draw.text",
+    "draw.looks",
+    "draw.legend",
+    "draw.places",
+    "draw.routes",
+    "draw.picture",
+    "draw.svg",
+    "draw.source",
+    "draw.page",
+    "draw.command",
+    "draw.__init__",
+    "commands.__init__",
+    "commands.plot",
+    "commands.machine",
+    "commands.cost",
+    "commands.explain",
     "overlap.hlo",
     "overlap.work",
     "overlap.loops",
@@ -80,11 +101,6 @@ ORDER = (
     "overlap.examples",
     "overlap.command",
     "overlap.__init__",
-    "commands.__init__",
-    "commands.plot",
-    "commands.machine",
-    "commands.cost",
-    "commands.explain",
     "__main__",
 )
 #: Drawing and reports come before what asks JAX for devices.
@@ -92,8 +108,7 @@ WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
     "labels",
     "quickest",
-    *ORDER[ORDER.index("overlap.hlo") : ORDER.index("overlap.gpus")],
-    *ORDER[ORDER.index("commands.__init__") : ORDER.index("__main__")],
+    *ORDER[ORDER.index("arguments") : ORDER.index("overlap.gpus")],
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = (
@@ -240,7 +255,7 @@ import sys
 import ringcoll
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
-print([name for name in sys.modules if name.startswith("ringcoll.overlap")])
+print([name for name in sys.modules if name.startswith(("ringcoll.overlap", "ringcoll.draw"))])
 import jax
 try:
     jax.devices()

@@ -8,11 +8,12 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from ringcoll.__main__ import main
 from ringcoll.algorithms import ALIASES, COLLECTIVES, GATHERS, names, ring
+from ringcoll.arguments import size
 from ringcoll.commands.machine import MODELS, network, shapes
 from ringcoll.cost import DEVICES, SWITCHES, Model, Range, fastest, seconds, seconds_on_hosts
 from ringcoll.pricing import price, price_on_hosts
 from ringcoll.schedule import ScheduleError, product
-from ringcoll.text import bytes_in_words, seconds_in_words, size
+from ringcoll.text import bytes_in_words, seconds_in_words
 
 
 def cost(capsys, *arguments):

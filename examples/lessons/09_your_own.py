@@ -30,7 +30,7 @@ from jax.stages import Compiled
 
 from benchmarks.measure import interleave
 from examples.lessons.claims import claim, permutes
-from ringcoll import Move, Schedule, cost, lax
+from ringcoll import Move, Schedule, cost, draw, lax
 from ringcoll.pricing import price
 
 
@@ -90,6 +90,7 @@ def main() -> None:
     times = interleave(programs, rounds=100, end=time.perf_counter() + 1)
     ratio = np.median(times["ours"] / times["lax"])
     print(f"measured: {ratio:.2f} of the time of lax, on this machine")
+    print(draw.as_text(draw.plan("all_gather", both_ways, (n,))))
 
 
 if __name__ == "__main__":

@@ -15,5 +15,5 @@ What a lesson says that is so, it shows to be so (a line with a tick), or it fai
 | `06_reading_the_schedule` | what a compiler made of it: which transfers hide, which do not |
 | `07_tensor_parallel` | a layer cut by columns and rows, its tokens by rank |
 | `08_fsdp` | weights that are whole only while they are used |
-| `09_your_own` | ten lines of your own: run, proved, priced and timed |
+| `09_your_own` | ten lines of your own: run, proved, priced, drawn and timed |
 """

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm, names
+from ringcoll.arguments import function, size
 from ringcoll.commands import machine
 from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import Line, plot
@@ -25,7 +26,7 @@ from ringcoll.cost import Range, fastest
 from ringcoll.formulas import at, closed_form
 from ringcoll.pricing import price
 from ringcoll.schedule import ScheduleError
-from ringcoll.text import aligned, bytes_in_words, function, seconds_in_words, size
+from ringcoll.text import aligned, bytes_in_words, seconds_in_words
 
 #: Over which it is said who wins.
 LEAST, MOST = 2**10, 2**32

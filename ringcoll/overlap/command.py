@@ -17,13 +17,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ringcoll import arguments
 from ringcoll.overlap import examples, topology
 from ringcoll.overlap.chips import Chip, chip
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
-from ringcoll.text import function
 
 _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--example", choices=examples.NAMES)
-    what.add_argument("--function", type=function, metavar="MODULE:FUNCTION")
+    what.add_argument("--function", type=arguments.function, metavar="MODULE:FUNCTION")
     parser.add_argument(
         "--sizes",
         type=_sizes,

@@ -1,0 +1,72 @@
+"""Draw who holds what after each round of a collective.
+
+    python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 4
+    python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
+    python -m ringcoll draw all_gather --algorithm torus --shape 4x2 --html page.html
+    python -m ringcoll draw all_gather --function my.module:schedule -n 5
+
+`my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
+"""
+
+import argparse
+import shutil
+from inspect import signature
+from pathlib import Path
+
+from ringcoll import arguments
+from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm
+from ringcoll.draw.page import as_page
+from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.svg import as_svg
+from ringcoll.draw.text import as_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("collective", choices=(*ALIASES, *COLLECTIVES), metavar="COLLECTIVE")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--algorithm", metavar="NAME", help="one of ringcoll.algorithms")
+    which.add_argument(
+        "--function",
+        type=arguments.function,
+        metavar="MODULE:FUNCTION",
+        help="a schedule of one's own",
+    )
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("-n", type=arguments.shape, dest="shape", metavar="N", help="ranks")
+    size.add_argument(
+        "--shape", type=arguments.shape, metavar="4x2", help="ranks along each axis, major first"
+    )
+    parser.add_argument("--svg", metavar="FILE", help="all rounds as one picture")
+    parser.add_argument("--round", type=int, metavar="K", help="of the picture: this one alone")
+    parser.add_argument("--html", metavar="FILE", help="a page that plays the rounds")
+    parser.set_defaults(error=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw; returns the exit status."""
+    try:
+        made = _plan(args)
+        if args.round is not None and not args.svg:
+            raise ValueError("--round: is of a picture: give --svg too")
+        if args.svg:
+            Path(args.svg).write_text(as_svg(made, args.round), encoding="utf-8")
+        if args.html:
+            Path(args.html).write_text(as_page(made), encoding="utf-8")
+        if not args.svg and not args.html:
+            print(as_text(made, shutil.get_terminal_size().columns))
+    except (ValueError, OSError) as error:
+        args.error(str(error))
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    algorithm: Algorithm = args.algorithm or args.function
+    if args.function:
+        try:
+            signature(args.function).bind(*args.shape)
+        except TypeError as error:
+            raise ValueError(
+                f"--function: called with {args.shape}, the sizes of the axes: {error}"
+            ) from error
+    return plan(args.collective, algorithm, args.shape)

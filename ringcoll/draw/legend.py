@@ -1,0 +1,60 @@
+"""What the cells of a picture mean."""
+
+from collections.abc import Callable, Sequence
+
+from ringcoll.draw.looks import COLOURS, FAINT, Element, cell, label, outline, shape
+from ringcoll.draw.plan import Carries, Plan
+from ringcoll.draw.steps import Ranks
+
+SIDE, _LINE = 14.0, 24.0
+Glyph = Callable[[Element], None]
+
+
+def legend(into: Element, plan: Plan, width: float) -> float:
+    """Draw it in lines of this width; returns its height."""
+    x, y = 0.0, 8.0
+    for glyph, text in entries(plan):
+        needs = SIDE + 7 + 5.8 * len(text) + 24
+        if x and x + needs > width:
+            x, y = 0.0, y + _LINE
+        place = shape(into, "g", transform=f"translate({x:.4g} {y:.4g})")
+        glyph(place)
+        label(place, (SIDE + 7, 11), text, 12, fill=FAINT, text_anchor="start")
+        x += needs
+    return y + _LINE
+
+
+def entries(plan: Plan) -> list[tuple[Glyph, str]]:
+    """What draws a square of `SIDE`, and what it means."""
+    stripes = min(plan.size, 4)
+    some = frozenset(range(stripes // 2 + 1))
+    made: list[tuple[Glyph, str]] = []
+    carries = {phase.carries for phase in plan.phases}
+    if Carries.BLOCKS in carries:
+        made.append((_cell([some], stripes), "cell d, stripe s: the block from rank s for d"))
+    elif plan.whole:
+        rainbow = _cell([some], stripes, COLOURS[:stripes])
+        made.append((rainbow, "stripe s: the data of rank s is in the sum"))
+    elif plan.adds:
+        made.append((_cell([some], stripes), "stripe s: the data of rank s is in the sum"))
+        made.append((_cell([frozenset(range(stripes))], stripes), "complete"))
+    else:
+        made.append((_cell([frozenset([0])], 1), "shard held"))
+    made.append((_cell([frozenset()], 1), "nothing"))
+    made.append((_cell([frozenset()], 1, is_new=True), "new in this round"))
+    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
+    if lanes > 1:
+        bands = [frozenset([0]) if lane % 2 == 0 else frozenset[int]() for lane in range(lanes)]
+        made.append((_cell(bands, 1), f"bands: {lanes} lanes, 1/{lanes} of a shard each"))
+    return made
+
+
+def _cell(
+    lanes: Sequence[Ranks], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
+) -> Glyph:
+    def draw(into: Element) -> None:
+        cell(into, (0, 0, SIDE, SIDE), lanes, of, colours)
+        if is_new:
+            outline(into, (0, 0, SIDE, SIDE))
+
+    return draw

@@ -1,0 +1,131 @@
+"""A run as a page that plays its rounds: one file, which asks nothing of any network."""
+
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from ringcoll.cost import DEVICES, seconds
+from ringcoll.draw.legend import SIDE, entries
+from ringcoll.draw.picture import Picture
+from ringcoll.draw.plan import Plan
+from ringcoll.draw.source import highlighted, paragraphs, source
+from ringcoll.draw.svg import document, finished
+from ringcoll.draw.words import Names, explained, parts
+from ringcoll.pricing import Price
+
+_PAYLOAD = 64 * 2**20
+_WIDE = 820  # a picture that is given the whole width
+
+
+def as_page(plan: Plan) -> str:
+    """HTML: the picture of each round, what moves, the code, and the price.
+
+    Args:
+        plan: of at most 16 ranks.
+
+    Raises:
+        ValueError: too many ranks for a picture.
+    """
+    picture = Picture(plan)
+    template = Template(files("ringcoll.draw").joinpath("page.html").read_text(encoding="utf-8"))
+    code = source(plan.function) if plan.function else ""
+    summary, *prose = paragraphs(plan.function) if plan.function else [""]
+    paid = plan.price(plan.shape)
+    return template.substitute(
+        title=escape(plan.title),
+        collective=escape(plan.collective.replace("_", "-")),
+        algorithm=escape(plan.algorithm),
+        ranks=" &times; ".join(map(str, plan.shape)),
+        summary=escape(summary),
+        prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
+        explained=_set(" ".join(explained(plan))),
+        wide=" wide" if picture.size[0] > _WIDE else "",
+        frames="\n".join(_figure(picture, number) for number in range(len(picture.frames))),
+        legend=_legend(plan),
+        last=len(picture.frames) - 1,
+        rounds="\n".join(_rounds(plan)),
+        code=highlighted(code) if code else escape(repr(plan.made)),
+        counts=_table(_counts(plan, paid)),
+        devices=_table(_devices(plan, paid)),
+        ring="ring" if sum(n > 1 for n in plan.shape) < 2 else "torus",
+    )
+
+
+def _set(words: str) -> str:
+    """In HTML, with a minus for a hyphen, and no line ended within brackets."""
+    minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
+    return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
+
+
+def _figure(picture: Picture, number: int) -> str:
+    width, height = picture.size
+    root = document(f"{picture.plan.title}, {picture.said(number)}")
+    root.set("style", f"min-width: {0.54 * width:.0f}px; max-width: {1.4 * width:.0f}px")
+    picture.draw(root, number, headed=False)
+    hidden = " hidden" if number else ""
+    return f'<div class="frame" data-frame="{number}"{hidden}>{finished(root, width, height)}</div>'
+
+
+def _legend(plan: Plan) -> str:
+    made = []
+    for glyph, text in entries(plan):
+        root = document(text)
+        glyph(root)
+        made.append(f"<span>{finished(root, SIDE, SIDE)}{escape(text)}</span>")
+    return "".join(made)
+
+
+def _rounds(plan: Plan) -> list[str]:
+    """Where a round can be seen, and gone to."""
+    made, named = [_entry(0, "", "", [])], ""
+    for number, phase, i in plan.numbered():
+        if phase.name != named:
+            named = phase.name
+            made.append(f'<li class="phase">{escape(named)}</li>')
+        rank = Names(phase.schedule.shape).of(0)
+        made.append(_entry(number, named, rank, parts(plan, phase, i)))
+    return made
+
+
+def _entry(number: int, phase: str, rank: str, said: Sequence[str]) -> str:
+    name = f"Round {number}" if number else "Before the first round"
+    data = f'data-go="{number}" data-phase="{escape(phase)}" data-rank="{_set(rank)}"'
+    lines = "".join(f"<span>{_set(line)}</span>" for line in said)
+    return f'<li><button type="button" {data}><b>{name}</b>{lines}</button></li>'
+
+
+def _counts(plan: Plan, paid: Price) -> list[list[str]]:
+    vectors = {
+        "full vectors sent": paid.sent / plan.size,
+        "on the busiest link": paid.link / plan.size,
+        "full vectors added": paid.additions / plan.size,
+    }
+    return [
+        ["Each rank", "", "of 64 MiB"],
+        ["rounds", f"{paid.rounds}", ""],
+        ["messages sent", f"{paid.messages}", ""],
+        ["of these one after the other", f"{paid.startups}", ""],
+        *([name, f"{x}", f"{float(x) * 64:.4g} MiB"] for name, x in vectors.items()),
+    ]
+
+
+def _devices(plan: Plan, paid: Price) -> list[list[str]]:
+    rows = [["Device", "Link, each way", "Modelled time"]]
+    for name, model in DEVICES.items():
+        took = seconds(paid, _PAYLOAD / plan.size, model)
+        rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    lines = [
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in body
+    ]
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

@@ -1,0 +1,195 @@
+"""One frame as a picture: a box of shards for every rank, an arrow for every message."""
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+from ringcoll.draw import looks, places
+from ringcoll.draw.looks import Element, label, rect, shape
+from ringcoll.draw.plan import Carries, Plan
+from ringcoll.draw.routes import Route, routes
+from ringcoll.draw.steps import Message, Piece, Ranks, frames
+
+MOST_RANKS = 16
+_PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
+
+
+class Picture:
+    """How a plan is drawn: one size for all its frames."""
+
+    def __init__(self, plan: Plan) -> None:
+        if plan.size > MOST_RANKS:
+            raise ValueError(
+                f"a picture of {plan.size} ranks: at most {MOST_RANKS} can be told apart; every "
+                "rank does the same, so draw fewer, or as text"
+            )
+        self.plan = plan
+        self.frames = frames(plan)
+        side = 24.0 if plan.size <= 8 else 20.0
+        self.cells = [(0, 0)] if plan.whole else places.grid(plan.shape)
+        self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)
+        columns, rows = (max(c) + 1 for c in zip(*self.cells, strict=True))
+        self.on_grid = len(places.squared(plan.shape)) > 1
+        # On a grid wide enough for four messages beside each other.
+        width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 56.0)
+        box = (width, rows * self.cell[1] + _HEAD + _PAD)
+        self.inset = (width - columns * self.cell[0]) / 2
+        self.machine = places.machine(plan.shape, box, self._gap())
+        self.routes = [
+            routes(self.machine, [(m.sender, m.receiver) for m in frame.messages])
+            for frame in self.frames
+        ]
+        self.corner, self.extent = self._extent()
+
+    def _gap(self) -> float:
+        """Room for the largest message."""
+        most = max((len(m.pieces) for f in self.frames for m in f.messages), default=1)
+        most = 1 if self.plan.whole else most
+        if self.on_grid:
+            return 44 + 11.0 * min(most, 4)
+        crowded = max(len(f.messages) for f in self.frames) > 2 * self.plan.size
+        return (52.0 if self.plan.size <= 8 else 38.0) + 20 * (most > 4) + 24 * crowded
+
+    def _extent(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The upper left corner, and the size, of all that is drawn of any frame."""
+        width, height = self.machine.box
+        xs = [x + side * width / 2 for x, _ in self.machine.middles for side in (-1, 1)]
+        ys = [y + side * height / 2 for _, y in self.machine.middles for side in (-1, 1)]
+        for route in (route for found in self.routes for route in found):
+            for x, y in (way.at(t / 4) for way in route.ways for t in range(5)):
+                xs += [x - 10, x + 10]
+                ys += [y - 10, y + 10]
+            xs += [route.middle[0] - 24, route.middle[0] + 24]
+            ys += [route.middle[1] - 14, route.middle[1] + 14]
+        return (min(xs), min(ys)), (max(xs) - min(xs), max(ys) - min(ys))
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height of a frame, with the line above it and what is left free around it."""
+        return max(self.extent[0], 230.0) + 28, self.extent[1] + _TITLE + 14
+
+    def colours(self, column: int) -> Sequence[str]:
+        """One a column; of whole vectors, one a rank."""
+        return looks.COLOURS[: self.plan.size] if self.plan.whole else looks.COLOURS[column:][:1]
+
+    @property
+    def stripes(self) -> int:
+        """Of a cell: one for each rank whose data may be in it."""
+        return self.plan.size if self.plan.adds else 1
+
+    def said(self, number: int) -> str:
+        """Which frame this is."""
+        phase = self.frames[number].phase
+        if phase is None or number == 0:
+            return "before the first round"
+        return f"round {number} of {len(self.frames) - 1} · {phase.name}"
+
+    def draw(self, into: Element, number: int, headed: bool = True) -> None:
+        """One frame, its upper left corner at the origin."""
+        frame, (width, height) = self.frames[number], self.size
+        if headed:
+            label(into, (width / 2, 14), self.said(number), 13, fill=looks.FAINT)
+        top = _TITLE if headed else (height - self.extent[1]) / 2
+        x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
+        inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
+        dense = len(frame.messages) > 6 * self.plan.size
+        for message, route in zip(frame.messages, self.routes[number], strict=True):
+            self._arrow(inner, message, route, dense)
+        before = self.frames[max(number - 1, 0)]
+        for rank in range(self.plan.size):
+            self._box(inner, rank, frame.held[rank], before.held[rank])
+        for message, route in zip(frame.messages, self.routes[number], strict=True):
+            if not dense:
+                self._glyph(inner, message, route)
+
+    def _box(
+        self,
+        into: Element,
+        rank: int,
+        held: Sequence[Sequence[Ranks]],
+        before: Sequence[Sequence[Ranks]],
+    ) -> None:
+        (x, y), (width, height) = self.machine.middles[rank], self.machine.box
+        x, y = x - width / 2, y - height / 2
+        rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=looks.LINE)
+        said = f"rank {rank}"
+        if self.on_grid:
+            digits = [
+                rank // prod(self.plan.shape[i + 1 :]) % n for i, n in enumerate(self.plan.shape)
+            ]
+            said = f"{rank} ({', '.join(map(str, digits))})"
+        label(into, (x + width / 2, y + 15), said, 12, font_weight="600")
+        for column, place in enumerate(self.cells):
+            at = (x + self.inset + place[0] * self.cell[0], y + _HEAD + place[1] * self.cell[1])
+            now = [lane[column] for lane in held]
+            was = [lane[column] for lane in before]
+            is_new = any(now[i % len(now)] - w for i, w in enumerate(was))
+            self._column(into, at, column, now, is_new)
+
+    def _column(
+        self,
+        into: Element,
+        at: tuple[float, float],
+        column: int,
+        held: Sequence[Ranks],
+        is_new: bool,
+    ) -> None:
+        x, y, width, height = (at[0] + 1, at[1] + 1, self.cell[0] - 2, self.cell[1] - 2)
+        looks.cell(into, (x, y, width, height), held, self.stripes, self.colours(column))
+        if is_new:
+            looks.outline(into, (x, y, width, height))
+        if self.plan.whole:
+            for rank in sorted(held[0]):
+                middle = (x + width * (rank + 0.5) / self.plan.size, y + height / 2 + 3.5)
+                label(into, middle, str(rank), 9.5, fill=_on(looks.COLOURS[rank]))
+            return
+        look = {"fill": "#8a94a6"}
+        if len(held[0]) == self.stripes and len(set(held)) == 1:
+            look = {"fill": _on(looks.COLOURS[column])}
+        elif any(held):
+            look = {"fill": looks.INK, "stroke": looks.PAPER, "paint_order": "stroke"}
+            look["stroke_width"] = "2.6"
+        label(into, (x + width / 2, y + height / 2 + 3.7), str(column), 10.5, **look)
+
+    # -- messages --
+
+    def _arrow(self, into: Element, message: Message, route: Route, dense: bool) -> None:
+        colour = looks.LINE
+        if dense and len(message.pieces) == 1 and not self.plan.whole:
+            colour = self.colours(message.pieces[0].column)[0]
+        for way in route.ways:
+            dashed = {"stroke_dasharray": "3 3"} if way is not route.ways[-1] else {}
+            (ax, ay), (tx, ty), (bx, by) = way.start, way.towards, way.end
+            path = f"M{ax:.1f} {ay:.1f}Q{tx:.1f} {ty:.1f} {bx:.1f} {by:.1f}"
+            shape(into, "path", d=path, fill="none", stroke=colour, stroke_width=1.5, **dashed)
+        (x, y), (ux, uy) = route.ways[-1].end, route.ways[-1].heading
+        tip = ((x, y), *((x - 8 * ux + s * uy, y - 8 * uy - s * ux) for s in (-3.6, 3.6)))
+        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
+        shape(into, "polygon", points=points, fill=colour if dense else looks.FAINT)
+
+    def _glyph(self, into: Element, message: Message, route: Route) -> None:
+        pieces: Sequence[Piece] = message.pieces
+        count, at = len(pieces), route.middle
+        width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
+        columns = min(count, 2 if count <= 4 else 4)
+        if self.plan.whole:
+            columns = 1
+        elif route.upright:
+            columns = ceil(count / 4)
+        elif route.level:
+            columns = min(count, 4)
+        rows = ceil(count / columns)
+        x, y = at[0] - columns * width / 2, at[1] - rows * height / 2
+        around = (x - 2, y - 2, columns * width + 4, rows * height + 4)
+        rect(into, around, looks.PAPER, rx=3, stroke=looks.FAINT, stroke_width=0.8)
+        # Of a block, a stripe would be too thin to have a colour.
+        block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
+        for i, piece in enumerate(pieces):
+            column, row = i % columns, i // columns
+            box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
+            held = [piece.contributors]
+            looks.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
+
+
+def _on(colour: str) -> str:
+    """The colour of text."""
+    return looks.PAPER if looks.is_dark(colour) else looks.INK

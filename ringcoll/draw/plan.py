@@ -1,0 +1,142 @@
+"""What is drawn: a collective by an algorithm, as phases of rounds in the order they are run."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from ringcoll.algorithms import ALIASES, ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build
+from ringcoll.pricing import Price, price
+from ringcoll.schedule import Round, Schedule, product
+
+
+class Carries(Enum):
+    """What the messages of a phase carry."""
+
+    SHARDS = "shard"  # a sender keeps its copy
+    SUMS = "sum"  # a sum that was sent is no longer held; the receiver adds it to its own
+    BLOCKS = "block"  # of an all-to-all: known by a slot
+    VECTORS = "vector"  # whole ones, kept apart until the end of the phase, and then added
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of moves, each of which still means: to r + shift, what is held of r - offset."""
+
+    name: str
+    carries: Carries
+    schedule: Schedule
+    rounds: tuple[Round, ...]
+
+    def along(self, rank: int, offset: int, sign: int = 1) -> int:
+        """The rank r + offset, or r - offset, digit by digit."""
+        shape = self.schedule.shape
+        for axis in range(len(shape)):
+            digit = offset // prod(shape[axis + 1 :]) % shape[axis]
+            rank = self.schedule.step(rank, axis, sign * digit)
+        return rank
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A collective by an algorithm.
+
+    `shape` is that of the axes; a schedule may cut it into finer digits. `made` is the
+    schedule, or the stages, and `function` what made it, if anything did. There is a column
+    for each shard (or block, by the rank that it is for), or one of whole vectors.
+    """
+
+    collective: str
+    algorithm: str
+    shape: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    made: Schedule | Stages
+    function: Callable[..., Any] | None
+
+    @cached_property
+    def size(self) -> int:
+        """The number of ranks."""
+        return prod(self.shape)
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole vectors are sent, in stages."""
+        return all(phase.carries is Carries.VECTORS for phase in self.phases)
+
+    @property
+    def adds(self) -> bool:
+        """Whether what is held at the end has a part of every rank in it."""
+        return in_lax(self.collective) != "all_gather"
+
+    @cached_property
+    def paid(self) -> Price:
+        """What it costs on a switch."""
+        return self.price()
+
+    def price(self, network: Sequence[int] | None = None) -> Price:
+        """What it costs, as `pricing.price` counts it."""
+        return price(in_lax(self.collective), self.made, self.shape, network)
+
+    @property
+    def title(self) -> str:
+        """The collective, the algorithm and the ranks, in words."""
+        ranks = "x".join(map(str, self.shape)) + (" rank" if self.size == 1 else " ranks")
+        return f"{self.collective} by {self.algorithm} on {ranks}"
+
+    def numbered(self) -> Iterator[tuple[int, Phase, int]]:
+        """Every round: its number in all, from 1, its phase, and its number in that, from 0."""
+        number = 0
+        for phase in self.phases:
+            for i in range(len(phase.rounds)):
+                number += 1
+                yield number, phase, i
+
+
+def in_lax(collective: str) -> str:
+    """The name that `jax.lax` has for it."""
+    return ALIASES.get(collective, collective)
+
+
+def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
+    """The phases of a collective.
+
+    Args:
+        collective: one of `algorithms.COLLECTIVES`, or `all_reduce` or `reduce_scatter`.
+        algorithm: a name, schedule or function, as `algorithms.build` takes it.
+        shape: the sizes of the axes, major first.
+
+    Raises:
+        ValueError: as `algorithms.build`.
+    """
+    kind, shape = in_lax(collective), tuple(shape)
+    made = build(kind, algorithm, shape)
+    if isinstance(made, tuple):
+        phases = [_stage(made, i) for i in range(len(made))]
+    elif kind == "all_to_all":
+        phases = [Phase("all-to-all", Carries.BLOCKS, made, made.rounds)]
+    else:
+        phases = [_backward(made), Phase("all-gather", Carries.SHARDS, made, made.rounds)]
+        phases = {"all_gather": phases[1:], "psum_scatter": phases[:1]}.get(kind, phases)
+    library: Mapping[str, Any] = ALL_TO_ALLS if kind == "all_to_all" else {**GATHERS, **STAGED}
+    function = library[algorithm] if isinstance(algorithm, str) else algorithm
+    if not callable(function):
+        return Plan(collective, "a schedule", shape, tuple(phases), made, None)
+    name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", "a function")
+    return Plan(collective, name, shape, tuple(phases), made, function)
+
+
+def _backward(schedule: Schedule) -> Phase:
+    """The rounds in reverse, sender and receiver swapped."""
+    rounds = tuple(
+        tuple(replace(m, shift=-m.shift, offsets=schedule.arrivals(m)) for m in moves)
+        for moves in reversed(schedule.rounds)
+    )
+    return Phase("reduce-scatter", Carries.SUMS, schedule, rounds)
+
+
+def _stage(stages: tuple[Schedule, ...], i: int) -> Phase:
+    """A gather of whole vectors along a digit of the ranks."""
+    along = product(stages, [i])
+    return Phase(f"stage {i + 1} of {len(stages)}", Carries.VECTORS, along, along.rounds)

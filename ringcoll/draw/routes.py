@@ -1,0 +1,136 @@
+"""The ways of the messages of a round: none on top of another, as far as can be."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot
+
+from ringcoll.draw.places import Machine, Point, grid, plane
+
+_APART = 18.0  # curves beside each other
+
+
+@dataclass(frozen=True)
+class Way:
+    """A curve from a point to another, drawn towards a third (a quadratic Bezier)."""
+
+    start: Point
+    towards: Point
+    end: Point
+
+    def at(self, t: float) -> Point:
+        """The point at a share t of the way."""
+        (ax, ay), (tx, ty), (bx, by) = self.start, self.towards, self.end
+        a, both, b = (1 - t) ** 2, 2 * t * (1 - t), t**2
+        return a * ax + both * tx + b * bx, a * ay + both * ty + b * by
+
+    @property
+    def heading(self) -> Point:
+        """The direction in which it ends, of length 1."""
+        return _unit(self.towards, self.end)
+
+
+@dataclass(frozen=True)
+class Route:
+    """One message's way, the last of `ways`; before it, that out of a grid which it wraps.
+
+    `middle` is where what it carries is drawn; `upright` if there is room for that along the
+    vertical only, and `level` if along the horizontal.
+    """
+
+    ways: tuple[Way, ...]
+    middle: Point
+    upright: bool = False
+    level: bool = False
+
+
+def routes(on: Machine, ends: Sequence[tuple[int, int]]) -> list[Route]:
+    """A route for each pair of a sender and a receiver of one round."""
+    on_link = Counter(map(frozenset, ends))
+    drawn: Counter[frozenset[int]] = Counter()
+    found = []
+    for sender, receiver in ends:
+        link = frozenset((sender, receiver))
+        turn, count = drawn[link], on_link[link]
+        drawn[link] += 1
+        if on.is_circle:
+            found.append(_on_circle(on, sender, receiver, turn))
+        else:
+            found.append(_on_grid(on, sender, receiver, turn, count))
+    return found
+
+
+def _on_circle(on: Machine, sender: int, receiver: int, turn: int) -> Route:
+    """Neighbours: bent aside. Others: bent past those between, to the middle of the circle."""
+    (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
+    ux, uy = _unit((ax, ay), (bx, by))
+    mx, my = (ax + bx) / 2, (ay + by) / 2
+    near = (sender - receiver) % len(on.middles) in (1, len(on.middles) - 1)
+    bend = 18.0 + 0.07 * hypot(ax - bx, ay - by) + 2 * _APART * (turn // 2)
+    pull = 0.0 if near else 0.4
+    towards = (mx * (1 - pull) + uy * bend, my * (1 - pull) - ux * bend)
+    way = _between(on, (ax, ay), towards, (bx, by))
+    return Route((way,), way.at(0.46 if near else 0.3))
+
+
+def _on_grid(on: Machine, sender: int, receiver: int, turn: int, count: int) -> Route:
+    """Straight to a neighbour; out and in again if it wraps; else around those between."""
+    cells, (columns, rows) = grid(on.shape), plane(on.shape)
+    (acol, arow), (bcol, brow) = cells[sender], cells[receiver]
+    across, down = abs(acol - bcol), abs(arow - brow)
+    one_plane = acol // columns == bcol // columns
+    (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
+    if one_plane and 0 in (across, down):
+        thick = on.box[1] if across else on.box[0]
+        aside = (turn - (count - 1) / 2) * min(26.0, (thick - 8) / count)
+        dx, dy = (0.0, aside) if across else (aside, 0.0)
+        a, b = (ax + dx, ay + dy), (bx + dx, by + dy)
+        half = on.box[0 if across else 1] / 2 + 4
+        if across + down == 1:
+            way = _straight(a, b, half)
+            return Route((way,), way.at(0.45), upright=not across, level=not down)
+        if across + down == (columns if across else rows) - 1:
+            out, into = _wrapped(a, b, half, on.gap * 0.85)
+            return Route((out, into), into.at(0.4), upright=not across, level=not down)
+    ux, uy = _unit((ax, ay), (bx, by))
+    towards = (ax + bx) / 2 + uy * _APART, (ay + by) / 2 - ux * _APART
+    if not down:  # over the top from the upper half of the rows, below the bottom from the lower
+        past = on.box[1] + 40 + 2 * _APART * turn
+        towards = (ax + bx) / 2, ay + (past if 2 * arow >= rows else -past)
+    elif not across:  # on its left
+        towards = (ax + bx) / 2 + uy * (on.box[0] + 40 + 2 * _APART * (turn // 2)), (ay + by) / 2
+    way = _between(on, (ax, ay), towards, (bx, by))
+    return Route((way,), way.at(0.38))
+
+
+def _unit(a: Point, b: Point) -> Point:
+    dx, dy = b[0] - a[0], b[1] - a[1]
+    length = hypot(dx, dy) or 1.0
+    return dx / length, dy / length
+
+
+def _between(on: Machine, a: Point, towards: Point, b: Point) -> Way:
+    """From the edge of a box to that of another."""
+    return Way(_edge(a, towards, on.box), towards, _edge(b, towards, on.box))
+
+
+def _edge(middle: Point, towards: Point, box: Point) -> Point:
+    """Where the line from the middle of a box leaves it, and a little further."""
+    ux, uy = _unit(middle, towards)
+    half = (box[0] / 2 + 4, box[1] / 2 + 4)
+    reach = min(half[0] / max(abs(ux), 1e-9), half[1] / max(abs(uy), 1e-9))
+    return middle[0] + ux * reach, middle[1] + uy * reach
+
+
+def _straight(a: Point, b: Point, half: float) -> Way:
+    ux, uy = _unit(a, b)
+    start, end = (a[0] + ux * half, a[1] + uy * half), (b[0] - ux * half, b[1] - uy * half)
+    return Way(start, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), end)
+
+
+def _wrapped(a: Point, b: Point, half: float, length: float) -> tuple[Way, Way]:
+    """Out of the grid on one side, and in again on the other."""
+    ux, uy = _unit(b, a)  # it goes on where it does not turn back
+    beyond = (a[0] + ux * (2 * half + length), a[1] + uy * (2 * half + length))
+    before = (b[0] - ux * (2 * half + length), b[1] - uy * (2 * half + length))
+    return _straight(a, beyond, half), _straight(before, b, half)

@@ -1,0 +1,75 @@
+"""The code of an algorithm, as it is written, and as HTML with its words in colours."""
+
+import ast
+import inspect
+import keyword
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator
+from html import escape
+from io import StringIO
+from typing import Any
+
+
+def source(function: Callable[..., Any]) -> str:
+    """What was written but the docstring, beneath decorators that only wrap; "" if it is lost."""
+    try:
+        code = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        (made,) = ast.parse(code).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ""
+    lines = code.splitlines(keepends=True)
+    if isinstance(made, ast.FunctionDef) and ast.get_docstring(made) and len(made.body) > 1:
+        said = made.body[0]
+        del lines[said.lineno - 1 : said.end_lineno]
+    return "".join(lines).rstrip()
+
+
+def paragraphs(function: Callable[..., Any]) -> list[str]:
+    """Those of its docstring, the first of one line."""
+    said = inspect.getdoc(function) or ""
+    return [" ".join(part.split()) for part in said.split("\n\n") if part.strip()]
+
+
+def highlighted(code: str) -> str:
+    """The same text in HTML: a span for each keyword, string, comment and decorator."""
+    lines = code.splitlines(keepends=True)
+    made, row, column = [], 1, 0
+    for kind, (start_row, start), (end_row, end) in _words(code):
+        made.append(escape(_between(lines, (row, column), (start_row, start))))
+        word = escape(_between(lines, (start_row, start), (end_row, end)))
+        made.append(f'<span class="{kind}">{word}</span>')
+        row, column = end_row, end
+    return "".join(made) + escape(_between(lines, (row, column), (len(lines) + 1, 0)))
+
+
+def _words(code: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """Kind, start and end (row from 1, column) of what has a colour."""
+    strings = {tokenize.STRING} | {
+        getattr(tokenize, name, -1)  # of Python 3.12 on
+        for name in ("FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
+    }
+    before = ""
+    for token in tokenize.generate_tokens(StringIO(code).readline):
+        kind = ""
+        if token.type == tokenize.COMMENT:
+            kind = "comment"
+        elif token.type in strings:
+            kind = "string"
+        elif token.type == tokenize.NUMBER:
+            kind = "number"
+        elif token.type == tokenize.NAME and keyword.iskeyword(token.string):
+            kind = "keyword"
+        elif token.type == tokenize.NAME and before in ("def", "class"):
+            kind = "name"
+        if kind:
+            yield kind, token.start, token.end
+        before = token.string
+
+
+def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    (row, column), (end_row, end_column) = start, end
+    if row == end_row:
+        return lines[row - 1][column:end_column] if row <= len(lines) else ""
+    last = lines[end_row - 1][:end_column] if end_row <= len(lines) else ""
+    return lines[row - 1][column:] + "".join(lines[row : end_row - 1]) + last

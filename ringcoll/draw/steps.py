@@ -1,0 +1,133 @@
+"""Who holds what after each round: a schedule executed on symbols in place of numbers.
+
+What a rank holds is known by whose data is in it: of a shard of an all-gather, its owner; of
+a partial sum, all that were added. That the last frame is what the collective must give is a
+proof of the schedule that needs no device and shares nothing with `ringcoll.engine`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringcoll.draw.plan import Carries, Phase, Plan
+from ringcoll.schedule import Move, ScheduleError
+
+Ranks = frozenset[int]
+#: By rank, lane and column: the ranks whose data is in what is held there, if any.
+Held = tuple[tuple[tuple[Ranks, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A shard, partial sum, block or vector: its column, and whose data is in it."""
+
+    column: int
+    contributors: Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one rank sends to another in one round, in one lane."""
+
+    sender: int
+    receiver: int
+    axis: int
+    lane: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A round: its phase, its messages, and what is held after it. Number 0 is the start."""
+
+    number: int
+    phase: Phase | None
+    messages: tuple[Message, ...]
+    held: Held
+
+
+#: What a rank holds of a lane, by what the schedule calls it: the rank that a shard, sum or
+#: vector is of, or the slot of a block.
+_Store = dict[int, Piece]
+_State = list[list[_Store]]
+
+
+def frames(plan: Plan) -> tuple[Frame, ...]:
+    """Execute a plan.
+
+    Raises:
+        ScheduleError: what is sent is not held, or something is added twice.
+    """
+    first = plan.phases[0] if plan.phases else None
+    state: _State = []
+    for rank in range(plan.size):
+        started = _start(plan, first, rank)
+        state.append([dict(started) for _ in range(first.schedule.lanes if first else 1)])
+    made = [Frame(0, first, (), _seen(plan, state))]
+    for phase in plan.phases:
+        if phase.carries is Carries.VECTORS:
+            state = _added(state, phase.schedule.lanes)
+        for moves in phase.rounds:
+            messages = tuple(_deliver(phase, moves, state))
+            made.append(Frame(len(made), phase, messages, _seen(plan, state)))
+    return tuple(made)
+
+
+def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:
+    own, everybody = frozenset([rank]), range(plan.size)
+    if phase is None or phase.carries is Carries.VECTORS:
+        return {rank: Piece(0, own)}
+    if phase.carries is Carries.SHARDS:
+        return {rank: Piece(rank, own)}
+    if phase.carries is Carries.SUMS:
+        return {owner: Piece(owner, own) for owner in everybody}
+    return {slot: Piece(phase.along(rank, slot), own) for slot in everybody}
+
+
+def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[Message]:
+    """All send what they hold, and then all receive."""
+    keeps = phase.carries in (Carries.SHARDS, Carries.VECTORS)
+    by_slot = phase.carries is Carries.BLOCKS
+    post = []
+    for move in moves:
+        for rank, lanes in enumerate(state):
+            store = lanes[move.lane]
+            keys = move.offsets if by_slot else [phase.along(rank, o, -1) for o in move.offsets]
+            if missing := [key for key in keys if key not in store]:
+                raise ScheduleError(f"rank {rank} sends {missing[0]}, which it does not hold")
+            pieces = tuple(store[key] if keeps else store.pop(key) for key in keys)
+            to = phase.schedule.step(rank, move.axis, move.shift)
+            post.append((keys, Message(rank, to, move.axis, move.lane, pieces)))
+    for keys, message in post:
+        store = state[message.receiver][message.lane]
+        for key, piece in zip(keys, message.pieces, strict=True):
+            store[key] = _sum([store[key], piece]) if key in store else piece
+        yield message
+
+
+def _sum(pieces: list[Piece]) -> Piece:
+    contributors = frozenset().union(*(piece.contributors for piece in pieces))
+    if len(contributors) < sum(len(piece.contributors) for piece in pieces):
+        raise ScheduleError(f"something of column {pieces[0].column} is added twice")
+    return Piece(pieces[0].column, contributors)
+
+
+def _added(state: _State, lanes: int) -> _State:
+    """The vectors gathered so far become one, cut into so many lanes."""
+    sums = [[_sum(list(store.values())) for store in stores] for stores in state]
+    if any(piece != pieces[0] for pieces in sums for piece in pieces):
+        raise ScheduleError("the lanes of a stage do not add the same")
+    return [[{rank: pieces[0]} for _ in range(lanes)] for rank, pieces in enumerate(sums)]
+
+
+def _seen(plan: Plan, state: _State) -> Held:
+    """By column; blocks for one rank, or vectors yet to be added, are seen together."""
+    columns = range(1 if plan.whole else plan.size)
+
+    def cell(store: _Store, column: int) -> Ranks:
+        pieces = [piece for piece in store.values() if piece.column == column]
+        return _sum(pieces).contributors if pieces else frozenset()
+
+    return tuple(
+        tuple(tuple(cell(store, column) for column in columns) for store in stores)
+        for stores in state
+    )

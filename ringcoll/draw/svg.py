@@ -1,0 +1,65 @@
+"""Pictures as files: SVG, written by hand."""
+
+from math import ceil
+from xml.etree import ElementTree
+
+from ringcoll.draw import looks
+from ringcoll.draw.legend import legend
+from ringcoll.draw.looks import Element, label, shape
+from ringcoll.draw.picture import Picture
+from ringcoll.draw.plan import Plan
+
+MOST_FRAMES = 24  # in one file
+_MARGIN = 16.0
+
+
+def as_svg(plan: Plan, number: int | None = None) -> str:
+    """A frame, or all of them in one picture, in order, with a title and a legend.
+
+    Args:
+        plan: of at most 16 ranks.
+        number: of the round, 0 being the start; all if None.
+
+    Raises:
+        ValueError: too many ranks or frames, or no such round.
+    """
+    picture = Picture(plan)
+    count = len(picture.frames)
+    if number is not None and not 0 <= number < count:
+        raise ValueError(f"round {number}: there are 0 (the start) to {count - 1}")
+    if number is None and count > MOST_FRAMES:
+        raise ValueError(
+            f"{count} frames in one picture: at most {MOST_FRAMES} are readable; "
+            "choose one by its round, draw fewer ranks, or a page"
+        )
+    chosen = range(count) if number is None else [number]
+    width, height = picture.size
+    across = min(len(chosen), max(1, round((len(chosen) * height / width) ** 0.5 * 1.25)))
+    total = max(across * width, 8.4 * len(plan.title), 330.0) + 2 * _MARGIN
+    down = ceil(len(chosen) / across)
+    root = document(plan.title)
+    label(root, (total / 2, 30), plan.title, 15, font_weight="600")
+    for i, k in enumerate(chosen):
+        x, y = (total - across * width) / 2 + i % across * width, 50 + i // across * height
+        picture.draw(shape(root, "g", transform=f"translate({x:.1f} {y:.1f})"), k)
+    bottom = 50 + down * height + 6
+    below = shape(root, "g", transform=f"translate({_MARGIN} {bottom:.1f})")
+    return finished(root, total, bottom + legend(below, plan, total - 2 * _MARGIN) + _MARGIN)
+
+
+def document(title: str) -> Element:
+    """An empty picture, on a ground of its own."""
+    root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
+    root.set("font-family", looks.FONT)
+    root.set("fill", looks.INK)
+    shape(root, "title").text = title
+    shape(root, "rect", width="100%", height="100%", fill=looks.PAPER)
+    return root
+
+
+def finished(root: Element, width: float, height: float) -> str:
+    """The text of a picture of a size."""
+    root.set("viewBox", f"0 0 {width:.0f} {height:.0f}")
+    root.set("width", f"{width:.0f}")
+    root.set("height", f"{height:.0f}")
+    return ElementTree.tostring(root, encoding="unicode")

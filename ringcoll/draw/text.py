@@ -1,0 +1,155 @@
+"""A run as text: after each round what moved, in words, and who holds what, as a table."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from textwrap import TextWrapper
+
+from ringcoll.draw.plan import Carries, Phase, Plan
+from ringcoll.draw.steps import Frame, Ranks, frames
+from ringcoll.draw.words import explained, priced, sentence
+from ringcoll.schedule import Move, Round
+
+_MOST_RANKS = 16  # of which a table is made, however wide a line may be
+_MOST_RUNS = 16  # of rounds in a phase, each with its words
+_NEW = "*"
+
+
+def as_text(plan: Plan, width: int = 80) -> str:
+    """What happens, round by round, in lines of at most `width`.
+
+    With tables where they fit, else in general: every rank does the same.
+    """
+    names = [part for line in explained(plan) for part in wrap(line, width)]
+    blocks = [[plan.title], *([names] if names else [])]
+    tables = _tables(plan, width) if plan.size <= _MOST_RANKS else None
+    blocks += _in_tables(plan, tables, width) if tables else [_in_general(plan, width)]
+    return "\n\n".join("\n".join(b) for b in [*blocks, wrap(priced(plan), width)])
+
+
+def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
+    """Lines of a text, in which "(lane 3" is one word; indented."""
+    wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=then)
+    lines = wrapper.wrap(text.replace("(lane ", "(lane\xa0"))
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+# -- in tables --
+
+
+def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
+    cells = "whose data is in what a rank holds" if plan.adds else "the shards that a rank holds"
+    columns = "" if plan.whole else ", by shard"
+    if any(phase.carries is Carries.BLOCKS for phase in plan.phases):
+        cells, columns = "whose blocks a rank holds", ", by the rank that they are for"
+    yield [*wrap(f"Cells: {cells}{columns}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
+    for (number, phase, i), table in zip(plan.numbered(), tables[1:], strict=True):
+        said = f"round {number} of {plan.paid.rounds}, {phase.name}: {sentence(plan, phase, i)}"
+        yield [*wrap(said, width, then="  "), *table]
+
+
+def _tables(plan: Plan, width: int) -> list[list[str]] | None:
+    """A table a frame; the lanes in one cell if that fits, else one below the other."""
+    run = frames(plan)
+    for lanes_apart in (False, True):
+        made = [
+            _table(plan, frame, before, lanes_apart)
+            for before, frame in zip((run[0], *run), run, strict=False)
+        ]
+        if max(len(line) for table in made for line in table) <= width:
+            return made
+    return None
+
+
+def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[str]:
+    columns = ["vector"] if plan.whole else [str(c) for c in range(plan.size)]
+    rows = [["rank", *columns]]
+    for rank, lanes in enumerate(frame.held):
+        said = []
+        for lane, cells in enumerate(lanes):
+            old = before.held[rank][min(lane, len(before.held[rank]) - 1)]  # stages are alike
+            said.append([_cell(*both, plan.size) for both in zip(cells, old, strict=True)])
+        alike = all(cells == said[0] for cells in said)
+        if lanes_apart and not alike:
+            rows += [[f"{rank} lane {lane}", *cells] for lane, cells in enumerate(said)]
+        else:
+            rows.append([str(rank), *map(_joined, zip(*said, strict=True))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _joined(lanes: Sequence[str]) -> str:
+    """A cell of all lanes: once, if they are alike."""
+    return lanes[0] if len(set(lanes)) == 1 else "|".join(lanes)
+
+
+def _cell(now: Ranks, was: Ranks, size: int) -> str:
+    return (_ranks(now, size) or ".") + (_NEW if now - was else "")
+
+
+def _ranks(held: Ranks, size: int) -> str:
+    """0, 01, 0-3; or on from the last to the first: 6-1."""
+    starts = [r for r in sorted(held) if (r - 1) % size not in held]
+    if len(held) == size > 2:
+        return f"0-{size - 1}"
+    if len(held) > 2 and len(starts) == 1:
+        return f"{starts[0]}-{(starts[0] + len(held) - 1) % size}"
+    return ("" if size <= 10 else ",").join(map(str, sorted(held)))
+
+
+# -- in general --
+
+
+def _in_general(plan: Plan, width: int) -> list[str]:
+    """Runs of like rounds: what the first sends and the last, and how much is then held."""
+    lines: list[str] = []
+    done = 0
+    for phase in plan.phases:
+        lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
+        held = 1.0 if phase.carries in (Carries.SHARDS, Carries.VECTORS) else float(plan.size)
+        number = 0
+        for rounds in _alike(phase.rounds):
+            for moves in rounds:
+                held += _gained(phase, moves)
+            last = number + len(rounds) - 1
+            for said in _run_of_rounds(plan, phase, (number, last), done):
+                lines += wrap(said, width, "  ", "    ")
+            number = last + 1
+            lines.append(f"    then rank r holds {_amount(plan, phase, held, number)}")
+        done += len(phase.rounds)
+    return lines
+
+
+def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) -> Iterator[str]:
+    first, last = run
+    if first == last:
+        yield f"round {done + first + 1}: {sentence(plan, phase, first)}"
+        return
+    yield f"rounds {done + first + 1} to {done + last + 1}, first: {sentence(plan, phase, first)}"
+    yield f"... last: {sentence(plan, phase, last)}"
+
+
+def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
+    """Runs of rounds that repeat; if there are many, though each goes elsewhere."""
+
+    def runs(shifts: bool) -> list[list[Round]]:
+        def key(moves: Round) -> object:
+            return [(m.axis, m.lane, len(m.offsets), shifts and m.shift) for m in moves]
+
+        return [list(run) for _, run in groupby(rounds, key)]
+
+    found = runs(shifts=True)
+    return found if len(found) <= _MOST_RUNS else runs(shifts=False)
+
+
+def _gained(phase: Phase, moves: Sequence[Move]) -> float:
+    """What a rank has more after a round: as much comes as goes."""
+    count = sum(len(move.offsets) for move in moves) / phase.schedule.lanes
+    signs = {Carries.SHARDS: 1, Carries.VECTORS: 1, Carries.SUMS: -1, Carries.BLOCKS: 0}
+    return signs[phase.carries] * count
+
+
+def _amount(plan: Plan, phase: Phase, held: float, rounds: int) -> str:
+    if phase.carries is Carries.VECTORS:
+        return f"{held:g} vectors" + (", and adds them" if rounds == len(phase.rounds) else "")
+    noun = {Carries.SHARDS: "shards", Carries.SUMS: "sums", Carries.BLOCKS: "blocks"}
+    return f"{held:g} of {plan.size} {noun[phase.carries]}"
