@@ -4,9 +4,10 @@ import os
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What runs for a moment is compiled sooner without LLVM's optimisations; processes inherit it.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 
 import jax
-import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -19,10 +20,3 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ringcoll")
-
-
-@pytest.fixture
-def unoptimised(monkeypatch):
-    """For processes: what runs for a moment is compiled sooner without LLVM's optimisations."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    monkeypatch.setenv("XLA_FLAGS", flags)

@@ -10,12 +10,9 @@ import pytest
 from support import python
 
 MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
-pytestmark = [
-    pytest.mark.usefixtures("unoptimised"),
-    pytest.mark.skipif(
-        bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
+)
 #: Of a size of which FSDP still shards the weights, and 2 and 3 ranks the heads.
 TINY = "--layers 2 --width 72 --heads 6 --features 144 --sequence 48 --batch 12 --save-every 3"
 

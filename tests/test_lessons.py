@@ -5,7 +5,6 @@ import re
 import pytest
 from support import HERE, python
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
 FOLDER = HERE / "examples" / "lessons"
 LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
 
