@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from ringcoll import arguments
 from ringcoll.algorithms import Algorithm
 from ringcoll.cost import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
 from ringcoll.pricing import price, price_on_hosts
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which machines."""
     add = parser.add_argument
     add(
+        "-n",
         "--ranks",
         type=shapes,
         default="2..256",
@@ -152,7 +154,7 @@ def network(text: str) -> str | Shape:
     """A torus of a shape, or one of two names."""
     if text in ("switch", "torus"):
         return text
-    return tuple(n for part in text.split("x") for n in _range(part))
+    return arguments.shape(text)
 
 
 def _range(text: str) -> list[int]:
