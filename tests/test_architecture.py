@@ -20,6 +20,7 @@ ORDER = (
     "schedule",
     "listing",
     "algorithms",
+    "phases",
     "routing",
     "pricing",
     "formulas",

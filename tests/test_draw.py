@@ -10,8 +10,9 @@ from support import SIZES, runnable
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
 from ringcoll.draw import as_text, frames, plan
-from ringcoll.draw.plan import Carries, Phase, Plan
+from ringcoll.draw.plan import Plan
 from ringcoll.draw.words import parts, sentence
+from ringcoll.phases import Carries, Phase
 from ringcoll.schedule import Move, Schedule, ScheduleError
 
 SHAPES = [*((n,) for n in SIZES), (4, 2), (3, 2), (2, 2, 2)]
@@ -66,7 +67,7 @@ def test_stages_of_several_lanes_and_one_rank():
 def broken(carries, *rounds):
     """A plan on three ranks that nothing has checked."""
     schedule = Schedule((3,), rounds)
-    return Plan("mine", "mine", (3,), (Phase("mine", carries, schedule, rounds),), schedule, None)
+    return Plan("mine", "mine", (3,), (Phase("mine", carries, schedule),), schedule, None)
 
 
 def test_a_schedule_that_is_wrong_does_not_run():
@@ -74,7 +75,7 @@ def test_a_schedule_that_is_wrong_does_not_run():
         frames(broken(Carries.SHARDS, (Move(1, (1,)),)))
     with pytest.raises(ScheduleError, match="column 0 is added twice"):
         frames(broken(Carries.SHARDS, (Move(1, (0,)),), (Move(1, (0,)),)))
-    away = Move(-1, (2,))
+    away = Move(1, (1,))  # backward: each sends its sum of the next one's shard there
     with pytest.raises(ScheduleError, match="rank 0 sends 1, which it does not hold"):
         frames(broken(Carries.SUMS, (away,), (away,)))
 
