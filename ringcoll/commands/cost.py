@@ -22,15 +22,13 @@ from ringcoll.commands import machine
 from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import Line, plot
 from ringcoll.cost import Range, fastest
-from ringcoll.formulas import at, closed_form
+from ringcoll.formulas import at, closed_form, prices
 from ringcoll.pricing import price
 from ringcoll.schedule import ScheduleError
 from ringcoll.text import aligned, bytes_in_words, seconds_in_words
 
 #: Over which it is said who wins.
 LEAST, MOST = 2**10, 2**32
-#: At which formulas are recognised. (Two links join the two ranks of a ring of two.)
-SAMPLES = (*range(3, 18), 32, 64)
 
 Algorithms = Mapping[str, Algorithm]
 
@@ -133,12 +131,7 @@ def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine])
         return {}
     found = {}
     for name, algorithm in algorithms.items():
-        paid = {}
-        for n in SAMPLES:
-            try:
-                paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-            except ScheduleError:
-                continue
+        paid = prices(collective, algorithm, bool(on_a_ring))
         if form := closed_form(paid, model.gamma > 0):
             found[name] = str(form)
     return found
