@@ -61,7 +61,7 @@ def two_ended(n: int) -> Schedule:
 
     The rounds of a bidirectional ring cut in half, each of twice the bytes.
 
-    When: large payloads, half the rounds.
+    When: a physical ring: half the rounds.
     """
     ahead = [Move(1, (t,)) for t in range(n // 2)]
     back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
@@ -91,7 +91,7 @@ def recursive_doubling(n: int) -> Schedule:
     The farthest partner comes first, while there is least to send. Backward it is
     recursive halving; both make Rabenseifner's all-reduce.
 
-    When: small payloads, n a power of two.
+    When: small payloads, a switch, n a power of two.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).

@@ -22,9 +22,10 @@ from ringcoll.routing import Load
 class Model:
     """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
 
-    Messages that leave by different ports at once share one alpha: it is paid for the
-    `startups` of a price. delta is the seconds of a floating-point operation of a matmul;
-    axes are those of the torus, or the grid, that the links make; a switch has none.
+    alpha is paid for the `startups` of a price: messages that leave by different ports at once
+    share one, and what goes far pays one for every link. delta is the seconds of a
+    floating-point operation of a matmul; axes are those of the torus, or the grid, that the
+    links make; a switch has none.
     """
 
     alpha: float
@@ -161,7 +162,7 @@ def _tpu(link: float, memory: float, flops: float, axes: int) -> Model:
     return Model(1e-6, 1 / link, 3 / memory, 1 / flops, axes)
 
 
-#: Modelled, not measured: 1 us a message (an assumption, for a hop to the neighbour); a link
+#: Modelled, not measured: 1 us a message and link (an assumption); a link
 #: carries, each way, nine tenths of the rate published for a port (50 or 100 GB/s);
 #: additions run at the rate of the memory, matmuls at that of bf16. Published at
 #: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x, whose device is half a chip. Price with

@@ -23,9 +23,10 @@ from ringcoll.schedule import Schedule, ScheduleError
 class Price:
     """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
 
-    `messages` are those that a rank sends; `startups` as many of them as start one after
-    the other: all on a switch, to which a rank has one port; on a physical ring or torus,
-    in each round the most that leave by one port, which is an axis and a direction.
+    `messages` are those that a rank sends; `startups` the alphas that are paid one
+    after the other: one for each on a switch, to which a rank has one port; on a physical ring
+    or torus, in each round, one for each link that the farthest message passes, and for each
+    further one by the same port, which is an axis and a direction.
     `sent` is what leaves a rank; `raw` the part of it in messages without a partial sum,
     which travel in the operand's own width whatever sums are kept in; `link` the load of
     the busiest link and direction, summed over the rounds; `additions` what a rank adds.

@@ -19,7 +19,7 @@ MOST_MESSAGES = 2**22
 
 
 class Load(NamedTuple):
-    """The messages that start one after the other, and the shards on the busiest link."""
+    """The alphas that are paid one after the other, and the shards on the busiest link."""
 
     startups: int
     link: Fraction
@@ -41,7 +41,8 @@ class HostRound(NamedTuple):
 def on_torus(schedule: Schedule, network: tuple[int, ...]) -> Load:
     """The load of a schedule on a physical ring or torus, summed over its rounds.
 
-    Startups are the most that leave a rank by one port, which is an axis and a direction.
+    Startups are the most that leave a rank by one port, which is an axis and a direction, and
+    one for every link that the farthest message passes after its first.
 
     Raises:
         ScheduleError: it cannot be routed: see `MOST_MESSAGES`.
@@ -108,12 +109,13 @@ def _round_on_torus(schedule: Schedule, kind: Kind, network: tuple[int, ...]) ->
     ranks = np.arange(1 if alike else schedule.size)
     source, target, shards = _messages(schedule, kind, ranks)
     here, there = (np.array(np.unravel_index(r, network)) for r in (source, target))
-    at, loads = here.copy(), [0]
+    at, loads, far = here.copy(), [0], np.zeros(len(source), int)
     starts = np.zeros((3, len(network), len(ranks)), int)  # ahead, back, as far either way
     for axis, length in enumerate(network):  # one dimension after the other
         ahead = (there[axis] - here[axis]) % length
         back = -ahead % length
         way = np.select([ahead < back, ahead > back], [0, 1], 2)
+        far += np.minimum(ahead, back)
         first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
         np.add.at(starts, (way[first], axis, source[first]), 1)
         for sign, hops in enumerate([ahead, back]):
@@ -126,7 +128,7 @@ def _round_on_torus(schedule: Schedule, kind: Kind, network: tuple[int, ...]) ->
         at[axis] = there[axis]
     # Of ties, each message goes whole, by the port that fewer leave by.
     one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
-    return int(one_port.max()), max(loads)
+    return int(one_port.max()) + max(int(far.max(initial=0)) - 1, 0), max(loads)
 
 
 def _busiest_link(

@@ -22,11 +22,13 @@ def test_seconds_are_the_sum_of_startups_bytes_and_additions():
     assert modelled(paid, 100, Model(1, 10, 100), 2) == pytest.approx(6 + 10 * 800 + 100 * 600)
 
 
-def test_alpha_is_paid_for_each_message_by_the_same_port():
+def test_alpha_is_paid_for_each_message_by_the_same_port_and_each_further_link():
     alpha = Model(1, 0, 0)
     assert modelled(price("psum_scatter", "direct", (9,)), 100, alpha) == 8
-    assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, alpha) == 4
-    assert modelled(price("psum_scatter", "direct", (3, 3), network=(3, 3)), 100, alpha) == 2
+    assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, alpha) == 4 + 3
+    assert (
+        modelled(price("psum_scatter", "direct", (3, 3), network=(3, 3)), 100, alpha) == 2
+    )  # along one, then the other
 
 
 def test_device_models_are_the_stated_constants():

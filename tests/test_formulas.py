@@ -57,7 +57,7 @@ LITERATURE = [
     ("psum_scatter", "direct", False, "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma"),
     ("psum", "ring", False, "2(n-1) alpha + 2(n-1)/n B beta + (n-1)/n B gamma"),
     ("psum", "recursive_doubling", False, "(2 log2 n) alpha + 2(n-1)/n B beta + (n-1)/n B gamma"),
-    ("psum", "exchange", True, "(log2 n) alpha + (3n-4)/4 B beta + (log2 n) B gamma (n = 2^k)"),
+    ("psum", "exchange", True, "(n-1) alpha + (3n-4)/4 B beta + (log2 n) B gamma (n = 2^k)"),
     ("psum", "one_shot", False, "ceil(log2 n) alpha + (n-1) B beta + (n-1) B gamma"),
     ("all_to_all", "pairwise", False, "(n-1) alpha + (n-1)/n B beta"),
     ("all_to_all", "bruck", False, "ceil(log2 n) alpha + (log2 n)/2 B beta (n = 2^k)"),

@@ -106,7 +106,7 @@ def _counts(plan: Plan, paid: Price) -> list[list[str]]:
         ["Each rank", "", "of 64 MiB"],
         ["rounds", f"{paid.rounds}", ""],
         ["messages sent", f"{paid.messages}", ""],
-        ["of these one after the other", f"{paid.startups}", ""],
+        ["alphas one after the other", f"{paid.startups}", ""],
         *([name, f"{x}", f"{float(x) * 64:.4g} MiB"] for name, x in vectors.items()),
     ]
 
