@@ -207,6 +207,11 @@ COLLECTIVES = tuple(_KINDS)
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
 
+def in_lax(collective: str) -> str:
+    """The name that `jax.lax` has for a collective."""
+    return ALIASES.get(collective, collective)
+
+
 def names(collective: str) -> tuple[str, ...]:
     """The names of the algorithms that a collective can run by.
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringcoll.algorithms import ALIASES, Algorithm, names
+from ringcoll.algorithms import Algorithm, in_lax, names
 from ringcoll.arguments import add_collective, check_call, function, size
 from ringcoll.commands import machine
 from ringcoll.commands.machine import Machine, Seconds
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print, plot; returns the exit status."""
-    collective = ALIASES.get(args.collective, args.collective)
+    collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
         algorithms, machines = _chosen(args, collective), machine.machines(args)

@@ -13,6 +13,7 @@ from ringcoll.pricing import price, price_on_hosts
 from ringcoll.text import seconds_in_words
 
 MODELS = {**DEVICES, **SWITCHES}
+_CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
 Shape = tuple[int, ...]
 #: Seconds of so many bytes of the full vector.
 Seconds = Callable[[float], float]
@@ -91,9 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--outer", choices=MODELS, default="ethernet100", metavar="NAME", help="(ethernet100)")
     for name in ("alpha", "beta"):
         add(f"--outer-{name}", type=float, metavar="SECONDS", help="the same of the outer network")
-
-
-_CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
 
 
 def machines(args: argparse.Namespace) -> list[Machine]:

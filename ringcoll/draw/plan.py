@@ -6,7 +6,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ringcoll.algorithms import ALIASES, ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build, in_lax
 from ringcoll.phases import Carries, Phase, phases
 from ringcoll.pricing import Price, price
 from ringcoll.schedule import Schedule
@@ -65,11 +65,6 @@ class Plan:
             for i in range(len(phase.rounds)):
                 number += 1
                 yield number, phase, i
-
-
-def in_lax(collective: str) -> str:
-    """The name that `jax.lax` has for it."""
-    return ALIASES.get(collective, collective)
 
 
 def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
