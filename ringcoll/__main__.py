@@ -27,7 +27,7 @@ def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, error=command.error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

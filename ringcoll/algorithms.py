@@ -3,7 +3,7 @@
 An algorithm takes the sizes of the axes it runs over, major first: `ring(8)`,
 `ring(4, 2)`. Most are written for one axis and serve several by `product`: gather along
 the first, then everything held along the next. To add one, write the function under the
-decorator of its kind; it is then executed, proved, priced, explained, tested and
+decorator of its kind; it is then executed, proved, priced, drawn, explained, tested and
 benchmarked. Its docstring has a first line, `When:`, and `Source:` if it was published.
 
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
@@ -205,6 +205,11 @@ _KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]]
 COLLECTIVES = tuple(_KINDS)
 #: The literature's names of collectives that are called otherwise in `jax.lax`.
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
+
+
+def in_lax(collective: str) -> str:
+    """The name that `jax.lax` has for a collective."""
+    return ALIASES.get(collective, collective)
 
 
 def names(collective: str) -> tuple[str, ...]:

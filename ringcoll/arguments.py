@@ -1,11 +1,21 @@
-"""What several commands take as arguments: sizes, axes, and a function by its name."""
+"""What several commands take as arguments: a collective, sizes, axes, a function by its name."""
 
 import argparse
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
+from ringcoll.algorithms import ALIASES, COLLECTIVES
+
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def add_collective(parser: argparse.ArgumentParser) -> None:
+    """Declare COLLECTIVE."""
+    known = [*COLLECTIVES, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
+    choices = [*COLLECTIVES, *ALIASES]
+    parser.add_argument("collective", choices=choices, metavar="COLLECTIVE", help=", ".join(known))
 
 
 def size(text: str) -> int:
@@ -45,3 +55,17 @@ def function(text: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error
+
+
+def check_call(function: Callable[..., Any], shape: Sequence[int]) -> None:
+    """See that --function can be called with the sizes of the axes.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        signature(function).bind(*shape)
+    except TypeError as error:
+        raise ValueError(
+            f"--function: called with {tuple(shape)}, the sizes of the axes: {error}"
+        ) from error

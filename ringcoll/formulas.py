@@ -10,7 +10,9 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from ringcoll.pricing import Price
+from ringcoll.algorithms import Algorithm
+from ringcoll.pricing import Price, price
+from ringcoll.schedule import ScheduleError
 
 
 class Formula(NamedTuple):
@@ -48,6 +50,19 @@ _FORMS = (
 )
 #: A form has two unknowns: what fits fewer numbers than these is not known to fit others.
 _ENOUGH = 4
+#: Ranks at which a schedule is priced, for its formulas. (Two links join the two of a ring of two.)
+_RANKS = (*range(2, 18), 32, 64)
+
+
+def prices(collective: str, algorithm: Algorithm, on_a_ring: bool = False) -> dict[int, Price]:
+    """By number of ranks on one axis, where there is such an algorithm: enough for its formulas."""
+    paid = {}
+    for n in _RANKS[on_a_ring:]:
+        try:
+            paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
+        except ScheduleError:
+            continue
+    return paid
 
 
 def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:

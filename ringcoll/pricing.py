@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from math import prod
-from typing import NamedTuple
 
-from ringcoll.algorithms import ALL_REDUCES, Algorithm, build
+from ringcoll.algorithms import Algorithm, build
+from ringcoll.phases import Carries, Phase, phases
 from ringcoll.routing import HostRound, Load, on_hosts, on_torus
-from ringcoll.schedule import Schedule, ScheduleError, product
+from ringcoll.schedule import Schedule, ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def price(
     Raises:
         ValueError: as `algorithms.build`; or the network is of another number of ranks.
     """
-    return _in_turn(*(_paid(one, network) for one in _passes(collective, algorithm, shape)))
+    run = _phases(collective, algorithm, shape)
+    return _in_turn(*(_paid(phase, i == 0, network) for i, phase in enumerate(run)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,44 +93,37 @@ def price_on_hosts(
         ValueError: as `price`; or the ranks do not divide among the hosts.
     """
     rounds, additions = [], Fraction(0)
-    for one in _passes(collective, algorithm, shape):
-        for times, *loads in on_hosts(one.schedule, hosts):
-            whole = (Load(startups, one.shards * link) for startups, link in loads)
+    for phase in _phases(collective, algorithm, shape):
+        for times, *loads in on_hosts(phase.schedule, hosts):
+            whole = (Load(startups, _shards(phase) * link) for startups, link in loads)
             rounds.append(HostRound(times, *whole))
-        additions += _paid(one, None).additions
+        additions += _paid(phase, False, None).additions
     return HostsPrice(tuple(rounds), additions)
 
 
-class _Pass(NamedTuple):
-    """A schedule that is run, and the shards of the vector that one of its own shards is."""
-
-    schedule: Schedule
-    shards: int
-    adds: bool
-    raw: bool | None  # all that is sent, nothing of it, or as the schedule has it
+def _phases(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list[Phase]:
+    return phases(collective, build(collective, algorithm, tuple(shape)))
 
 
-def _passes(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list[_Pass]:
-    """What a collective runs one after the other."""
-    made = build(collective, algorithm, tuple(shape))
-    if isinstance(made, tuple):  # each along its digit of the ranks; later ones send sums
-        n = prod(stage.size for stage in made)  # a whole vector is n shards
-        return [_Pass(product(made, [i]), n, True, i == 0) for i in range(len(made))]
-    backward, forward = _Pass(made, 1, True, None), _Pass(made, 1, False, True)
-    if collective in ALL_REDUCES:
-        return [backward, forward]
-    return [backward if collective == "psum_scatter" else forward]
+def _shards(phase: Phase) -> int:
+    """Of the vector, in one of the schedule's own shards."""
+    return phase.schedule.size if phase.carries is Carries.VECTORS else 1
 
 
-def _paid(one: _Pass, network: Sequence[int] | None) -> Price:
-    alone = price_backward(one.schedule, network)
-    raw = alone.raw if one.raw is None else one.raw * alone.sent
+def _paid(phase: Phase, is_first: bool, network: Sequence[int] | None) -> Price:
+    alone, shards = price_backward(phase.schedule, network), _shards(phase)
+    adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
+    raw = alone.sent
+    if phase.carries is Carries.SUMS:
+        raw = alone.raw
+    elif phase.carries is Carries.VECTORS and not is_first:  # what the stage before has added
+        raw = Fraction(0)
     return replace(
         alone,
-        sent=one.shards * alone.sent,
-        raw=one.shards * raw,
-        link=one.shards * alone.link,
-        additions=one.shards * one.adds * alone.additions,
+        sent=shards * alone.sent,
+        raw=shards * raw,
+        link=shards * alone.link,
+        additions=shards * adds * alone.additions,
     )
 
 

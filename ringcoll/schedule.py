@@ -46,6 +46,11 @@ class Move:
 Round = tuple[Move, ...]
 
 
+def digits(rank: int, shape: Sequence[int]) -> list[int]:
+    """Where a rank of a shape is along each axis."""
+    return [rank // prod(shape[axis + 1 :]) % n for axis, n in enumerate(shape)]
+
+
 def _hashable(move: Move) -> Move:
     return move if type(move.offsets) is tuple else replace(move, offsets=tuple(move.offsets))
 

@@ -20,6 +20,7 @@ ORDER = (
     "schedule",
     "listing",
     "algorithms",
+    "phases",
     "routing",
     "pricing",
     "formulas",
@@ -62,6 +63,7 @@ ORDER = (
     "__init__",
     "arguments",
     "text",
+    "figure",
     "draw.plan",
     "draw.steps",
     "draw.words",
@@ -115,10 +117,7 @@ LAYERS_KNOW = (
     *("layers", "table", "manual", "calls", "matmuls"),
     *("gathers", "all_to_alls", "all_reduces", "broadcasts", "permutes"),
 )
-LAZILY = {
-    "overlap.draw": "matplotlib",
-    "commands.plot": "matplotlib",
-}  # of the extra bench, and only when it is drawn
+LAZILY = {"figure": "matplotlib"}  # of the extra bench, and only when it is drawn
 SENDERS = ("wire", "permutes")  # the second where the first is not for it: see `Call`
 SOURCES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text(encoding="utf-8")
@@ -234,7 +233,7 @@ def test_imports(module):
         ("layers.linear", "from ringcoll.engine import gather", "layers are made of"),
         ("layers.linear", "from ringcoll.products import gathered", "layers are made of"),
         ("layers.linear", "from ringcoll.layers.norms import rms_norm", "above it"),
-        ("overlap.draw", "from matplotlib.figure import Figure", "only inside the function"),
+        ("figure", "from matplotlib.figure import Figure", "only inside the function"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
     ],
 )

@@ -166,10 +166,13 @@ def test_hosts(capsys):
         ("all_gather --ranks 8 --network 4x4", "--network (4, 4) is not of 8 ranks"),
         ("all_gather --ranks 12 --local 8", "--local 8 of 12 ranks: they do not divide"),
         ("all_gather --ranks 8 --local 4 --network torus", "they are a switch each"),
+        ("all_gather --ranks 8 --network 2..8x4", "'2..8x4' is no shape"),
+        ("all_gather -n 4,4x2 --function test_draw:my_star", "called with (4, 2), the sizes"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
-    assert main(["cost", *arguments.split()]) == 2
+    with pytest.raises(SystemExit):
+        main(["cost", *arguments.split()])
     assert complaint in capsys.readouterr().err
 
 

@@ -10,8 +10,9 @@ from support import SIZES, runnable
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
 from ringcoll.draw import as_text, frames, plan
-from ringcoll.draw.plan import Carries, Phase, Plan
+from ringcoll.draw.plan import Plan
 from ringcoll.draw.words import parts, sentence
+from ringcoll.phases import Carries, Phase
 from ringcoll.schedule import Move, Schedule, ScheduleError
 
 SHAPES = [*((n,) for n in SIZES), (4, 2), (3, 2), (2, 2, 2)]
@@ -66,7 +67,7 @@ def test_stages_of_several_lanes_and_one_rank():
 def broken(carries, *rounds):
     """A plan on three ranks that nothing has checked."""
     schedule = Schedule((3,), rounds)
-    return Plan("mine", "mine", (3,), (Phase("mine", carries, schedule, rounds),), schedule, None)
+    return Plan("mine", "mine", (3,), (Phase("mine", carries, schedule),), schedule, None)
 
 
 def test_a_schedule_that_is_wrong_does_not_run():
@@ -74,7 +75,7 @@ def test_a_schedule_that_is_wrong_does_not_run():
         frames(broken(Carries.SHARDS, (Move(1, (1,)),)))
     with pytest.raises(ScheduleError, match="column 0 is added twice"):
         frames(broken(Carries.SHARDS, (Move(1, (0,)),), (Move(1, (0,)),)))
-    away = Move(-1, (2,))
+    away = Move(1, (1,))  # backward: each sends its sum of the next one's shard there
     with pytest.raises(ScheduleError, match="rank 0 sends 1, which it does not hold"):
         frames(broken(Carries.SUMS, (away,), (away,)))
 
@@ -196,7 +197,7 @@ def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert main(["draw", "all_reduce", "--algorithm", "bidirectional_ring", "-n", "4"]) == 0
     assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
     svg, html = tmp_path / "a.svg", tmp_path / "a.html"
-    mine = ["--function", f"{__name__}:my_star", "--shape", "4", "--html", str(html)]
+    mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
     assert main(["draw", "all_gather", *mine, "--svg", str(svg), "--round", "2"]) == 0
     assert capsys.readouterr().out == ""
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
@@ -220,11 +221,10 @@ def nothing(n):
         ("all_gather --algorithm exchange -n 4", "no algorithm 'exchange'"),
         ("psum --algorithm recursive_doubling -n 6", "needs a power of two, got 6"),
         ("psum --algorithm ring -n 0", "'0' is no shape"),
-        ("psum --algorithm ring --shape 4xx2", "'4xx2' is no shape"),
-        ("psum --algorithm ring -n 4 --shape 4x2", "not allowed with"),
-        ("psum --algorithm ring", "one of the arguments -n --shape is required"),
+        ("psum --algorithm ring -n 4xx2", "'4xx2' is no shape"),
+        ("psum --algorithm ring", "arguments are required: -n/--ranks"),
         ("psum --function math:none_such -n 4", "'math:none_such' is no module:function"),
-        ("psum --function test_draw:my_star --shape 4x2", "called with (4, 2), the sizes"),
+        ("psum --function test_draw:my_star -n 4x2", "called with (4, 2), the sizes"),
         ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
         ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),

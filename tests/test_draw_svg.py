@@ -111,3 +111,14 @@ def test_the_code_is_that_of_the_algorithm_without_its_docstring():
     assert '<span class="keyword">def</span> <span class="name">bruck</span>' in html
     assert "&lt;b&gt;" in html
     assert source(len) == ""
+
+
+def test_frames_are_in_a_row_if_they_fit():
+    def size(algorithm):
+        picture = ElementTree.fromstring(as_svg(plan("psum", algorithm, (4,))))
+        return float(picture.get("width")), float(picture.get("height"))
+
+    width, height = size("exchange")  # three frames
+    assert 2 * height < width < 1100
+    width, height = size("ring")  # seven, of which four in a row would be too small to read
+    assert width < 1100 < width + height

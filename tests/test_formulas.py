@@ -6,8 +6,7 @@ from math import ceil, log2
 import pytest
 
 from ringcoll.algorithms import ring
-from ringcoll.commands.explain import prices
-from ringcoll.formulas import Formula, at, closed_form, recognised
+from ringcoll.formulas import Formula, at, closed_form, prices, recognised
 from ringcoll.pricing import price
 from ringcoll.schedule import Move, Schedule
 

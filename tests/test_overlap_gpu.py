@@ -65,7 +65,7 @@ def test_the_mesh_is_of_as_many_as_named(programs):
 
 
 def test_the_commands_count():
-    said = ("overlap", "--topology", "h200:4", "--sizes", "4096,4096,8192", "--max-exposed", "0")
+    said = ("overlap", "--topology", "h200:4", "--shape", "4096x4096x8192", "--max-exposed", "0")
     ours = python("-m", "ringcoll", *said, "--example", "all_gather_matmul")
     assert ours.returncode == 0, ours.stderr
     assert "3 of 3 collectives have a matmul between start and done" in ours.stdout

@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused(programs):
 def test_the_command_compiles_an_example(tmp_path):
     picture, text = tmp_path / "timeline.svg", tmp_path / "program.txt"
     files = ("--draw", str(picture), "--text", str(text))
-    example = ("--example", "ring_matmul", "--sizes", "1024,1024,2048")
+    example = ("--example", "ring_matmul", "--shape", "1024x1024x2048")
     done = python("-m", "ringcoll", "overlap", *example, *files, "--constant", "hbm=1e12")
     assert done.returncode == 0, done.stderr
     assert "memory 1000 GB/s" in done.stdout

@@ -70,4 +70,4 @@ by_hand, built_in = compiled(all_gather), compiled(partial(lax.all_gather, axis_
 held = np.asarray(by_hand(x)).reshape(8, 24)
 claim("in JAX, every one of 8 ranks holds all 8 shards, in order", (held == np.asarray(x)).all())
 claim("as by lax.all_gather", np.array_equal(by_hand(x), built_in(x)))
-claim("in 7 messages a rank, each of one shard", permutes(by_hand) == 7)
+claim("in 7 messages a rank", permutes(by_hand) == 7)

@@ -9,7 +9,8 @@ offset 0, its own shard.
     two-ended       round 1: (+1, [0]), (-1, [0])     round 2: (+1, [1])
     Bruck           round 1: (+1, [0])                round 2: (+2, [0, 1])
 
-A list can be proved right without being run, and whatever runs one list runs them all.
+A list can be proved right without being run, and whatever runs one list runs them all. To see who
+holds what after each round: `python -m ringcoll draw all_gather --algorithm bruck -n 4`.
 """
 
 import os

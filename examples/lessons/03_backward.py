@@ -1,9 +1,9 @@
 """Lesson 3: backward.
 
 A reduce-scatter is the other half of most algorithms: every rank has a vector of n shards, and
-rank r ends with the sum over the ranks of shard r. It needs no schedule of its own. Read the
-all-gather's from its end and turn every arrow round: where a shard was copied to, a partial sum
-comes back from, and is added.
+rank r ends with the sum over the ranks of shard r (`psum_scatter` in `jax.lax`). It needs no
+schedule of its own. Read the all-gather's from its end and turn every arrow round: where a shard
+was copied to, a partial sum comes back from, and is added.
 
     all-gather       rank 0: a      ->   rank 1: a    ->   rank 2: a     a shard is copied
     reduce-scatter   rank 0: a+b+c  <-   rank 1: b+c  <-   rank 2: c     the copies come home
@@ -60,7 +60,7 @@ def by_hand(x: Array) -> Array:
 jax.set_mesh(jax.make_mesh((N,), ("x",)))
 forward = jax.shard_map(by_hand, in_specs=P("x"), out_specs=P("x"))
 x = jax.device_put(jnp.zeros(N), P("x"))
-ct = jax.device_put(vectors.reshape(-1), P("x"))  # one vector a rank
+ct = jax.device_put(vectors.reshape(-1), P("x"))  # the cotangent: one vector a rank
 
 
 def backward(ct: Array) -> Array:

@@ -83,10 +83,11 @@ y = x @ w
 for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
     program, gradients = compiled(matmul), compiled_gradients(matmul)
     claim(f"{name}: the product", np.array_equal(program(*operands), y))
-    claim("in 7 messages of a shard", permutes(program) == N - 1)
+    claim("in 7 messages", permutes(program) == N - 1)
     made = gradients(*operands)
     claim("and its gradients", all(map(np.array_equal, made, (y @ w.T, x.T @ y))))
     claim("in 7 more, the sums that come by", permutes(gradients) == 2 * (N - 1))
 
-print(f"compiled: plain holds {held(compiled(plain)):.1f} shards of x, ours {held(program):.1f}")
-claim("the gathered x is never held", held(program) < N)
+gathered, ring = held(compiled(plain)), held(compiled(ours))
+print(f"compiled: plain holds {gathered:.1f} shards of x, ours {ring:.1f}")
+claim("the gathered x is never held", ring < N)

@@ -71,7 +71,7 @@ gathered, ring = reports[plain].exposed_share, reports[ours].exposed_share
 claim(f"for TPUs, plain: the chip waits for {gathered:.0%} of the time", gathered > 0.2)
 claim(f"ours: for {ring:.0%}", ring < 0.02)
 
-# Ours again, with one's own eyes. (A product is a fusion of kind kOutput there.)
+# Ours, the last that was compiled, with one's own eyes. (A product is a fusion of kind kOutput.)
 words = {"permute-start(": "start", "permute-done(": "done", "kind=kOutput": "multiply"}
 found = re.findall("|".join(map(re.escape, words)), program.as_text())
 story = " ".join(words[word] for word in found)

@@ -77,7 +77,7 @@ def main() -> None:
     for name in ("ring", "bruck", "ours"):
         paid = price("all_gather", both_ways if name == "ours" else name, (n,), network=(n,))
         seconds[name] = cost.seconds(paid, 1024, cost.DEVICES["v5e"])
-        words = f"{paid.startups} starts, {paid.link} shards on the busiest link"
+        words = f"{paid.startups} alpha, {paid.link} shards on the busiest link"
         print(f"modelled, {name}: {words}, {1e6 * seconds[name]:.2f} us")
     claim("priced: ours is the quickest", seconds["ours"] == min(seconds.values()))
 

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import EPS, gamma, in_words, make_mesh, place, sent, show
+from examples.tutorials.shared import EPS, gamma, make_mesh, place, sent, show
 from ringcoll.precision import error_bound
 
 EXAMPLES, FEATURES, CLASSES, STEPS = 2048, 8, 4, 100
@@ -117,7 +117,7 @@ def main() -> None:
             raise AssertionError(f"{name}: {right:.1%} are right, the first loss is {losses[0]}")
         shown = (f"{losses[step]:.6f}" for step in (0, 10, STEPS - 1))
         worst = f"{off.max():.0e} of {allowed[off.argmax()]:.0e}"
-        rows.append((name, *shown, f"{right:.1%}", worst, in_words(sent(program))))
+        rows.append((name, *shown, f"{right:.1%}", worst, sent(program)))
     heads = ("loss\nof step 0", "\n10", f"\n{STEPS - 1}", "right of\nheld out")
     title = f"A classifier over 8 devices, {EXAMPLES // 8} examples each"
     show(title, ("", *heads, "furthest off jit\nand allowed", "collectives\nof a step"), rows)

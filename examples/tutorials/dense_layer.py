@@ -25,7 +25,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import agree, gamma, in_words, integers, make_mesh, place, sent, show
+from examples.tutorials.shared import agree, gamma, integers, make_mesh, place, sent, show
 
 BATCH, WIDTH, FEATURES = 16, 32, 64
 SPECS = {"x": P(("data", "model")), "w": P(None, "model"), "b": P("model")}
@@ -91,7 +91,7 @@ def main() -> None:
             if name != "automatic" and not same:  # there the compiler chooses
                 raise AssertionError(f"{name}: a gradient is {gradient.sharding}")
         shardings = [str(of.sharding.spec) for of in (y, *gradients)]
-        rows.append((name, *shardings, in_words(sent(step))))
+        rows.append((name, *shardings, sent(step)))
     heads = ["", "result", "gradient by x", "by W", "by b", "collectives in the program"]
     show("How the results are sharded", heads, rows)
 

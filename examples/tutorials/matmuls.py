@@ -25,7 +25,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, in_words, integers, make_mesh, place, sent, show, total
+from examples.tutorials.shared import agree, integers, make_mesh, place, sent, show
 from ringcoll import lax, pricing, sharded_matmul
 
 SIZES = {"I": 16, "J": 32, "K": 24}
@@ -85,7 +85,7 @@ def main() -> None:
         words = algebra(a_spec, b_spec, c_spec)
         agree(words, numpy=a @ b, **{name: run(*operands) for name, run in programs.items()})
         found = [sent(program) for program in programs.values()]
-        rows.append((words, *map(in_words, found), *map(total, found)))
+        rows.append((words, *found, *(one.bytes for one in found)))
     heads = ["case", *forms, *(f"bytes sent\n{name}" for name in forms)]
     show("Collectives in the compiled programs, and what a rank sends", heads, rows)
     in_two_halves()
@@ -120,7 +120,7 @@ def in_two_halves() -> None:
 
         mapped = jax.shard_map(per_rank, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
         program = jax.jit(mapped).lower(x).compile()
-        made[name], found[name] = program(x), total(sent(program))
+        made[name], found[name] = program(x), sent(program).bytes
     agree("an all-reduce in two halves", numpy=host.sum(0), **made)
     shard = host[0].size // n
     halves = [

@@ -16,17 +16,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import (
-    agree,
-    in_words,
-    integers,
-    make_mesh,
-    permuted,
-    place,
-    sent,
-    show,
-    total,
-)
+from examples.tutorials.shared import agree, integers, make_mesh, place, sent, show
 from ringcoll import lax
 from ringcoll.pricing import wire_bytes
 
@@ -108,7 +98,7 @@ CHANGES = (
 )  # fmt: skip
 
 
-def row(mesh: Mesh, change: Change) -> tuple[str, ...]:
+def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
     """What a change sends, by hand and by the compiler.
 
     Raises:
@@ -130,25 +120,18 @@ def row(mesh: Mesh, change: Change) -> tuple[str, ...]:
         if not result.sharding.is_equivalent_to(wanted, 2):
             raise AssertionError(f"{words}: {name} leaves it {result.sharding}")
     agree(words, numpy=host.sum(0) if sums else host, **made)
-    if (counted := permuted(ours)) != by_schedule:
+    if (counted := sent(ours).permuted) != by_schedule:
         raise AssertionError(f"{words}: {counted} B are sent, by the schedule {by_schedule}")
     found = sent(theirs)
-    sizes = (f"{size:g}" for size in (by_schedule, counted, total(found)))
-    return words, str(before), str(after), *sizes, in_words(found)
+    sizes = (f"{size:g}" for size in (by_schedule, counted, found.bytes))
+    return words, str(before), str(after), *sizes, found
 
 
 def main() -> None:
     """Every change."""
     mesh = make_mesh(x=2, y=4)
-    heads = [
-        "",
-        "from",
-        "to",
-        "bytes by\nschedule",
-        "compiled",
-        "by jit\n(at best)",
-        "\ncollectives",
-    ]
+    sizes = "bytes by\nschedule", "compiled", "by jit\n(at best)"
+    heads = ["", "from", "to", *sizes, "\ncollectives"]
     table = [row(mesh, change) for change in CHANGES]
     show(f"Compiled: bytes that a device sends, of {SIZE * 4}", heads, table)
 

@@ -1,7 +1,8 @@
 """What the tutorials share: eight devices, two ways held against each other, bytes counted."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,8 +16,6 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)  # for want of eight real ones
 
 EPS = float(np.finfo(np.float32).eps)
-#: By kind of collective, how many there are and the bytes that a rank sends in them.
-Sent = dict[str, tuple[int, float]]
 
 
 def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:
@@ -82,33 +81,40 @@ def gamma(terms: int) -> float:
     return terms * EPS / 2 / (1 - terms * EPS / 2)
 
 
-def sent(compiled: Any) -> Sent:
-    """The collectives of a compiled program: how many run, and the bytes a rank sends in them.
+@dataclass(frozen=True)
+class Sent:
+    """By kind of collective, how many a program has, and the bytes that a rank sends in them."""
 
-    Those of a permute are its operand; those of a built-in collective what the best algorithm
-    would send (`ringcoll.overlap`).
+    kinds: Mapping[str, tuple[int, float]]
+
+    @property
+    def bytes(self) -> float:
+        """Those of all."""
+        return sum(size for _, size in self.kinds.values())
+
+    @property
+    def permuted(self) -> float:
+        """Those of permutes; all that ringcoll's collectives send."""
+        return self.kinds.get("collective-permute", (0, 0))[1]
+
+    def __str__(self) -> str:
+        """`all-gather, 14 collective-permute`"""
+        words = (f"{n} {kind}" if n > 1 else kind for kind, (n, _) in self.kinds.items())
+        return ", ".join(words) or "none"
+
+
+def sent(compiled: Any) -> Sent:
+    """What a compiled program sends.
+
+    The bytes of a permute are its operand; those of a built-in collective what the best
+    algorithm would send (`ringcoll.overlap`).
     """
     count: Counter[str] = Counter()
     size: Counter[str] = Counter()
     for row in overlap.report(compiled).rows:
         count[row.kind] += row.count
         size[row.kind] += round(row.count * row.bytes)
-    return {kind: (count[kind], size[kind]) for kind in sorted(count)}
-
-
-def permuted(compiled: Any) -> float:
-    """The bytes that a rank sends in permutes; all that ringcoll's collectives send."""
-    return sent(compiled).get("collective-permute", (0, 0))[1]
-
-
-def total(found: Sent) -> float:
-    """The bytes that a rank sends in all of them."""
-    return sum(size for _, size in found.values())
-
-
-def in_words(found: Sent) -> str:
-    """`all-gather, 14 collective-permute`"""
-    return ", ".join(f"{n} {kind}" if n > 1 else kind for kind, (n, _) in found.items()) or "none"
+    return Sent({kind: (count[kind], size[kind]) for kind in sorted(count)})
 
 
 def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:

@@ -24,17 +24,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import (
-    agree,
-    in_words,
-    integers,
-    make_mesh,
-    permuted,
-    place,
-    sent,
-    show,
-    total,
-)
+from examples.tutorials.shared import agree, integers, make_mesh, place, sent, show
 from ringcoll import lax
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
@@ -141,12 +131,12 @@ def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any
         if analysis.argument_size_in_bytes != arguments:
             raise AssertionError(f"{name}: arguments of {analysis.argument_size_in_bytes} B")
         memory.append(analysis.temp_size_in_bytes)
-    parts, counted = priced(of), permuted(programs["ringcoll"])
+    parts, counted = priced(of), sent(programs["ringcoll"]).permuted
     if counted != sum(parts.values()):
         raise AssertionError(f"{name}: {counted} B are sent, by the schedules {parts}")
     found = sent(programs["jit"])
     columns = (f"{parts.get(what, 0):g}" for what in WHAT)
-    return memory, [name, *columns, f"{counted:g}", f"{total(found):g}", in_words(found)]
+    return memory, [name, *columns, f"{counted:g}", f"{found.bytes:g}", found]
 
 
 def main() -> None:
@@ -160,11 +150,8 @@ def main() -> None:
     heads = ["", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit"]
     show("Compiled: bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
     heads = ["", *WHAT, "all, and\ncounted", "by jit's\n(at best)", "\ncollectives"]
-    show(
-        "Compiled: bytes that a device sends, by ringcoll's schedules, and by jit",
-        heads,
-        bytes_sent,
-    )
+    title = "Compiled: bytes that a device sends, by ringcoll's schedules, and by jit"
+    show(title, heads, bytes_sent)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The commands of `python -m ringcoll`, each a module with `add_arguments` and `run`."""
+"""Those commands of `python -m ringcoll` that have no room of their own, and what they share."""

@@ -11,27 +11,24 @@ the busiest link, gamma a byte added. Nothing is measured.
 """
 
 import argparse
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm, names
-from ringcoll.arguments import function, size
+from ringcoll.algorithms import Algorithm, in_lax, names
+from ringcoll.arguments import add_collective, check_call, function, size
 from ringcoll.commands import machine
 from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import Line, plot
 from ringcoll.cost import Range, fastest
-from ringcoll.formulas import at, closed_form
+from ringcoll.formulas import at, closed_form, prices
 from ringcoll.pricing import price
 from ringcoll.schedule import ScheduleError
 from ringcoll.text import aligned, bytes_in_words, seconds_in_words
 
 #: Over which it is said who wins.
 LEAST, MOST = 2**10, 2**32
-#: At which formulas are recognised. (Two links join the two ranks of a ring of two.)
-SAMPLES = (*range(3, 18), 32, 64)
 
 Algorithms = Mapping[str, Algorithm]
 
@@ -47,9 +44,7 @@ class Priced(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    known = [*COLLECTIVES, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
-    choices = [*COLLECTIVES, *ALIASES]
-    add("collective", choices=choices, metavar="COLLECTIVE", help=", ".join(known))
+    add_collective(parser)
     add("--bytes", type=_sizes, default="64M", metavar="LIST", help="B; a table each (64M)")
     add("--algorithm", metavar="LIST", help="only these, by name")
     add(
@@ -64,15 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print, plot; returns the exit status."""
-    collective = ALIASES.get(args.collective, args.collective)
+    collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
-        algorithms = _chosen(args, collective)
-        rows = [_priced(m, collective, algorithms, refused) for m in machine.machines(args)]
+        algorithms, machines = _chosen(args, collective), machine.machines(args)
+        for m in machines if args.function else ():
+            check_call(args.function, m.shape)
+        rows = [_priced(m, collective, algorithms, refused) for m in machines]
     except ValueError as error:
-        print(f"cost: error: {error}", file=sys.stderr)
-        return 2
-    forms = _forms(collective, algorithms, [row.machine for row in rows])
+        args.error(str(error))
+    forms = _forms(collective, algorithms, machines)
     print(*machine.described(args), sep="\n")
     for nbytes in args.bytes:
         print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
@@ -135,12 +131,7 @@ def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine])
         return {}
     found = {}
     for name, algorithm in algorithms.items():
-        paid = {}
-        for n in SAMPLES:
-            try:
-                paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-            except ScheduleError:
-                continue
+        paid = prices(collective, algorithm, bool(on_a_ring))
         if form := closed_form(paid, model.gamma > 0):
             found[name] = str(form)
     return found

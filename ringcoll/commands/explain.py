@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, build
-from ringcoll.formulas import at, closed_form, recognised
-from ringcoll.pricing import Price, price
-from ringcoll.schedule import ScheduleError
+from ringcoll.draw.source import paragraphs
+from ringcoll.formulas import at, closed_form, prices, recognised
 from ringcoll.text import aligned
 
 #: The lists of algorithms, and the collectives that each serves.
@@ -25,8 +24,6 @@ LISTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Callable[..., Any]]]] = 
     "all-reduce only": (("psum",), STAGED),
     "all-to-all": (("all_to_all",), ALL_TO_ALLS),
 }
-#: Numbers of ranks at which forms are recognised. (Two links join the two of a ring of two.)
-RANKS = (*range(2, 18), 32, 64)
 SHOWN = 4  # ranks of the schedule that is printed
 
 
@@ -41,21 +38,10 @@ class About(NamedTuple):
 
 def about(algorithm: Callable[..., Any]) -> About:
     """What an algorithm says of itself."""
+    does, *others = paragraphs(algorithm)
+    told = dict(paragraph.partition(": ")[::2] for paragraph in others)
     whole = inspect.getdoc(algorithm) or ""
-    paragraphs = [" ".join(paragraph.split()) for paragraph in whole.split("\n\n")]
-    told = dict(paragraph.partition(": ")[::2] for paragraph in paragraphs[1:])
-    return About(paragraphs[0], told.get("When", ""), told.get("Source", ""), whole)
-
-
-def prices(collective: str, algorithm: Any, on_a_ring: bool = False) -> dict[int, Price]:
-    """By number of ranks on one axis, where there is such an algorithm."""
-    paid = {}
-    for n in RANKS[on_a_ring:]:
-        try:
-            paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-        except ScheduleError:
-            continue
-    return paid
+    return About(does, told.get("When", ""), told.get("Source", ""), whole)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from ringcoll import arguments
 from ringcoll.algorithms import Algorithm
 from ringcoll.cost import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
 from ringcoll.pricing import price, price_on_hosts
 from ringcoll.text import seconds_in_words
 
 MODELS = {**DEVICES, **SWITCHES}
+_CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
 Shape = tuple[int, ...]
 #: Seconds of so many bytes of the full vector.
 Seconds = Callable[[float], float]
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which machines."""
     add = parser.add_argument
     add(
+        "-n",
         "--ranks",
         type=shapes,
         default="2..256",
@@ -89,9 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--outer", choices=MODELS, default="ethernet100", metavar="NAME", help="(ethernet100)")
     for name in ("alpha", "beta"):
         add(f"--outer-{name}", type=float, metavar="SECONDS", help="the same of the outer network")
-
-
-_CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
 
 
 def machines(args: argparse.Namespace) -> list[Machine]:
@@ -152,7 +152,7 @@ def network(text: str) -> str | Shape:
     """A torus of a shape, or one of two names."""
     if text in ("switch", "torus"):
         return text
-    return tuple(n for part in text.split("x") for n in _range(part))
+    return arguments.shape(text)
 
 
 def _range(text: str) -> list[int]:

@@ -1,9 +1,9 @@
 """Times as a picture: a line for every algorithm, both axes logarithmic."""
 
 from collections.abc import Callable, Sequence
-from os import PathLike
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ringcoll.figure import Path, figure, save
 from ringcoll.text import seconds_in_words
 
 #: Of lines in their order; none more important than another.
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 def plot(
-    path: str | PathLike[str],
+    path: Path,
     title: str,
     along: str,
     lines: Sequence[Line],
@@ -40,15 +40,8 @@ def plot(
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"plot({str(path)!r}) needs matplotlib: pip install 'ringcoll[bench]'"
-        ) from error
-    figure: Any = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.subplots()
+    made = figure("plot", path, (8, 4.6))
+    axes = made.subplots()
     for i, line in enumerate(lines):
         colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
         axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
@@ -66,5 +59,4 @@ def plot(
     axes.grid(True, color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
-    with rc_context({"svg.fonttype": "none"}):  # text as text
-        figure.savefig(path, dpi=150)
+    save(made, path)

@@ -2,7 +2,7 @@
 
     python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 4
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
-    python -m ringcoll draw all_gather --algorithm torus --shape 4x2 --html page.html
+    python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
 
 `my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
@@ -10,11 +10,10 @@
 
 import argparse
 import shutil
-from inspect import signature
 from pathlib import Path
 
 from ringcoll import arguments
-from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm
+from ringcoll.algorithms import Algorithm
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.svg import as_svg
@@ -23,24 +22,26 @@ from ringcoll.draw.text import as_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("collective", choices=(*ALIASES, *COLLECTIVES), metavar="COLLECTIVE")
+    arguments.add_collective(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--algorithm", metavar="NAME", help="one of ringcoll.algorithms")
+    which.add_argument("--algorithm", metavar="NAME", help="as `explain` lists them")
     which.add_argument(
         "--function",
         type=arguments.function,
         metavar="MODULE:FUNCTION",
         help="a schedule of one's own",
     )
-    size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("-n", type=arguments.shape, dest="shape", metavar="N", help="ranks")
-    size.add_argument(
-        "--shape", type=arguments.shape, metavar="4x2", help="ranks along each axis, major first"
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=arguments.shape,
+        required=True,
+        metavar="N",
+        help="how many; over several axes 4x2, major first",
     )
     parser.add_argument("--svg", metavar="FILE", help="all rounds as one picture")
     parser.add_argument("--round", type=int, metavar="K", help="of the picture: this one alone")
     parser.add_argument("--html", metavar="FILE", help="a page that plays the rounds")
-    parser.set_defaults(error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,10 +64,5 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> Plan:
     algorithm: Algorithm = args.algorithm or args.function
     if args.function:
-        try:
-            signature(args.function).bind(*args.shape)
-        except TypeError as error:
-            raise ValueError(
-                f"--function: called with {args.shape}, the sizes of the axes: {error}"
-            ) from error
-    return plan(args.collective, algorithm, args.shape)
+        arguments.check_call(args.function, args.ranks)
+    return plan(args.collective, algorithm, args.ranks)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from ringcoll.draw.looks import COLOURS, FAINT, Element, cell, label, outline, shape
-from ringcoll.draw.plan import Carries, Plan
+from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import Ranks
+from ringcoll.phases import Carries
 
 SIDE, _LINE = 14.0, 24.0
 Glyph = Callable[[Element], None]

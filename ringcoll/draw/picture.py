@@ -1,13 +1,15 @@
 """One frame as a picture: a box of shards for every rank, an arrow for every message."""
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil
 
 from ringcoll.draw import looks, places
 from ringcoll.draw.looks import Element, label, rect, shape
-from ringcoll.draw.plan import Carries, Plan
+from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Message, Piece, Ranks, frames
+from ringcoll.phases import Carries
+from ringcoll.schedule import digits
 
 MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
@@ -113,10 +115,7 @@ class Picture:
         rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=looks.LINE)
         said = f"rank {rank}"
         if self.on_grid:
-            digits = [
-                rank // prod(self.plan.shape[i + 1 :]) % n for i, n in enumerate(self.plan.shape)
-            ]
-            said = f"{rank} ({', '.join(map(str, digits))})"
+            said = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
         label(into, (x + width / 2, y + 15), said, 12, font_weight="600")
         for column, place in enumerate(self.cells):
             at = (x + self.inset + place[0] * self.cell[0], y + _HEAD + place[1] * self.cell[1])

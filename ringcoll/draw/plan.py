@@ -1,42 +1,15 @@
 """What is drawn: a collective by an algorithm, as phases of rounds in the order they are run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
-from ringcoll.algorithms import ALIASES, ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build, in_lax
+from ringcoll.phases import Carries, Phase, phases
 from ringcoll.pricing import Price, price
-from ringcoll.schedule import Round, Schedule, product
-
-
-class Carries(Enum):
-    """What the messages of a phase carry."""
-
-    SHARDS = "shard"  # a sender keeps its copy
-    SUMS = "sum"  # a sum that was sent is no longer held; the receiver adds it to its own
-    BLOCKS = "block"  # of an all-to-all: known by a slot
-    VECTORS = "vector"  # whole ones, kept apart until the end of the phase, and then added
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Rounds of moves, each of which still means: to r + shift, what is held of r - offset."""
-
-    name: str
-    carries: Carries
-    schedule: Schedule
-    rounds: tuple[Round, ...]
-
-    def along(self, rank: int, offset: int, sign: int = 1) -> int:
-        """The rank r + offset, or r - offset, digit by digit."""
-        shape = self.schedule.shape
-        for axis in range(len(shape)):
-            digit = offset // prod(shape[axis + 1 :]) % shape[axis]
-            rank = self.schedule.step(rank, axis, sign * digit)
-        return rank
+from ringcoll.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -94,11 +67,6 @@ class Plan:
                 yield number, phase, i
 
 
-def in_lax(collective: str) -> str:
-    """The name that `jax.lax` has for it."""
-    return ALIASES.get(collective, collective)
-
-
 def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     """The phases of a collective.
 
@@ -112,31 +80,10 @@ def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     """
     kind, shape = in_lax(collective), tuple(shape)
     made = build(kind, algorithm, shape)
-    if isinstance(made, tuple):
-        phases = [_stage(made, i) for i in range(len(made))]
-    elif kind == "all_to_all":
-        phases = [Phase("all-to-all", Carries.BLOCKS, made, made.rounds)]
-    else:
-        phases = [_backward(made), Phase("all-gather", Carries.SHARDS, made, made.rounds)]
-        phases = {"all_gather": phases[1:], "psum_scatter": phases[:1]}.get(kind, phases)
+    run = tuple(phases(kind, made))
     library: Mapping[str, Any] = ALL_TO_ALLS if kind == "all_to_all" else {**GATHERS, **STAGED}
     function = library[algorithm] if isinstance(algorithm, str) else algorithm
     if not callable(function):
-        return Plan(collective, "a schedule", shape, tuple(phases), made, None)
+        return Plan(collective, "a schedule", shape, run, made, None)
     name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", "a function")
-    return Plan(collective, name, shape, tuple(phases), made, function)
-
-
-def _backward(schedule: Schedule) -> Phase:
-    """The rounds in reverse, sender and receiver swapped."""
-    rounds = tuple(
-        tuple(replace(m, shift=-m.shift, offsets=schedule.arrivals(m)) for m in moves)
-        for moves in reversed(schedule.rounds)
-    )
-    return Phase("reduce-scatter", Carries.SUMS, schedule, rounds)
-
-
-def _stage(stages: tuple[Schedule, ...], i: int) -> Phase:
-    """A gather of whole vectors along a digit of the ranks."""
-    along = product(stages, [i])
-    return Phase(f"stage {i + 1} of {len(stages)}", Carries.VECTORS, along, along.rounds)
+    return Plan(collective, name, shape, run, made, function)

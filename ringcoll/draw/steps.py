@@ -8,7 +8,8 @@ proof of the schedule that needs no device and shares nothing with `ringcoll.eng
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ringcoll.draw.plan import Carries, Phase, Plan
+from ringcoll.draw.plan import Plan
+from ringcoll.phases import Carries, Phase
 from ringcoll.schedule import Move, ScheduleError
 
 Ranks = frozenset[int]

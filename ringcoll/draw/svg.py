@@ -11,6 +11,7 @@ from ringcoll.draw.plan import Plan
 
 MOST_FRAMES = 24  # in one file
 _MARGIN = 16.0
+_MOST_WIDTH = 1100.0  # that a page shows without making letters smaller
 
 
 def as_svg(plan: Plan, number: int | None = None) -> str:
@@ -34,7 +35,7 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
         )
     chosen = range(count) if number is None else [number]
     width, height = picture.size
-    across = min(len(chosen), max(1, round((len(chosen) * height / width) ** 0.5 * 1.25)))
+    across = _across(len(chosen), width, height)
     total = max(across * width, 8.4 * len(plan.title), 330.0) + 2 * _MARGIN
     down = ceil(len(chosen) / across)
     root = document(plan.title)
@@ -45,6 +46,13 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
     bottom = 50 + down * height + 6
     below = shape(root, "g", transform=f"translate({_MARGIN} {bottom:.1f})")
     return finished(root, total, bottom + legend(below, plan, total - 2 * _MARGIN) + _MARGIN)
+
+
+def _across(count: int, width: float, height: float) -> int:
+    """Frames in a row: a little wider than high, or one more if that leaves fewer places empty."""
+    across = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
+    fits = (across + 1) * width <= _MOST_WIDTH
+    return across + (fits and -count % (across + 1) < -count % across)
 
 
 def document(title: str) -> Element:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import TextWrapper
 
-from ringcoll.draw.plan import Carries, Phase, Plan
+from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import Frame, Ranks, frames
 from ringcoll.draw.words import explained, priced, sentence
+from ringcoll.phases import Carries, Phase
 from ringcoll.schedule import Move, Round
 
 _MOST_RANKS = 16  # of which a table is made, however wide a line may be

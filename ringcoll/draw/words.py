@@ -6,8 +6,9 @@ from fractions import Fraction
 from itertools import groupby
 from math import prod
 
-from ringcoll.draw.plan import Carries, Phase, Plan
-from ringcoll.schedule import Move
+from ringcoll.draw.plan import Plan
+from ringcoll.phases import Carries, Phase
+from ringcoll.schedule import Move, digits
 
 _MOST = 4  # names in a list before it is shortened
 _LETTERS = "ijklmnopqstuvwxyz"
@@ -32,26 +33,23 @@ class Names:
         """The rank r + offset, said as r - so much with a sign of -1."""
         if not self._by_digit:
             return _plus("r", offset, sign, self.shape)
-        return self._digits([{digit} for digit in self._cut(offset)], sign)
+        return self._digits([{digit} for digit in digits(offset, self.shape)], sign)
 
     def listed(self, offsets: Sequence[int], sign: int = 1) -> str:
         """Several of them; all that differ along an axis in a word: (*, j)."""
         if self._by_digit:
-            sets = [set(digits) for digits in zip(*map(self._cut, offsets), strict=True)]
+            every = [digits(offset, self.shape) for offset in offsets]
+            sets = [set(along) for along in zip(*every, strict=True)]
             whole = all(len(s) in (1, n) for s, n in zip(sets, self.shape, strict=True))
             if whole and prod(map(len, sets)) == len(offsets):
                 return self._digits(sets, sign)
         return _listed([self.of(offset, sign) for offset in offsets])
 
-    def _cut(self, offset: int) -> list[int]:
-        strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        return [offset // s % n for s, n in zip(strides, self.shape, strict=True)]
-
     def _digits(self, sets: Sequence[set[int]], sign: int) -> str:
         """Along each axis, one digit or all."""
         said = [
-            "*" if len(digits) == n > 1 else _plus(letter, min(digits), sign, (n,))
-            for letter, digits, n in zip(_LETTERS, sets, self.shape, strict=False)
+            "*" if len(some) == n > 1 else _plus(letter, min(some), sign, (n,))
+            for letter, some, n in zip(_LETTERS, sets, self.shape, strict=False)
         ]
         return f"({', '.join(said)})"
 

@@ -30,7 +30,9 @@ _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("--topology", default="v5e:4x2", help="kind:size (default: %(default)s)")
+    parser.add_argument(
+        "--topology", default="v5e:4x2", metavar="KIND:SIZE", help="chips (default: %(default)s)"
+    )
     parser.add_argument(
         "--mesh",
         type=axes,
@@ -39,13 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="axes of the mesh (default: one axis x)",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--example", choices=examples.NAMES)
-    what.add_argument("--function", type=arguments.function, metavar="MODULE:FUNCTION")
+    known = ", ".join(examples.NAMES)
+    what.add_argument("--example", choices=examples.NAMES, metavar="EXAMPLE", help=known)
+    what.add_argument(
+        "--function",
+        type=arguments.function,
+        metavar="MODULE:FUNCTION",
+        help="a program of one's own",
+    )
+    shape = "x".join(map(str, examples.SIZES))
     parser.add_argument(
-        "--sizes",
-        type=_sizes,
-        default=examples.SIZES,
-        metavar="M,K,F",
+        "--shape",
+        type=_three,
+        default=shape,
+        metavar="MxKxF",
         help="of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
     )
     parser.add_argument(
@@ -109,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def _reported(args: argparse.Namespace, mesh: Mesh, name: str | None) -> tuple[Program, Report]:
     """An example, or the function that was given, compiled and read."""
     if name:
-        function, operands = examples.example(name, mesh, args.sizes)
+        function, operands = examples.example(name, mesh, args.shape)
     else:
         function, operands = args.function(mesh)
     options = dict(args.option)
@@ -126,8 +135,11 @@ def axes(text: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in (part.partition("=") for part in text.split(","))}
 
 
-def _sizes(text: str) -> tuple[int, int, int]:
-    m, k, f = map(int, text.split(","))
+def _three(text: str) -> tuple[int, int, int]:
+    sizes = arguments.shape(text)
+    if len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of three sizes; write MxKxF")
+    m, k, f = sizes
     return m, k, f
 
 

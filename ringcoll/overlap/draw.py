@@ -1,9 +1,9 @@
 """Timelines as a picture: compute above the wire."""
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
 
+from ringcoll.figure import Path, figure, save
 from ringcoll.overlap.timeline import Segment
 
 #: Row of the picture (1 above, 0 below), colour, and what the legend says.
@@ -16,7 +16,7 @@ _LOOKS = {
 }
 
 
-def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: str | PathLike[str]) -> None:
+def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: Path) -> None:
     """Draw timelines, one above the other, on one axis of time.
 
     Args:
@@ -26,20 +26,14 @@ def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: str | PathLik
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"draw({str(path)!r}) needs matplotlib: pip install 'ringcoll[bench]'"
-        ) from error
-    figure: Any = Figure(figsize=(11, 0.9 + 1.7 * len(timelines)), layout="constrained")
-    panels = figure.subplots(len(timelines), sharex=True, squeeze=False)[:, 0]
+    made = figure("draw", path, (11, 0.9 + 1.7 * len(timelines)))
+    panels = made.subplots(len(timelines), sharex=True, squeeze=False)[:, 0]
     for axes, (title, segments) in zip(panels, timelines, strict=True):
         _panel(axes, title, segments)
     axes.set_xlabel("microseconds")
     shown = [axes.get_legend_handles_labels() for axes in panels]
     legend = {label: bar for bars, labels in shown for bar, label in zip(bars, labels, strict=True)}
-    figure.legend(
+    made.legend(
         legend.values(),
         legend.keys(),
         loc="outside lower center",
@@ -47,7 +41,7 @@ def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: str | PathLik
         fontsize="small",
         frameon=False,
     )
-    figure.savefig(path, dpi=150)
+    save(made, path)
 
 
 def _panel(axes: Any, title: str, segments: Sequence[Segment]) -> None:
