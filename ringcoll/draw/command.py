@@ -10,25 +10,27 @@
 
 import argparse
 import shutil
-from inspect import signature
 from pathlib import Path
 
 from ringcoll import arguments
-from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm
+from ringcoll.algorithms import ALIASES, COLLECTIVES
 from ringcoll.draw.page import as_page
-from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.plan import plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("collective", choices=(*ALIASES, *COLLECTIVES), metavar="COLLECTIVE")
+    choices = (*ALIASES, *COLLECTIVES)
+    parser.add_argument(
+        "collective", choices=choices, metavar="COLLECTIVE", help=", ".join(choices)
+    )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--algorithm", metavar="NAME", help="one of ringcoll.algorithms")
+    which.add_argument("--algorithm", metavar="NAME", help="one that `explain` lists")
     which.add_argument(
         "--function",
-        type=arguments.function,
+        type=arguments.algorithm,
         metavar="MODULE:FUNCTION",
         help="a schedule of one's own",
     )
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw; returns the exit status."""
     try:
-        made = _plan(args)
+        made = plan(args.collective, args.algorithm or args.function, args.shape)
         if args.round is not None and not args.svg:
             raise ValueError("--round: is of a picture: give --svg too")
         if args.svg:
@@ -58,15 +60,3 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         args.error(str(error))
     return 0
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    algorithm: Algorithm = args.algorithm or args.function
-    if args.function:
-        try:
-            signature(args.function).bind(*args.shape)
-        except TypeError as error:
-            raise ValueError(
-                f"--function: called with {args.shape}, the sizes of the axes: {error}"
-            ) from error
-    return plan(args.collective, algorithm, args.shape)

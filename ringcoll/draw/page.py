@@ -31,7 +31,7 @@ def as_page(plan: Plan) -> str:
     picture = Picture(plan)
     template = Template(files("ringcoll.draw").joinpath("page.html").read_text(encoding="utf-8"))
     code = source(plan.function) if plan.function else ""
-    summary, *prose = paragraphs(plan.function) if plan.function else [""]
+    summary, *prose = (paragraphs(plan.function) if plan.function else []) or [""]
     paid = plan.price(plan.shape)
     return template.substitute(
         title=escape(plan.title),
