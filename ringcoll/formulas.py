@@ -89,8 +89,9 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
     where = {formula.where for formula, _ in found} - {""}
     if len(where) > 1:  # what holds for all of them
         twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
-        of_twos = closed_form(twos, adding)
-        return of_twos and of_twos._replace(where=_TWOS)
+        return closed_form(twos, adding)
+    if not any(n & (n - 1) for n in prices):
+        where = {_TWOS}
     return Formula(_sum((formula.text, unit) for formula, unit in found), *where)
 
 

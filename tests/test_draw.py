@@ -239,6 +239,13 @@ def test_the_page_of_any_function(name, tmp_path):
     assert strange.count("<script>") == 1
 
 
+def test_the_page_prices_what_makes_such_a_torus():
+    flat, deep = (as_page(plan("psum", "ring", shape)) for shape in ((4, 2, 1), (2, 2, 2)))
+    assert '<th scope="row">v5e' in flat
+    assert "v5e" not in deep
+    assert '<th scope="row">v5p' in deep
+
+
 def test_a_round_in_which_nothing_is_sent():
     pause = Schedule((3,), ((), *ring(3).rounds))
     assert "round 1 of 3, all-gather: every rank r sends nothing\n" in as_text(

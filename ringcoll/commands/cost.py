@@ -1,7 +1,7 @@
 """The modelled time of a collective by every algorithm, its formula, and which wins at what size.
 
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
-    python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256,16x16,256x256,32x32x64
+    python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
 
@@ -17,15 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringcoll import arguments
 from ringcoll.algorithms import ALIASES, COLLECTIVES, Algorithm, names
-from ringcoll.arguments import function, size
 from ringcoll.commands import machine
 from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import Line, plot
 from ringcoll.cost import Range, fastest
 from ringcoll.formulas import at, closed_form
 from ringcoll.pricing import price
-from ringcoll.schedule import ScheduleError
 from ringcoll.text import aligned, bytes_in_words, seconds_in_words
 
 #: Over which it is said who wins.
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", metavar="LIST", help="only these, by name")
     add(
         "--function",
-        type=function,
+        type=arguments.algorithm,
         metavar="MODULE:FUNCTION",
         help="beside them, from the sizes of the axes to a Schedule",
     )
@@ -69,9 +68,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         algorithms = _chosen(args, collective)
         rows = [_priced(m, collective, algorithms, refused) for m in machine.machines(args)]
+        if not any(row.seconds for row in rows):
+            raise ValueError("; ".join(refused))
     except ValueError as error:
-        print(f"cost: error: {error}", file=sys.stderr)
-        return 2
+        return _error(error)
     forms = _forms(collective, algorithms, [row.machine for row in rows])
     print(*machine.described(args), sep="\n")
     for nbytes in args.bytes:
@@ -80,16 +80,25 @@ def run(args: argparse.Namespace) -> int:
         table = _one(rows[0], forms, nbytes) if of_one else _all(rows, algorithms, forms, nbytes)
         print(*table, sep="\n")
     print(f"\nfastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}")
-    print(*aligned([(row.machine.name, _in_words(_ranges(row))) for row in rows], left=2), sep="\n")
+    winners = [(row.machine.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
+    print(*aligned(winners, left=2), sep="\n")
     for why in refused:
         print(f"- {why}")
     if args.plot:
-        _plot(args, rows)
+        try:
+            _plot(args, rows)
+        except (ValueError, OSError, ModuleNotFoundError) as error:  # no such format, no such place
+            return _error(f"--plot {args.plot}: {error}")
     return 0
 
 
+def _error(why: object) -> int:
+    print(f"cost: error: {why}", file=sys.stderr)
+    return 2
+
+
 def _sizes(text: str) -> list[int]:
-    return [size(one) for one in text.split(",")]
+    return [arguments.size(one) for one in text.split(",")]
 
 
 def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
@@ -105,7 +114,8 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
             raise ValueError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
         chosen[name] = name
     if args.function:
-        chosen[args.function.__name__] = args.function
+        own = args.function.__name__
+        chosen[own if own not in chosen else f"{own} (--function)"] = args.function
     return chosen
 
 
@@ -116,7 +126,7 @@ def _priced(
     for name, algorithm in algorithms.items():
         try:
             row.seconds[name] = m.seconds(collective, algorithm)
-        except ScheduleError as error:
+        except ValueError as error:
             refused[f"{name}: {error}"] = None
             continue
         if m.outer is None:
@@ -139,7 +149,7 @@ def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine])
         for n in SAMPLES:
             try:
                 paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-            except ScheduleError:
+            except ValueError:  # there is none, or one's own is of other numbers only
                 continue
         if form := closed_form(paid, model.gamma > 0):
             found[name] = str(form)
