@@ -66,7 +66,6 @@ def collectives() -> None:
         "ppermute": lambda lib, x: lib.ppermute(x, "x", [(r, (r + 1) % 4) for r in range(4)]),
     }
     x = np.array([[10 * rank + i for i in range(4)] for rank in range(4)], np.int32)
-    x = np.array([[10 * rank + i for i in range(4)] for rank in range(4)], np.int32)
     print("\nranks 0 to 3 pass", *x.tolist())
     rows = []
     for name, call in calls.items():
