@@ -260,6 +260,6 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
             raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
         stage.check()
     if prod(stage.size for stage in stages) != prod(shape):
-        sizes = " x ".join(str(stage.size) for stage in stages)
+        sizes = " x ".join(str(stage.size) for stage in stages) or "no"
         raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
     return made

@@ -1,12 +1,14 @@
-"""What several commands take as arguments: a collective, sizes, axes, a function by its name."""
+"""What several commands take as arguments: a collective, numbers, axes, a function by its name."""
 
 import argparse
 import importlib
-from collections.abc import Callable, Sequence
-from inspect import signature
+import traceback
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from ringcoll.algorithms import ALIASES, COLLECTIVES
+from ringcoll.schedule import ScheduleError
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -44,6 +46,32 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
+def count(text: str) -> int:
+    """A number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time, of "3e-6".
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or below 0.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; write 3e-6, or 0")
+    return number
+
+
 def function(text: str) -> Callable[..., Any]:
     """What "module:function" names.
 
@@ -57,15 +85,31 @@ def function(text: str) -> Callable[..., Any]:
         raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error
 
 
-def check_call(function: Callable[..., Any], shape: Sequence[int]) -> None:
-    """See that --function can be called with the sizes of the axes.
+def algorithm(text: str) -> Callable[..., Any]:
+    """What "module:function" names, called by the name given here, and what it raises in words.
 
     Raises:
-        ValueError: it cannot.
+        argparse.ArgumentTypeError: there is none.
     """
-    try:
-        signature(function).bind(*shape)
-    except TypeError as error:
-        raise ValueError(
-            f"--function: called with {tuple(shape)}, the sizes of the axes: {error}"
-        ) from error
+    made = function(text)
+    if not callable(made):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a {type(made).__name__}; name a function from the sizes of the axes "
+            "to a Schedule"
+        )
+
+    @wraps(made)
+    def called(*shape: int) -> Any:
+        try:
+            return made(*shape)
+        except ScheduleError:  # says all
+            raise
+        except Exception as error:
+            *_, last = traceback.extract_tb(error.__traceback__)
+            raise ValueError(
+                f"--function {text}: called with {shape}, the sizes of the axes: "
+                f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+            ) from error
+
+    called.__name__ = text.partition(":")[2]
+    return called

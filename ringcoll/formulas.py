@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ringcoll.algorithms import Algorithm
 from ringcoll.pricing import Price, price
-from ringcoll.schedule import ScheduleError
 
 
 class Formula(NamedTuple):
@@ -60,7 +59,7 @@ def prices(collective: str, algorithm: Algorithm, on_a_ring: bool = False) -> di
     for n in _RANKS[on_a_ring:]:
         try:
             paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-        except ScheduleError:
+        except ValueError:  # there is none, or one's own is of other numbers only
             continue
     return paid
 
@@ -104,8 +103,9 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
     where = {formula.where for formula, _ in found} - {""}
     if len(where) > 1:  # what holds for all of them
         twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
-        of_twos = closed_form(twos, adding)
-        return of_twos and of_twos._replace(where=_TWOS)
+        return closed_form(twos, adding)
+    if not any(n & (n - 1) for n in prices):
+        where = {_TWOS}
     return Formula(_sum((formula.text, unit) for formula, unit in found), *where)
 
 

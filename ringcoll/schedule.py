@@ -27,6 +27,7 @@ from typing import TypeVar
 import numpy as np
 
 Ranks = TypeVar("Ranks", int, np.ndarray)
+_WHOLE = (int, np.integer)
 
 
 class ScheduleError(ValueError):
@@ -130,6 +131,8 @@ class Schedule:
             raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
         for number, move in self.numbered_moves():
             where = f"round {number}: "
+            if wrong := [x for x in (move.shift, *move.offsets) if not isinstance(x, _WHOLE)]:
+                raise ScheduleError(where + f"{wrong[0]!r} is no whole number")
             if not 0 <= move.axis < len(self.shape):
                 raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")
             if not 0 <= move.lane < self.lanes:

@@ -1,6 +1,8 @@
 """`python -m ringcoll cost`: times, formulas and crossovers against the model, by brute force."""
 
 import argparse
+import re
+from functools import partial
 from math import prod
 
 import pytest
@@ -163,17 +165,63 @@ def test_hosts(capsys):
     ("arguments", "complaint"),
     [
         ("all_gather --algorithm rign", "--algorithm rign: all_gather has ring, bidirectional"),
-        ("all_gather --ranks 8 --network 4x4", "--network (4, 4) is not of 8 ranks"),
+        ("all_gather --ranks 8 --network 4x4", "--network 4x4 is not of 8 ranks"),
         ("all_gather --ranks 12 --local 8", "--local 8 of 12 ranks: they do not divide"),
-        ("all_gather --ranks 8 --local 4 --network torus", "they are a switch each"),
+        ("all_gather --ranks 8 --local 4 --network torus", "hosts are a switch each"),
+        ("all_gather --ranks 8 --outer h200", "--outer: is between hosts: give --local"),
+        ("all_gather --ranks 2x2x2", "a torus of 2x2x2: v5e has links along 2 axes; give another"),
+        ("all_gather --algorithm recursive_doubling --ranks 3", "a power of two, got 3 ranks"),
+        ("all_gather --ranks 4 --plot /none/such.svg", "--plot /none/such.svg: [Errno 2] No such"),
+        ("all_gather --ranks 4 --plot times.xyz", "--plot times.xyz: Format 'xyz' is not"),
         ("all_gather --ranks 8 --network 2..8x4", "'2..8x4' is no shape"),
-        ("all_gather -n 4,4x2 --function test_draw:my_star", "called with (4, 2), the sizes"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
     with pytest.raises(SystemExit):
         main(["cost", *arguments.split()])
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--alpha -1", "argument --alpha: '-1' is no number of seconds; write 3e-6, or 0"),
+        ("--outer-beta nan", "argument --outer-beta: 'nan' is no number of seconds"),
+        ("--gamma fast", "argument --gamma: 'fast' is no number of seconds"),
+        ("--local 0", "argument --local: '0' is no number above 0"),
+        ("--local -2", "argument --local: '-2' is no number above 0"),
+        ("--network 2..4", "argument --network: '2..4' is no shape"),
+        ("--function ringcoll.cost:DEVICES", "is a mappingproxy; name a function"),
+    ],
+)
+def test_what_is_no_number_is_refused(capsys, arguments, complaint):
+    with pytest.raises(SystemExit, match="2"):
+        main(["cost", "all_gather", *arguments.split()])
+    assert complaint in capsys.readouterr().err
+
+
+def of_eight(n):
+    if n != 8:
+        raise KeyError(n)
+    return ring(n)
+
+
+given, recursive_doubling = partial(ring, direction=-1), of_eight
+
+
+def test_functions_of_some_numbers_only(capsys):
+    own = f"--algorithm ring,recursive_doubling --function {__name__}"
+    said = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
+    assert re.search(r"^3 .* - +- +2 alpha", said, re.M)
+    assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in said
+    assert "sizes of the axes: KeyError: 3 (" in said
+    said = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
+                "--function", f"{__name__}:given")  # fmt: skip
+    assert "given               (n-1) alpha + (n-1)/n B beta" in said
+    said = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
+    assert "recursive_doubling (--function)  " in said  # beside the library's
+    said = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
+    assert "\n3  -\n4  recursive_doubling\n" in said
 
 
 @pytest.mark.parametrize(

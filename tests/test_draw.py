@@ -1,7 +1,9 @@
 """Drawing: what is drawn is what happens, proved on symbols; words and text of it."""
 
 import re
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 import pytest
@@ -9,7 +11,7 @@ from support import SIZES, runnable
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
-from ringcoll.draw import as_text, frames, plan
+from ringcoll.draw import as_page, as_text, frames, plan
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.words import parts, sentence
 from ringcoll.phases import Carries, Phase
@@ -206,8 +208,58 @@ def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert page.count('class="frame"') == 4
 
 
+def odd_words(n):
+    """It makes <script>alert("x")</script> & rings."""
+    said = "<script>alert('x')</script>", "$title"  # & </pre>
+    return ring(n) if said else None
+
+
+def untold(n):
+    return ring(n)
+
+
+class Made:
+    def __call__(self, n):
+        return ring(n)
+
+
+made_by_an_object, given_a_direction = Made(), partial(ring, direction=-1)
+
+
+@pytest.mark.parametrize("name", ["untold", "made_by_an_object", "given_a_direction", "odd_words"])
+def test_the_page_of_any_function(name, tmp_path):
+    html = tmp_path / "a.html"
+    arguments = ["--function", f"{__name__}:{name}", "-n", "3", "--html", str(html)]
+    assert main(["draw", "all_gather", *arguments]) == 0
+    page = html.read_text(encoding="utf-8")
+    assert page.count("<script>") == page.count("</script>") == 1  # its own
+    assert f"<i>by</i> {name} <i>" in page
+    assert "partial" not in page
+    assert ("neighbour" in page) == (name == "given_a_direction")  # what `ring` says
+    strange = as_page(replace(plan("psum", "ring", (3,)), algorithm='<script>"'))
+    assert strange.count("<script>") == 1
+
+
+def test_the_page_prices_what_makes_such_a_torus():
+    flat, deep = (as_page(plan("psum", "ring", shape)) for shape in ((4, 2, 1), (2, 2, 2)))
+    assert '<th scope="row">v5e' in flat
+    assert "v5e" not in deep
+    assert '<th scope="row">v5p' in deep
+
+
+def test_a_round_in_which_nothing_is_sent():
+    pause = Schedule((3,), ((), *ring(3).rounds))
+    assert "round 1 of 3, all-gather: every rank r sends nothing\n" in as_text(
+        plan("all_gather", pause, (3,))
+    )
+
+
 def nothing(n):
     """No schedule."""
+
+
+def raises(n):
+    return {}[n]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +277,8 @@ def nothing(n):
         ("psum --algorithm ring", "arguments are required: -n/--ranks"),
         ("psum --function math:none_such -n 4", "'math:none_such' is no module:function"),
         ("psum --function test_draw:my_star -n 4x2", "called with (4, 2), the sizes"),
+        ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
+        ("psum --function test_draw:SHAPES -n 4", "'test_draw:SHAPES' is a list; name a function"),
         ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
         ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),

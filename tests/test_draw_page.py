@@ -113,6 +113,9 @@ def test_play_reaches_the_end_and_can_be_paused(opened):
     page.click("#play")  # from the end, again from the start
     assert shown(page) == 0
     assert page.get_attribute("#play", "aria-label") == "Pause"
+    assert shown(opened("ring", hash="#round=2.5")) == 2
+    assert shown(opened("ring", hash="#round=nine")) == 0
+    assert shown(opened("ring", hash="#round=-3")) == 0
     page.keyboard.press("Space")  # pressed on the button, which has the focus
     assert page.get_attribute("#play", "aria-pressed") == "false"
 

@@ -234,3 +234,19 @@ def test_the_command_refuses_in_words(capsys):
         with pytest.raises(SystemExit):
             command_line.main(argv)
     assert "'math:none_such' is no module:function" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--shape 512x512", "'512x512' is not of three sizes"),
+        ("--shape 0x0x0", "'0x0x0' is no shape"),
+        ("--mesh x", "'x' is no mesh; write x=4,y=2"),
+        ("--constant link=0", "'link=0': '0' is no number above 0"),
+        ("--constant link=fast", "'fast' is no number above 0"),
+    ],
+)
+def test_what_is_no_number_is_refused(capsys, arguments, complaint):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["overlap", "--example", "ring_matmul", *arguments.split()])
+    assert complaint in capsys.readouterr().err

@@ -59,6 +59,8 @@ BROKEN = [
     (one(Move(1, (0,), lane=-1)), "round 1: lane -1, but there are 1 lanes"),
     (one(RING[0], Move(1, (4,))), "round 2: offset 4 is not in 0..3"),
     (one(RING[0], Move(1, (-1,))), "round 2: offset -1 is not in 0..3"),
+    (one(Move(1.0, (0,))), "round 1: 1.0 is no whole number"),
+    (one(RING[0], Move(1, (1.0,))), "round 2: 1.0 is no whole number"),
     (one(Move(4, (0,))), "round 1: shift 4 sends to oneself"),
     (one(Move(2, (0,), axis=1), shape=(4, 2)), "round 1: shift 2 sends to oneself"),
     (one(Move(1, ())), "round 1: a move of shift 1 sends nothing"),

@@ -34,7 +34,7 @@ WORDS = {
         "A[I, J_X] B[J_X, K] -> C[I_X, K]: numpy = jit = lax = ringcoll, exactly",
         "180 + 180 = 360",
     ),
-    "mesh_chooser": ("8.03 G weights", "does not fit into 16 GB", "heads 32 by 64", "--fsdp"),
+    "mesh_chooser": ("8.03 G weights", "does not fit into 16 GB", "kv-heads 8 by 16", "--fsdp"),
     "profiling": ("ringcoll.psum(ring)/reduce_scatter/round 7", "ui.perfetto.dev"),
     "resharding": ("a permutation: numpy = jit = ringcoll = device_put, exactly", "all-to-all"),
     "strategies": ("2-D: loss 145.111, and gradients: alone = jit = ringcoll, exactly", "14392"),

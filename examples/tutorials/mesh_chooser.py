@@ -109,10 +109,12 @@ class Transformer:
         cuts = [("batch", of.batch, data)]
         cuts += [
             (name, vars(of)[name], model)
-            for name in ("heads", "features", "vocabulary", "sequence")
+            for name in ("heads", "kv_heads", "features", "vocabulary", "sequence")
         ]
         cuts += [("width", of.width, data)] if of.fsdp else []
-        return ", ".join(f"{what} {size} by {n}" for what, size, n in cuts if size % n)
+        return ", ".join(
+            f"{what.replace('_', '-')} {size} by {n}" for what, size, n in cuts if size % n
+        )
 
 
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -167,8 +169,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     show(f"Modelled: {what}, {over}", (*heads, ""), table)
     if any(not unfit for unfit, _, _ in rows):
         print("the quickest that fits:", rows[0][2][0])
+    elif rows:
+        cure = "" if args.fsdp else "shard the weights over data too (--fsdp), or "
+        print(f"none fits: {cure}take more devices")
     else:
-        print("none fits: shard the weights over data too (--fsdp), or take more devices")
+        print("none divides: take another number of devices, or another batch")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The modelled time of a collective by every algorithm, its formula, and which wins at what size.
 
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
-    python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256,16x16,256x256,32x32x64
+    python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
 
@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringcoll import arguments
 from ringcoll.algorithms import Algorithm, in_lax, names
-from ringcoll.arguments import add_collective, check_call, function, size
 from ringcoll.commands import machine
 from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import Line, plot
 from ringcoll.cost import Range, fastest
 from ringcoll.formulas import at, closed_form, prices
 from ringcoll.pricing import price
-from ringcoll.schedule import ScheduleError
 from ringcoll.text import aligned, bytes_in_words, seconds_in_words
 
 #: Over which it is said who wins.
@@ -44,12 +43,12 @@ class Priced(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    add_collective(parser)
+    arguments.add_collective(parser)
     add("--bytes", type=_sizes, default="64M", metavar="LIST", help="B; a table each (64M)")
     add("--algorithm", metavar="LIST", help="only these, by name")
     add(
         "--function",
-        type=function,
+        type=arguments.algorithm,
         metavar="MODULE:FUNCTION",
         help="beside them, from the sizes of the axes to a Schedule",
     )
@@ -62,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
-        algorithms, machines = _chosen(args, collective), machine.machines(args)
-        for m in machines if args.function else ():
-            check_call(args.function, m.shape)
-        rows = [_priced(m, collective, algorithms, refused) for m in machines]
+        algorithms = _chosen(args, collective)
+        rows = [_priced(m, collective, algorithms, refused) for m in machine.machines(args)]
+        if not any(row.seconds for row in rows):
+            raise ValueError("; ".join(refused))
     except ValueError as error:
         args.error(str(error))
-    forms = _forms(collective, algorithms, machines)
+    forms = _forms(collective, algorithms, [row.machine for row in rows])
     print(*machine.described(args), sep="\n")
     for nbytes in args.bytes:
         print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
@@ -76,16 +75,20 @@ def run(args: argparse.Namespace) -> int:
         table = _one(rows[0], forms, nbytes) if of_one else _all(rows, algorithms, forms, nbytes)
         print(*table, sep="\n")
     print(f"\nfastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}")
-    print(*aligned([(row.machine.name, _in_words(_ranges(row))) for row in rows], left=2), sep="\n")
+    winners = [(row.machine.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
+    print(*aligned(winners, left=2), sep="\n")
     for why in refused:
         print(f"- {why}")
     if args.plot:
-        _plot(args, rows)
+        try:
+            _plot(args, rows)
+        except (ValueError, OSError, ModuleNotFoundError) as error:  # no such format, no such place
+            args.error(f"--plot {args.plot}: {error}")
     return 0
 
 
 def _sizes(text: str) -> list[int]:
-    return [size(one) for one in text.split(",")]
+    return [arguments.size(one) for one in text.split(",")]
 
 
 def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
@@ -101,7 +104,8 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
             raise ValueError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
         chosen[name] = name
     if args.function:
-        chosen[args.function.__name__] = args.function
+        own = args.function.__name__
+        chosen[own if own not in chosen else f"{own} (--function)"] = args.function
     return chosen
 
 
@@ -112,7 +116,7 @@ def _priced(
     for name, algorithm in algorithms.items():
         try:
             row.seconds[name] = m.seconds(collective, algorithm)
-        except ScheduleError as error:
+        except ValueError as error:
             refused[f"{name}: {error}"] = None
             continue
         if m.outer is None:

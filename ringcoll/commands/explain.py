@@ -92,7 +92,7 @@ def whole(name: str) -> Iterator[str]:
         yield f"At n = {SHOWN}, a line a round; every move as (shift, offsets):"
         yield from (f"  {line}" for line in _rounds(served[0], name))
         yield ""
-        yield f"Seconds, of B bytes of the full vector, and at n = {SHOWN}:"
+        yield f"Seconds, of B bytes of the full vector (on a ring, of n > 2), and at n = {SHOWN}:"
         rows = [row for collective in served for row in _prices(collective, name)]
         yield from (f"  {line}" for line in aligned(rows, left=4))
         yield ""

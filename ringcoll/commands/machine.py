@@ -14,6 +14,7 @@ from ringcoll.text import seconds_in_words
 
 MODELS = {**DEVICES, **SWITCHES}
 _CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
+OUTER = "ethernet100"
 Shape = tuple[int, ...]
 #: Seconds of so many bytes of the full vector.
 Seconds = Callable[[float], float]
@@ -81,17 +82,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "order (default: torus of a TPU, switch of others)",
     )
     for name, what in _CONSTANTS.items():
-        add(f"--{name}", type=float, metavar="SECONDS", help=f"{what}, in place of the device's")
+        add(
+            f"--{name}",
+            type=arguments.seconds,
+            metavar="SECONDS",
+            help=f"{what}, in place of the device's",
+        )
     add(
         "--local",
-        type=int,
+        type=arguments.count,
         metavar="N",
         help="the ranks are on hosts of N each, in order, and share the port of their host to the "
         "--outer network; within a host is a switch",
     )
-    add("--outer", choices=MODELS, default="ethernet100", metavar="NAME", help="(ethernet100)")
+    add("--outer", choices=MODELS, metavar="NAME", help="the network between hosts (ethernet100)")
     for name in ("alpha", "beta"):
-        add(f"--outer-{name}", type=float, metavar="SECONDS", help="the same of the outer network")
+        add(
+            f"--outer-{name}",
+            type=arguments.seconds,
+            metavar="SECONDS",
+            help="the same of the outer network",
+        )
 
 
 def machines(args: argparse.Namespace) -> list[Machine]:
@@ -101,6 +112,8 @@ def machines(args: argparse.Namespace) -> list[Machine]:
         ValueError: they do not fit the network or the hosts.
     """
     model = _changed(MODELS[args.device], args, "")
+    if not args.local and (args.outer, args.outer_alpha, args.outer_beta) != (None, None, None):
+        raise ValueError("--outer: is between hosts: give --local, the ranks on each, too")
     made = []
     for shape in args.ranks:
         wanted = args.network or ("torus" if model.axes and not args.local else "switch")
@@ -108,12 +121,19 @@ def machines(args: argparse.Namespace) -> list[Machine]:
         machine = Machine(shape, model, network)
         if args.local:
             if network or machine.ranks % args.local:
-                why = "they are a switch each" if network else "they do not divide"
+                why = "hosts are a switch each" if network else "they do not divide"
                 raise ValueError(f"--local {args.local} of {machine.name} ranks: {why}")
-            outer = _changed(MODELS[args.outer], args, "outer_")
+            outer = _outer(args)
             machine = replace(machine, outer=outer, local=args.local)
         elif network and prod(network) != machine.ranks:
-            raise ValueError(f"--network {args.network} is not of {machine.name} ranks")
+            name = "x".join(map(str, network))
+            raise ValueError(f"--network {name} is not of {machine.name} ranks")
+        elif 0 < model.axes < sum(n > 1 for n in network or ()):
+            name = "x".join(map(str, network or ()))
+            raise ValueError(
+                f"a torus of {name}: {args.device} has links along {model.axes} axes; give "
+                "another --device, or in --network the torus that the ranks are on"
+            )
         made.append(machine)
     return made
 
@@ -123,8 +143,8 @@ def described(args: argparse.Namespace) -> Iterator[str]:
     model = _changed(MODELS[args.device], args, "")
     yield f"modelled on {args.device}: {_constants(model)}"
     if args.local:
-        outer = _changed(MODELS[args.outer], args, "outer_")
-        yield f"hosts of {args.local} ranks that share a port, {args.outer}: {_constants(outer)}"
+        name = args.outer or OUTER
+        yield f"hosts of {args.local} ranks that share a port, {name}: {_constants(_outer(args))}"
 
 
 def _constants(model: Model) -> str:
@@ -132,6 +152,10 @@ def _constants(model: Model) -> str:
     for name, second in (("beta", model.beta), ("gamma", model.gamma)):
         said += f", {name} 1/({1e-9 / second:.4g} GB/s)" if second else f", {name} 0"
     return said
+
+
+def _outer(args: argparse.Namespace) -> Model:
+    return _changed(MODELS[args.outer or OUTER], args, "outer_")
 
 
 def _changed(model: Model, args: argparse.Namespace, prefix: str) -> Model:
@@ -149,7 +173,11 @@ def shapes(text: str) -> list[Shape]:
 
 
 def network(text: str) -> str | Shape:
-    """A torus of a shape, or one of two names."""
+    """A torus of a shape, or one of two names.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
     if text in ("switch", "torus"):
         return text
     return arguments.shape(text)

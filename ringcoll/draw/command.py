@@ -13,9 +13,8 @@ import shutil
 from pathlib import Path
 
 from ringcoll import arguments
-from ringcoll.algorithms import Algorithm
 from ringcoll.draw.page import as_page
-from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.plan import plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 
@@ -24,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     arguments.add_collective(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--algorithm", metavar="NAME", help="as `explain` lists them")
+    which.add_argument("--algorithm", metavar="NAME", help="one that `explain` lists")
     which.add_argument(
         "--function",
-        type=arguments.function,
+        type=arguments.algorithm,
         metavar="MODULE:FUNCTION",
         help="a schedule of one's own",
     )
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw; returns the exit status."""
     try:
-        made = _plan(args)
+        made = plan(args.collective, args.algorithm or args.function, args.ranks)
         if args.round is not None and not args.svg:
             raise ValueError("--round: is of a picture: give --svg too")
         if args.svg:
@@ -59,10 +58,3 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         args.error(str(error))
     return 0
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    algorithm: Algorithm = args.algorithm or args.function
-    if args.function:
-        arguments.check_call(args.function, args.ranks)
-    return plan(args.collective, algorithm, args.ranks)

@@ -31,7 +31,7 @@ def as_page(plan: Plan) -> str:
     picture = Picture(plan)
     template = Template(files("ringcoll.draw").joinpath("page.html").read_text(encoding="utf-8"))
     code = source(plan.function) if plan.function else ""
-    summary, *prose = paragraphs(plan.function) if plan.function else [""]
+    summary, *prose = (paragraphs(plan.function) if plan.function else []) or [""]
     paid = plan.price(plan.shape)
     return template.substitute(
         title=escape(plan.title),
@@ -113,7 +113,10 @@ def _counts(plan: Plan, paid: Price) -> list[list[str]]:
 
 def _devices(plan: Plan, paid: Price) -> list[list[str]]:
     rows = [["Device", "Link, each way", "Modelled time"]]
+    axes = sum(n > 1 for n in plan.shape)
     for name, model in DEVICES.items():
+        if model.axes < axes:  # it makes no such torus
+            continue
         took = seconds(paid, _PAYLOAD / plan.size, model)
         rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
     return rows

@@ -6,6 +6,7 @@ import keyword
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
+from functools import partial
 from html import escape
 from io import StringIO
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 def source(function: Callable[..., Any]) -> str:
     """What was written but the docstring, beneath decorators that only wrap; "" if it is lost."""
     try:
-        code = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        code = textwrap.dedent(inspect.getsource(_written(function)))
         (made,) = ast.parse(code).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return ""
@@ -27,8 +28,15 @@ def source(function: Callable[..., Any]) -> str:
 
 def paragraphs(function: Callable[..., Any]) -> list[str]:
     """Those of its docstring, the first of one line."""
-    said = inspect.getdoc(function) or ""
+    said = inspect.getdoc(_written(function)) or ""
     return [" ".join(part.split()) for part in said.split("\n\n") if part.strip()]
+
+
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is beneath decorators and arguments that are given already."""
+    while isinstance(made := inspect.unwrap(function), partial):
+        function = made.func
+    return made
 
 
 def highlighted(code: str) -> str:

@@ -1,6 +1,7 @@
 """A run as text: after each round what moved, in words, and who holds what, as a table."""
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import groupby
 from textwrap import TextWrapper
 
@@ -106,7 +107,8 @@ def _in_general(plan: Plan, width: int) -> list[str]:
     done = 0
     for phase in plan.phases:
         lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
-        held = 1.0 if phase.carries in (Carries.SHARDS, Carries.VECTORS) else float(plan.size)
+        one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
+        held = Fraction(1 if one else plan.size)
         number = 0
         for rounds in _alike(phase.rounds):
             for moves in rounds:
@@ -142,15 +144,16 @@ def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
     return found if len(found) <= _MOST_RUNS else runs(shifts=False)
 
 
-def _gained(phase: Phase, moves: Sequence[Move]) -> float:
+def _gained(phase: Phase, moves: Sequence[Move]) -> Fraction:
     """What a rank has more after a round: as much comes as goes."""
-    count = sum(len(move.offsets) for move in moves) / phase.schedule.lanes
+    count = Fraction(sum(len(move.offsets) for move in moves), phase.schedule.lanes)
     signs = {Carries.SHARDS: 1, Carries.VECTORS: 1, Carries.SUMS: -1, Carries.BLOCKS: 0}
     return signs[phase.carries] * count
 
 
-def _amount(plan: Plan, phase: Phase, held: float, rounds: int) -> str:
+def _amount(plan: Plan, phase: Phase, held: Fraction, rounds: int) -> str:
+    count = f"{round(float(held), 3):.12g}"  # all digits of a whole number
     if phase.carries is Carries.VECTORS:
-        return f"{held:g} vectors" + (", and adds them" if rounds == len(phase.rounds) else "")
+        return f"{count} vectors" + (", and adds them" if rounds == len(phase.rounds) else "")
     noun = {Carries.SHARDS: "shards", Carries.SUMS: "sums", Carries.BLOCKS: "blocks"}
-    return f"{held:g} of {plan.size} {noun[phase.carries]}"
+    return f"{count} of {plan.size} {noun[phase.carries]}"

@@ -88,7 +88,7 @@ def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
         targets = _listed([_target(phase, move) for move in moves], "each of ")
         made.append(f"to {targets}: {what}")
-    return made
+    return made or ["nothing"]
 
 
 def sentence(plan: Plan, phase: Phase, number: int) -> str:
@@ -103,7 +103,7 @@ def priced(plan: Plan) -> str:
     added = f", adds {paid.additions / n}" if paid.additions else ""
     return (
         f"Each rank: {_counted(paid.rounds, 'round')}, {_counted(paid.messages, 'message')}; "
-        f"sends {_decimal(paid.sent / n)} full vectors{added}."
+        f"sends {_decimal(paid.sent / n)} full vector{'' if paid.sent == n else 's'}{added}."
     )
 
 

@@ -10,8 +10,10 @@ exposed than --max-exposed.
 """
 
 import argparse
+import json
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -79,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="report this one too, and draw it above",
     )
     parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="JSON instead of a table; with --against, a list"
+    )
     parser.add_argument("--max-exposed", type=float, metavar="SHARE", help="such as 0.05")
 
 
@@ -98,21 +102,34 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw; returns the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
-    mesh = topology.mesh(args.topology, **args.mesh)
-    others = [_reported(args, mesh, args.against)[1]] if args.against else []
-    program, made = _reported(args, mesh, args.example)
-    for one in (*others, made):
-        print(one.to_json() if args.json else one)
-    if args.text:
-        with open(args.text, "w", encoding="utf-8") as file:
-            file.write(program.text)
-    if args.draw:
-        first, *below = (*others, made)
-        first.draw(args.draw, *below)
+    try:
+        mesh = topology.mesh(args.topology, **args.mesh)
+        above = [_reported(args, mesh, name) for name in (args.against, args.example) if name]
+    except (ValueError, ModuleNotFoundError) as error:
+        return _error(error)
+    if args.function:  # what it raises is best seen whole
+        above.append(_reported(args, mesh, None))
+    (program, made), reports = above[-1], [one for _, one in above]
+    if args.json and args.against:
+        print(json.dumps([one.to_dict() for one in reports], indent=2))
+    else:
+        print(*(one.to_json() if args.json else one for one in reports), sep="\n")
+    try:
+        if args.text:
+            Path(args.text).write_text(program.text, encoding="utf-8")
+        if args.draw:
+            reports[0].draw(args.draw, *reports[1:])
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        return _error(error)
     if args.max_exposed is not None and made.exposed_share > args.max_exposed:
         print(f"more than {args.max_exposed:.1%} is exposed", file=sys.stderr)
         return 1
     return 0
+
+
+def _error(why: Exception) -> int:
+    print(f"overlap: error: {why}", file=sys.stderr)
+    return 2
 
 
 def _reported(args: argparse.Namespace, mesh: Mesh, name: str | None) -> tuple[Program, Report]:
@@ -131,8 +148,15 @@ def _reported(args: argparse.Namespace, mesh: Mesh, name: str | None) -> tuple[P
 
 
 def axes(text: str) -> dict[str, int]:
-    """The axes of a mesh, major first, of "x=4,y=2"."""
-    return {name: int(size) for name, _, size in (part.partition("=") for part in text.split(","))}
+    """The axes of a mesh, major first, of "x=4,y=2".
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such list.
+    """
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(name and size.isdecimal() and int(size) for name, _, size in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no mesh; write x=4,y=2")
+    return {name: int(size) for name, _, size in parts}
 
 
 def _three(text: str) -> tuple[int, int, int]:
@@ -153,4 +177,10 @@ def _constant(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     if name not in _CONSTANTS:
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CONSTANTS)}")
-    return name, float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is no number above 0")
+    return name, number
