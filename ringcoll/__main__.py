@@ -4,6 +4,7 @@ See `python -m ringcoll -h`, and `python -m ringcoll COMMAND -h`.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_commands(commands, COMMANDS)
     args = parser.parse_args(argv)
-    return args.run(args)
+    try:
+        status = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough: `head`, or a pager that was left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at exit
+        return 1
+    return status
 
 
 if __name__ == "__main__":

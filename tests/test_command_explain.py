@@ -1,6 +1,11 @@
 """`python -m ringcoll explain`: every algorithm says what it is and when to choose it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+from support import HERE
 
 from ringcoll.__main__ import main
 from ringcoll.commands.explain import LISTS, about
@@ -53,3 +58,12 @@ def test_what_is_no_algorithm_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["explain", "rign"])
     assert "choose from" in capsys.readouterr().err
+
+
+def test_who_reads_may_stop():
+    reads, writes = os.pipe()
+    os.close(reads)  # as `head` does that has seen enough
+    command = [sys.executable, "-m", "ringcoll", "explain"]
+    done = subprocess.run(command, cwd=HERE, stdout=writes, stderr=subprocess.PIPE, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, b"")

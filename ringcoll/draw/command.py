@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
             Path(args.svg).write_text(as_svg(made, args.round), encoding="utf-8")
         if args.html:
             Path(args.html).write_text(as_page(made), encoding="utf-8")
-        if not args.svg and not args.html:
-            print(as_text(made, shutil.get_terminal_size().columns))
     except (ValueError, OSError) as error:
         args.error(str(error))
+    if not args.svg and not args.html:
+        print(as_text(made, shutil.get_terminal_size().columns))
     return 0
