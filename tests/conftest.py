@@ -5,7 +5,10 @@ import os
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What runs for a moment is compiled sooner without LLVM's optimisations; processes inherit it.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true"
+)
 
 import jax
 from hypothesis import HealthCheck, settings
