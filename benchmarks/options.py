@@ -94,6 +94,8 @@ def mesh(args: argparse.Namespace) -> Mesh:
     if not 1 <= n <= len(devices):
         cure = f"; set JAX_NUM_CPU_DEVICES={n}" if devices[0].platform == "cpu" and n > 0 else ""
         raise SystemExit(f"-g {n}: there are {len(devices)} devices{cure}")
+    if idle := set(range(jax.process_count())) - {device.process_index for device in devices[:n]}:
+        raise SystemExit(f"-g {n}: leaves processes {sorted(idle)} without a device; give more")
     return Mesh(np.array(devices[:n]), (AXIS,))
 
 
@@ -102,6 +104,7 @@ def described(mesh: Mesh) -> dict[str, Any]:
     device = mesh.devices.flat[0]
     return {
         "devices": mesh.size,
+        "processes": jax.process_count(),
         "platform": device.platform,
         "device_kind": device.device_kind,
         "cores": os.cpu_count(),

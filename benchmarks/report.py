@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks import processes
 from benchmarks.cases import Case
 from benchmarks.model import Fitted
 from benchmarks.row import Quartiles, Row
@@ -24,8 +25,8 @@ FASTER, SLOWER = 0.95, 1.05
 
 
 def console() -> Console:
-    """Standard output, so wide that no table loses a column."""
-    return Console(width=250, highlight=False)
+    """Standard output, so wide that no table loses a column; of several processes, the first's."""
+    return Console(width=250, highlight=False, quiet=not processes.leads())
 
 
 def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]) -> Iterator[T]:
@@ -73,6 +74,7 @@ def print_header(header: Mapping[str, Any]) -> None:
         f"[bold]Measured[/bold] on {header['devices']} x {header['device_kind']} "
         f"({header['platform']}), {header['cores']} cores at load {header['load']}, "
         f"jax {header['jax']}, Python {header['python']}, {header['date']}"
+        + (f", {header['processes']} processes" if header["processes"] > 1 else "")
     )
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import files, options, report
+from benchmarks import files, options, processes, report
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import Point, check, measure, sharing
 from benchmarks.model import fit_rows
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_sizes(parser)
     options.add_datatypes(parser)
     options.add_machine(parser, budget=130)
+    processes.add_arguments(parser)
     add = parser.add_argument
     add("-w", "--warmup_iters", type=int, default=1, metavar="N", help="rounds before (1)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, time, report; 1 if anything was wrong."""
+    processes.start(args)
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
     header = options.described(mesh)
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     fitted, rows = fit_rows(rows)
     report.print_rows(rows)
     report.print_summary(rows, fitted, skipped)
+    if not processes.leads():
+        return report.print_verdict([*checks, *rows])
     if args.json:
         files.write_json(args.json, header, checks, rows, fitted)
     if args.csv:

@@ -1,0 +1,66 @@
+"""Several processes as one machine: how they find each other, and what they agree on.
+
+All run the same program on the same data; where the clock decides, that of the first one does.
+"""
+
+import argparse
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--coordinator, --num-processes and --process-id."""
+    add = parser.add_argument_group(
+        "several processes",
+        "Start the same command in each. Without these flags they are those of Slurm, Kubernetes, "
+        "Open MPI or a TPU pod, where there is one.",
+    ).add_argument
+    add("--coordinator", metavar="HOST:PORT", help="where the first process is to be reached")
+    add("--num-processes", type=int, metavar="N", help="how many there are")
+    add("--process-id", type=int, metavar="I", help="which one this is, from 0")
+
+
+def start(args: argparse.Namespace) -> None:
+    """Join the other processes, if there are any; before a device is asked for.
+
+    Args:
+        args: with those of `add_arguments`.
+    """
+    flags = {
+        "--coordinator": args.coordinator,
+        "--num-processes": args.num_processes,
+        "--process-id": args.process_id,
+    }
+    missing = [flag for flag, value in flags.items() if value is None]
+    if 0 < len(missing) < len(flags):
+        raise SystemExit(f"{', '.join(missing)}: give all of {', '.join(flags)}, or none")
+    if not missing and not 0 <= args.process_id < args.num_processes:
+        raise SystemExit(
+            f"--process-id {args.process_id}: the processes are 0 to {args.num_processes - 1}"
+        )
+    try:
+        jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
+    except (ValueError, RuntimeError):  # nothing here knows of others; or JAX is at work already
+        if not missing:
+            raise
+
+
+def leads() -> bool:
+    """Whether this is the process that prints and writes files."""
+    return jax.process_index() == 0
+
+
+def first_says(value: float) -> float:
+    """The value that the first process has."""
+    if jax.process_count() == 1:
+        return value
+    return multihost_utils.broadcast_one_to_all(np.float32(value)).item()
+
+
+def total(count: int) -> int:
+    """The sum over the processes."""
+    if jax.process_count() == 1:
+        return count
+    return int(multihost_utils.process_allgather(np.int32(count)).sum())
