@@ -75,4 +75,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _seconds(form: Form, n: int, nbytes: int) -> float:
-    return form.machine(n).seconds("psum", form.algorithm)(nbytes)
+    machine = form.machine(n)
+    return machine.seconds(machine.price("psum", form.algorithm))(nbytes)

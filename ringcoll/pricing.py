@@ -8,15 +8,18 @@ Everything is counted in *shards*: 1/n of the full vector, which is the operand 
 `all_gather`, the result of `psum_scatter`, and one block of `all_to_all`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from math import prod
+from typing import TypeVar
 
 from ringcoll.algorithms import Algorithm, build
 from ringcoll.phases import Carries, Phase, phases
 from ringcoll.routing import HostRound, Load, on_hosts, on_torus
 from ringcoll.schedule import Schedule, ScheduleError
+
+Counted = TypeVar("Counted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ def price(
         ValueError: as `algorithms.build`; or the network is of another number of ranks.
     """
     run = _phases(collective, algorithm, shape)
-    return _in_turn(*(_paid(phase, i == 0, network) for i, phase in enumerate(run)))
+    alone = _once(run, lambda schedule: price_backward(schedule, network))
+    return _in_turn(*(_paid(run[i], one, i == 0) for i, one in enumerate(alone)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,16 @@ def price_on_hosts(
         ValueError: as `price`; or the ranks do not divide among the hosts.
     """
     rounds, additions = [], Fraction(0)
-    for phase in _phases(collective, algorithm, shape):
-        for times, *loads in on_hosts(phase.schedule, hosts):
+    run = _phases(collective, algorithm, shape)
+    routed, alone = (
+        _once(run, lambda schedule: on_hosts(schedule, hosts)),
+        _once(run, price_backward),
+    )
+    for phase, kinds, one in zip(run, routed, alone, strict=True):
+        for times, *loads in kinds:
             whole = (Load(startups, _shards(phase) * link) for startups, link in loads)
             rounds.append(HostRound(times, *whole))
-        additions += _paid(phase, False, None).additions
+        additions += _paid(phase, one, False).additions
     return HostsPrice(tuple(rounds), additions)
 
 
@@ -105,13 +114,21 @@ def _phases(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list
     return phases(collective, build(collective, algorithm, tuple(shape)))
 
 
+def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
+    """What is counted of every phase; of a schedule that is run both ways, once."""
+    schedules = {id(phase.schedule): phase.schedule for phase in run}
+    counted = {key: count(schedule) for key, schedule in schedules.items()}
+    return [counted[id(phase.schedule)] for phase in run]
+
+
 def _shards(phase: Phase) -> int:
     """Of the vector, in one of the schedule's own shards."""
     return phase.schedule.size if phase.carries is Carries.VECTORS else 1
 
 
-def _paid(phase: Phase, is_first: bool, network: Sequence[int] | None) -> Price:
-    alone, shards = price_backward(phase.schedule, network), _shards(phase)
+def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
+    """What a phase pays, of what its schedule backward does."""
+    shards = _shards(phase)
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
     raw = alone.sent
     if phase.carries is Carries.SUMS:

@@ -23,7 +23,7 @@ from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import Line, plot
 from ringcoll.cost import Range, fastest
 from ringcoll.formulas import at, closed_form, prices
-from ringcoll.pricing import price
+from ringcoll.pricing import Price
 from ringcoll.text import aligned, bytes_in_words, seconds_in_words
 
 #: Over which it is said who wins.
@@ -115,12 +115,12 @@ def _priced(
     row = Priced(m, {}, {})
     for name, algorithm in algorithms.items():
         try:
-            row.seconds[name] = m.seconds(collective, algorithm)
+            paid = m.price(collective, algorithm)
         except ValueError as error:
             refused[f"{name}: {error}"] = None
             continue
-        if m.outer is None:
-            paid = price(collective, algorithm, m.shape, m.network)
+        row.seconds[name] = m.seconds(paid)
+        if isinstance(paid, Price):
             row.formulas[name] = at(m.ranks, paid, m.model.gamma > 0)
     return row
 

@@ -9,7 +9,7 @@ from math import prod
 from ringcoll import arguments
 from ringcoll.algorithms import Algorithm
 from ringcoll.cost import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
-from ringcoll.pricing import price, price_on_hosts
+from ringcoll.pricing import HostsPrice, Price, price, price_on_hosts
 from ringcoll.text import seconds_in_words
 
 MODELS = {**DEVICES, **SWITCHES}
@@ -46,18 +46,23 @@ class Machine:
         """8, or 4x2."""
         return "x".join(map(str, self.shape))
 
-    def seconds(self, collective: str, algorithm: Algorithm) -> Seconds:
-        """The time that a collective takes here.
+    def price(self, collective: str, algorithm: Algorithm) -> Price | HostsPrice:
+        """What a collective pays here.
 
         Raises:
             ScheduleError: there is no such schedule, or it cannot be routed.
         """
         if self.outer is None:
-            paid = price(collective, algorithm, self.shape, self.network)
-            return lambda size: seconds(paid, size / self.ranks, self.model)
-        inner, outer, hosts = self.model, self.outer, self.ranks // self.local
-        on_hosts = price_on_hosts(collective, algorithm, self.shape, hosts)
-        return lambda size: seconds_on_hosts(on_hosts, size / self.ranks, inner, outer)
+            return price(collective, algorithm, self.shape, self.network)
+        return price_on_hosts(collective, algorithm, self.shape, self.ranks // self.local)
+
+    def seconds(self, paid: Price | HostsPrice) -> Seconds:
+        """The time that such a price takes here."""
+        inner, outer = self.model, self.outer
+        if isinstance(paid, Price):
+            return lambda size: seconds(paid, size / self.ranks, inner)
+        assert outer is not None  # only of hosts is there such a price
+        return lambda size: seconds_on_hosts(paid, size / self.ranks, inner, outer)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
