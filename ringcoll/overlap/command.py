@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         mesh = topology.mesh(args.topology, **args.mesh)
         above = [_reported(args, mesh, name) for name in (args.against, args.example) if name]
     except (ValueError, ModuleNotFoundError) as error:
-        return _error(error)
+        args.error(str(error))
     if args.function:  # what it raises is best seen whole
         above.append(_reported(args, mesh, None))
     (program, made), reports = above[-1], [one for _, one in above]
@@ -120,16 +120,11 @@ def run(args: argparse.Namespace) -> int:
         if args.draw:
             reports[0].draw(args.draw, *reports[1:])
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        return _error(error)
+        args.error(str(error))
     if args.max_exposed is not None and made.exposed_share > args.max_exposed:
         print(f"more than {args.max_exposed:.1%} is exposed", file=sys.stderr)
         return 1
     return 0
-
-
-def _error(why: Exception) -> int:
-    print(f"overlap: error: {why}", file=sys.stderr)
-    return 2
 
 
 def _reported(args: argparse.Namespace, mesh: Mesh, name: str | None) -> tuple[Program, Report]:
