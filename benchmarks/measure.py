@@ -62,7 +62,7 @@ class Point:
         of_all = self.case.reference(self.host)
         here = jax.process_index()
         ranks = [r for r, d in enumerate(self.mesh.devices.flat) if d.process_index == here]
-        return [of_all[rank] for rank in ranks], _of_every_rank(self.program(LAX)())
+        return [of_all[rank] for rank in ranks], _of_own_ranks(self.program(LAX)())
 
     def jitted(self, algorithm: str) -> Any:
         """The collective as a jitted function of the operand."""
@@ -90,7 +90,7 @@ class Point:
         """
         alone = algorithm == LAX or jax.process_count() > 1
         truths = self.truths[:1] if alone else self.truths
-        ranks = zip(_of_every_rank(result), *truths, strict=True)
+        ranks = zip(_of_own_ranks(result), *truths, strict=True)
         return processes.total(sum(count_wrong(mine, *true) for mine, *true in ranks))
 
     def row(self, algorithm: str, **measured: Any) -> Row:
@@ -125,7 +125,7 @@ def platform_of(mesh: Mesh) -> str:
     return name if name in ("cpu", "tpu") else "gpu"
 
 
-def _of_every_rank(x: Array) -> list[np.ndarray]:
+def _of_own_ranks(x: Array) -> list[np.ndarray]:
     """The part of each rank of this process, read from its own device."""
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return [np.asarray(shard.data) for shard in shards]
