@@ -7,6 +7,7 @@ from typing import Any
 from jax import Array, lax
 
 from ringcoll import engine
+from ringcoll.wire import scaled
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Shares:
     def places(self, slots: Sequence[engine.Slot | engine.Shard]) -> list[tuple[Any, int]]:
         """The same in the whole, of the ranks that the slots are of."""
         return [
-            (slot.origin * self.size + start, width)
+            (scaled(slot.origin, self.size, start), width)
             for slot in slots
             for start, width in [self.of(slot.lane)]
         ]
@@ -40,7 +41,11 @@ def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]
     if label not in labels:
         return x
     dim = labels.index(label)
-    return joined([lax.dynamic_slice_in_dim(x, at, width, dim) for at, width in places], dim)
+    slices = [
+        lax.dynamic_slice_in_dim(x, at, width, dim, allow_negative_indices=False)
+        for at, width in places
+    ]
+    return joined(slices, dim)
 
 
 def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
@@ -48,6 +53,6 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
     start = 0
     for at, width in places:
         part = lax.slice_in_dim(y, start, start + width, axis=dim)
-        whole = lax.dynamic_update_slice_in_dim(whole, part, at, dim)
+        whole = lax.dynamic_update_slice_in_dim(whole, part, at, dim, allow_negative_indices=False)
         start += width
     return whole

@@ -13,7 +13,7 @@ from ringcoll.algorithms import Stages
 from ringcoll.manual import empty, sharded_dims
 from ringcoll.pieces import Shares, joined
 from ringcoll.schedule import AllToAllSchedule, Schedule
-from ringcoll.wire import Ranks, as_bits
+from ringcoll.wire import Ranks, as_bits, scaled
 
 
 def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
@@ -25,11 +25,11 @@ def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[
     return dim, [shares.of(lane) for lane in range(lanes)]
 
 
-def _start(ndim: int, *places: tuple[int, Array | int]) -> list[Any]:
-    """The start indices of a slice, from (dimension, index) pairs; they add up."""
+def _start(ndim: int, dim: int, origin: Array, size: int, lane_dim: int, lo: int) -> list[Any]:
+    """Where a lane's share starts, `lo` into the shard that is so many of `size` along `dim`."""
     start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
-    for dim, index in places:
-        start[dim] += index
+    start[lane_dim] = np.int32(lo)
+    start[dim] = scaled(origin, size, lo if dim == lane_dim else 0)
     return start
 
 
@@ -54,8 +54,9 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
 
     def visit(out: Array, shards: list[engine.Shard]) -> Array:
         for shard in shards:
-            place = (dim, shard.origin * x.shape[dim]), (lane_dim, shares[shard.lane][0])
-            out = lax.dynamic_update_slice(out, shard.value, _start(x.ndim, *place))
+            lo, _ = shares[shard.lane]
+            start = _start(x.ndim, dim, shard.origin, x.shape[dim], lane_dim, lo)
+            out = lax.dynamic_update_slice(out, shard.value, start, allow_negative_indices=False)
         return out
 
     own = [lax.dynamic_slice_in_dim(bits, lo, size, lane_dim) for lo, size in shares]
@@ -70,7 +71,9 @@ def all_to_all_along(
     bits, back = _bits_to_place(x)
     size = x.shape[split] // ranks.size
     blocks = [
-        lax.dynamic_slice_in_dim(bits, ranks.target(d) * size, size, split)
+        lax.dynamic_slice_in_dim(
+            bits, scaled(ranks.target(d), size), size, split, allow_negative_indices=False
+        )
         for d in range(ranks.size)
     ]
     shape = [size if d == split else s for d, s in enumerate(x.shape)]
@@ -78,7 +81,8 @@ def all_to_all_along(
     shape[concat] *= ranks.size
     out = empty(shape, bits, ranks.axes)
     for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks)):
-        out = lax.dynamic_update_slice_in_dim(out, block, ranks.origin(d) * width, concat)
+        at = scaled(ranks.origin(d), width)
+        out = lax.dynamic_update_slice_in_dim(out, block, at, concat, allow_negative_indices=False)
     return back(out)
 
 
@@ -92,8 +96,8 @@ def reduce_along(
     def contribution(slot: engine.Slot) -> Array:
         lo, size = shares[slot.lane]
         sizes = [size if d == lane_dim else s for d, s in enumerate(shape)]
-        place = (dim, slot.origin * shape[dim]), (lane_dim, lo)
-        return lax.dynamic_slice(x, _start(x.ndim, *place), sizes)
+        start = _start(x.ndim, dim, slot.origin, shape[dim], lane_dim, lo)
+        return lax.dynamic_slice(x, start, sizes, allow_negative_indices=False)
 
     mine = engine.reduce(
         schedule, ranks, lambda _, slots: [contribution(slot) for slot in slots], combine

@@ -4,6 +4,7 @@ Every hop of a schedule is a `Ppermute`; only this file sends, save what `permut
 to lax.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -40,6 +41,13 @@ def as_bits(
         return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
     bits = jnp.dtype(f"uint{jax.dtypes.itemsize_bits(dtype)}")
     return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(y, dtype)
+
+
+def scaled(index: Array, by: int, start: int = 0) -> Array:
+    """index * by + start, of the type of the index and without what adds or multiplies nothing."""
+    if by != 1:
+        index = lax.mul(index, np.int32(by))
+    return lax.add(index, np.int32(start)) if start else index
 
 
 def moved_as_bits(collective: Collective, x: Array) -> Array:
@@ -144,13 +152,13 @@ class Ranks:
         """This rank's number among all."""
         if not self.axes:
             return jnp.int32(0)
-        index = lax.axis_index(self.axes)
+        index = lax.axis_index(self.axes if len(self.axes) > 1 else self.axes[0])
         if self.groups is None:
             return index
         place = {rank: i for group in self.groups for i, rank in enumerate(group)}
         return jnp.asarray([place[rank] for rank in range(len(place))], jnp.int32)[index]
 
-    def origin(self, offset: int, axis: int = 0, further: Array | int = 0) -> Array:
+    def origin(self, offset: int, axis: int = 0, further: Array | None = None) -> Array:
         """The number, within the shape, of this rank - offset - further (along axis)."""
         return self._moved(-1, offset, axis, further)
 
@@ -158,19 +166,24 @@ class Ranks:
         """The number, within the shape, of this rank + offset."""
         return self._moved(1, offset)
 
-    def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | int = 0) -> Array:
-        # Python's // and % are many operations of XLA; what is not negative needs but one.
-        number, moved = self.number(), jnp.int32(0)
+    def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | None = None) -> Array:
+        # Python's // and % are many operations of XLA; what is not negative needs but one, and
+        # some digits none. There is an index for every shard: a program is half indices.
+        number, moved = self.number(), []
         for i, n in enumerate(self.shape):
             n32 = np.int32(n)  # by name: a Python int is an int64 where jax_enable_x64 is on
             inner = np.int32(prod(self.digits[self.part[0] + i + 1 :]))
-            digit = lax.rem(lax.div(number, inner), n32)
+            digit = number if inner == 1 else lax.div(number, inner)
+            if self.part[0] + i > 0:  # else there is no greater digit to take away
+                digit = lax.rem(digit, n32)
             stride = prod(self.shape[i + 1 :])
-            by: Array | int = sign * (offset // stride) % n
-            if i == axis:
+            by: Array | np.int32 = np.int32(sign * (offset // stride) % n)
+            if i == axis and further is not None:
                 by += sign * further % n
-            moved += lax.rem(digit + by, n32) * stride
-        return moved
+            if isinstance(by, Array) or by:
+                digit = lax.rem(lax.add(digit, by), n32)
+            moved.append(scaled(digit, stride))
+        return functools.reduce(lax.add, moved)
 
     def hops(
         self, name: str, moves: Round, messages: Sequence[Array], *, back: bool = False
