@@ -120,8 +120,16 @@ def with_gradients(call):
     return both
 
 
-#: Every form on every number of ranks: with types where the next has none, and the other way round.
-CALLS = [(name, n, (n in (1, 3, 4)) == (i % 2 == 0)) for i, name in enumerate(FORMS) for n in SIZES]
+#: What a sum on every rank makes of its cotangent is another program where types are checked.
+SUMS = ("sum of whole products", "sum on every rank")
+#: Every form on every number of ranks, typed or not: both by turns, and of a sum both.
+CALLS = [
+    (name, n, check_vma)
+    for i, name in enumerate(FORMS)
+    for n in SIZES
+    for check_vma in (True, False)
+    if name in SUMS or check_vma == ((n in (1, 3, 4)) == (i % 2 == 0))
+]
 
 
 @pytest.mark.parametrize(("name", "n", "check_vma"), CALLS)
@@ -163,7 +171,7 @@ TRANSFORMS = {
 }
 
 
-#: By turns with types and without, again.
+#: Typed or not by turns, too.
 TRANSFORMED = [
     (name, transform, (i + j) % 2 == 0)
     for i, name in enumerate(["rows gathered", "contraction gathered", "rows scattered"])
