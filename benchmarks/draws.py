@@ -27,7 +27,7 @@ from ringcoll.table import BUILT_INS, choices, reducing_half
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]
 
-#: So many have a place in common. A program each would take three times as long to compile.
+#: So many have a place in common. A program each would take several times as long to compile.
 TOGETHER = 16
 #: What a rank has of a dimension, and how often it has nothing.
 SIZES = (1, 2, 3, 4, 5)

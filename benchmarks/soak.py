@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         tally.update(label for call in calls for label in _labels(call))
         if tally["calls"] % EVERY == 0:
             jax.clear_caches()  # no program is run twice, and JAX would keep them all
-            _watch(samples, tally["calls"])
+            if memory.is_known():
+                _watch(samples, tally["calls"])
     _say(_summary(tally, time.perf_counter() - start))
     grows = _judge(samples)
     return int(tally["wrong"] > 0 or processes.total(grows) > 0)
@@ -127,8 +128,9 @@ def _labels(call: Call) -> list[str]:
 
 def _summary(tally: Counter[str], seconds: float) -> str:
     """What was run, and what was wrong."""
-    kinds = ", ".join(f"{k} {label}" for label, k in sorted(tally.items()) if label != "calls")
-    return f"#wrong {tally['wrong']} of {tally['calls']} calls in {seconds:.0f} s; {kinds}"
+    kinds = sorted(set(tally) - {"calls", "wrong"})
+    said = ", ".join(f"{tally[label]} {label}" for label in kinds)
+    return f"#wrong {tally['wrong']} of {tally['calls']} calls in {seconds:.0f} s: {said}"
 
 
 def _watch(samples: list[memory.Sample], calls: int) -> None:
@@ -145,7 +147,8 @@ def _watch(samples: list[memory.Sample], calls: int) -> None:
 def _judge(samples: Sequence[memory.Sample]) -> bool:
     """Say how memory went: whether it grows."""
     if not memory.is_judged(samples):
-        _say("too few calls to say whether memory is flat")
+        why = "too few calls" if memory.is_known() else "no /proc/self/statm"
+        _say(f"memory: {why} to say whether it is flat")
         return False
     flat = memory.is_flat(samples)
     _say(

@@ -7,6 +7,7 @@ from math import prod
 
 import jax
 import pytest
+from test_processes import together
 
 from benchmarks import memory, soak, trial
 from benchmarks.__main__ import main
@@ -53,6 +54,13 @@ def test_over_processes_no_device_is_left_out():
     places = {draw(1, i, 6, alone=False).place for i in range(0, 1000, TOGETHER)}
     assert {prod(place.shape) for place in places} == {6}
     assert {len(place.shape) for place in places} == {1, 2, 3}
+
+
+def test_a_soak_over_processes():
+    ran = together([2, 2], "soak --seed 3 --count 16")
+    assert [status for status, _ in ran] == [0, 0], ran
+    assert "#wrong 0 of 16 calls" in ran[0][1]
+    assert "#wrong" not in ran[1][1]  # the first speaks for all
 
 
 def is_misled(call):
