@@ -8,7 +8,7 @@ the larger of what a rank passes and what it gets. The operand of `all_gather` i
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax import lax as jax_lax
 
+from benchmarks import references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
 from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices
@@ -23,8 +24,6 @@ from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices
 AXIS = "x"
 #: Bytes up to which the algorithms of few rounds are timed if nobody chooses.
 SMALL = 2**18
-
-Reference = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Case:
     sends: Callable[[int], int]
     gets: Callable[[int], int]
     busbw: Callable[[int], float]
-    reference: Reference
+    reference: Callable[[np.ndarray], np.ndarray]
     call: Callable[..., Any]
     best: tuple[str, str]
 
@@ -62,7 +61,7 @@ class Case:
         """The hand-written algorithms that run on n ranks."""
         if self.name not in COLLECTIVES:
             return self.best[:1]
-        return tuple(name for name in names(self.name) if _exists(self.name, name, n))
+        return tuple(name for name in names(self.name) if exists(self.name, name, n))
 
     def choices(self, n: int) -> tuple[str, ...]:
         """All that may be compared with lax on n ranks."""
@@ -91,38 +90,23 @@ class Case:
         return self.call(jax_lax, x)
 
 
-def _exists(collective: str, algorithm: str, n: int) -> bool:
+def exists(collective: str, algorithm: str, *shape: int) -> bool:
+    """Whether a collective can run by an algorithm on axes of these sizes."""
     try:
-        build(collective, algorithm, (n,))
+        build(collective, algorithm, shape)
     except ValueError:
         return False
     return True
 
 
-def _everywhere(combine: Reference) -> Reference:
-    """What every rank gets, of what one gets."""
-    return lambda x: np.broadcast_to(one := combine(x), (len(x), one.size))
-
-
-def _fold(op: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Reference:
-    """All ranks' rows combined, in a dtype in which NumPy itself rounds nothing."""
-
-    def combine(x: np.ndarray) -> np.ndarray:
-        narrow_float = jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize < 4
-        wide = np.dtype(np.float32) if narrow_float else x.dtype
-        return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
-
-    return combine
-
-
-def _all_reduce(name: str, redop: str, op: Any) -> Case:
+def _all_reduce(name: str, redop: str) -> Case:
     return Case(
         name,
         redop,
         sends=lambda n: 1,
         gets=lambda n: 1,
         busbw=lambda n: 2 * (n - 1) / n,
-        reference=_everywhere(_fold(op)),
+        reference=references.REFERENCES[name],
         call=lambda lib, x, **how: getattr(lib, name)(x, AXIS, **how),
         best=("ring", "exchange"),
     )
@@ -135,7 +119,7 @@ CASES = (
         sends=lambda n: 1,
         gets=lambda n: n,
         busbw=lambda n: (n - 1) / n,
-        reference=_everywhere(np.ravel),
+        reference=partial(references.all_gather, tiled=True),
         call=lambda lib, x, **how: lib.all_gather(x, AXIS, tiled=True, **how),
         best=("ring", "bruck"),
     ),
@@ -145,20 +129,20 @@ CASES = (
         sends=lambda n: n,
         gets=lambda n: 1,
         busbw=lambda n: (n - 1) / n,
-        reference=lambda x: _fold(np.add)(x).reshape(len(x), -1),
+        reference=partial(references.psum_scatter, tiled=True),
         call=lambda lib, x, **how: lib.psum_scatter(x, AXIS, tiled=True, **how),
         best=("ring", "bruck"),
     ),
-    _all_reduce("psum", "sum", np.add),
-    _all_reduce("pmax", "max", np.maximum),
-    _all_reduce("pmin", "min", np.minimum),
+    _all_reduce("psum", "sum"),
+    _all_reduce("pmax", "max"),
+    _all_reduce("pmin", "min"),
     Case(
         "all_to_all",
         "",
         sends=lambda n: n,
         gets=lambda n: n,
         busbw=lambda n: (n - 1) / n,
-        reference=lambda x: x.reshape(len(x), len(x), -1).swapaxes(0, 1).reshape(x.shape),
+        reference=partial(references.all_to_all, split_axis=0, concat_axis=0, tiled=True),
         call=lambda lib, x, **how: lib.all_to_all(x, AXIS, 0, 0, tiled=True, **how),
         best=("pairwise", "bruck"),
     ),
@@ -168,7 +152,7 @@ CASES = (
         sends=lambda n: 1,
         gets=lambda n: 1,
         busbw=lambda n: 1.0,
-        reference=_everywhere(lambda x: x[0]),
+        reference=partial(references.pbroadcast, source=0),
         call=lambda lib, x, **how: lib.pbroadcast(x, AXIS, 0, **how),
         best=("ring", "exchange"),
     ),
@@ -178,7 +162,7 @@ CASES = (
         sends=lambda n: 1,
         gets=lambda n: 1,
         busbw=lambda n: 1.0,
-        reference=lambda x: np.roll(x, 1, axis=0),
+        reference=lambda x: references.ppermute(x, _to_the_next(len(x))),
         call=lambda lib, x: lib.ppermute(x, AXIS, _to_the_next(jax_lax.axis_size(AXIS))),
         best=("hop", "hop"),
     ),

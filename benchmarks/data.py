@@ -16,7 +16,19 @@ import numpy as np
 _PERIOD = 65521
 
 
-def exact(shape: Sequence[int], dtype: Any, ranks: int) -> np.ndarray:
+def largest(dtype: Any) -> int:
+    """The greatest integer up to which a dtype has all."""
+    kind = jnp.dtype(dtype)
+    if kind.kind == "b":
+        return 1
+    if jnp.issubdtype(kind, jnp.integer):
+        return int(jnp.iinfo(kind).max)
+    return 2 ** (int(jnp.finfo(kind).nmant) + 1)
+
+
+def exact(
+    shape: Sequence[int], dtype: Any, ranks: int, seed: int | Sequence[int] = 0
+) -> np.ndarray:
     """Random small integers whose sum over `ranks` is exact in every order.
 
     No partial sum needs more digits than the dtype has. Every position of every rank has
@@ -24,27 +36,25 @@ def exact(shape: Sequence[int], dtype: Any, ranks: int) -> np.ndarray:
 
     Args:
         shape: of the data of all ranks together.
-        dtype: any but bool and complex.
+        dtype: any but complex.
         ranks: the most contributions that will be added up.
+        seed: of the integers.
 
     Raises:
         ValueError: a sum over so many ranks has too many digits for the dtype.
     """
     kind = jnp.dtype(dtype)
-    if jnp.issubdtype(kind, jnp.floating):
-        largest = 2 ** (int(jnp.finfo(kind).nmant) + 1)
-    else:
-        largest = int(jnp.iinfo(kind).max)
-    if largest < ranks:
+    if largest(kind) < ranks:
         raise ValueError(f"no sum over {ranks} ranks is exact in {kind.name}; use fewer ranks")
-    values = np.random.default_rng(0).integers(0, largest // ranks, _PERIOD, endpoint=True)
+    most = min(largest(kind) // ranks, 2**62)
+    values = np.random.default_rng(seed).integers(0, most, _PERIOD, endpoint=True)
     return np.resize(values.astype(kind), prod(shape)).reshape(shape)
 
 
 def count_wrong(result: np.ndarray, *truths: np.ndarray) -> int:
     """How many elements differ, in any bit, from any of the truths; all, if of another kind."""
     if any((result.shape, result.dtype) != (truth.shape, truth.dtype) for truth in truths):
-        return result.size
+        return max(result.size, 1)
     bits = np.dtype(f"u{result.itemsize}")
     differs = [result.view(bits) != truth.view(bits) for truth in truths]
     return int(np.count_nonzero(reduce(np.logical_or, differs)))

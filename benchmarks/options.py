@@ -61,10 +61,15 @@ def sizes(args: argparse.Namespace) -> list[int]:
     return made[1::2] + made[::2]
 
 
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """-g."""
+    parser.add_argument("-g", "--devices", type=int, metavar="N", help="how many to use (all)")
+
+
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
     """-g, -n and --budget."""
+    add_devices(parser)
     add = parser.add_argument
-    add("-g", "--devices", type=int, metavar="N", help="how many to use (all)")
     add("-n", "--iters", type=int, default=rounds, metavar="N", help=f"rounds at most ({rounds})")
     add(
         "--budget",

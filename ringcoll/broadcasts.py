@@ -12,6 +12,7 @@ from jax import Array, lax
 from ringcoll import algorithms
 from ringcoll.all_reduces import AllReduce, Psum
 from ringcoll.calls import AxisName, Call, Pytree
+from ringcoll.manual import varying
 from ringcoll.schedule import Schedule
 from ringcoll.table import Algorithm
 from ringcoll.wire import Ranks, as_bits
@@ -51,7 +52,8 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
 
     def transpose(self, ct: Array) -> Array:
-        total = Psum(**self.for_transpose())(ct)
+        # Typed as the operand is: `where` gives an empty one back as it came.
+        total = varying(Psum(**self.for_transpose())(ct), self.axes)
         is_source = lax.axis_index(self.axes) == self.source
         return jnp.where(is_source, total, jnp.zeros_like(total))
 

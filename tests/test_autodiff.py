@@ -223,6 +223,16 @@ def test_jacobian_over_some_axes_in_any_order(mesh, axes):
     compare(made, {name: matrix(case, teams, n) for name, case in CASES.items()})
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gradients_of_nothing(check_vma):
+    def gradients(x):
+        functions = [bound(case, 3) for case in CASES.values() if len(case.shape(3)) == 1]
+        return [jax.grad(lambda x, f=f: f(x).sum())(x) for f in functions]
+
+    for gradient in per_rank(make_mesh(3), gradients, jnp.ones((3, 0)), check_vma=check_vma):
+        assert gradient.shape == (3, 0)
+
+
 def test_jacobian_in_groups():
     names = ["all_gather", "psum_scatter", "psum_scatter tiled", "psum", "all_to_all tiled"]
     groups = [[4, 0, 2], [1, 5, 3]]

@@ -1,0 +1,136 @@
+"""What NumPy makes of every collective: all ranks' operands in, all ranks' results out.
+
+Each reference is `[n, *operand] -> [n, *result]`, rank r's at index r, with the arguments that
+the function of that name takes after its axis.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+Reference = Callable[..., np.ndarray]
+
+
+def _fold(op: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
+    """All ranks' operands combined, in a dtype in which NumPy itself rounds nothing."""
+    narrow_float = jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize < 4
+    wide = np.dtype(np.float32) if narrow_float else x.dtype
+    return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
+
+
+def _everywhere(one: np.ndarray, n: int) -> np.ndarray:
+    return np.broadcast_to(one, (n, *one.shape))
+
+
+def psum(x: np.ndarray) -> np.ndarray:
+    """The sum; of booleans as int32."""
+    return _everywhere(_fold(np.add, x.astype(np.int32) if x.dtype == bool else x), len(x))
+
+
+def pmean(x: np.ndarray) -> np.ndarray:
+    """The sum over n, in the dtype that JAX divides in."""
+    total, n = _to_divide(x)
+    return total / n
+
+
+def pmean_by_reciprocal(x: np.ndarray) -> np.ndarray:
+    """The same as XLA has it on some platforms: the sum times 1/n, which is rounded."""
+    total, n = _to_divide(x)
+    return total * (1 / n)
+
+
+def _to_divide(x: np.ndarray) -> tuple[np.ndarray, Any]:
+    total = psum(x)
+    kind = jnp.true_divide(jnp.zeros((), total.dtype), 1).dtype
+    return total.astype(kind), kind.type(len(x))
+
+
+def all_gather(x: np.ndarray, axis: int = 0, tiled: bool = False, to: str = "") -> np.ndarray:
+    """All operands, end to end if tiled, else along a new dimension."""
+    return _everywhere((np.concatenate if tiled else np.stack)(list(x), axis), len(x))
+
+
+def psum_scatter(x: np.ndarray, scatter_dimension: int = 0, tiled: bool = False) -> np.ndarray:
+    """The sum, of which each rank has its block."""
+    return np.stack(_cut(_fold(np.add, x), len(x), scatter_dimension, tiled))
+
+
+def all_to_all(x: np.ndarray, split_axis: int, concat_axis: int, tiled: bool = False) -> np.ndarray:
+    """The block of every operand that is for a rank, in the order of those they are from."""
+    join = np.concatenate if tiled else np.stack
+    sent = [_cut(row, len(x), split_axis, tiled) for row in x]
+    return np.stack([join(blocks, concat_axis) for blocks in zip(*sent, strict=True)])
+
+
+def _cut(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
+    """A block for each rank; those of a dimension that is not tiled lose it."""
+    blocks = np.split(x, n, dim)
+    return blocks if tiled else [block.squeeze(dim) for block in blocks]
+
+
+def pswapaxes(x: np.ndarray, axis: int) -> np.ndarray:
+    """An `all_to_all` that splits and stacks at the same place."""
+    return all_to_all(x, axis, axis)
+
+
+def pbroadcast(x: np.ndarray, source: int) -> np.ndarray:
+    """The operand of one rank."""
+    return _everywhere(x[source], len(x))
+
+
+def ppermute(x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
+    """To target what was source's; zeros to who is sent nothing."""
+    out = np.zeros_like(x)
+    for source, target in perm:
+        out[target] = x[source]
+    return out
+
+
+def pshuffle(x: np.ndarray, perm: Sequence[int]) -> np.ndarray:
+    """To rank i what was that of rank `perm[i]`."""
+    return x[list(perm)]
+
+
+#: By the name of the function.
+REFERENCES: dict[str, Reference] = {
+    "all_gather": all_gather,
+    "psum_scatter": psum_scatter,
+    "psum": psum,
+    "pmean": pmean,
+    "pmax": lambda x: _everywhere(_fold(np.maximum, x), len(x)),
+    "pmin": lambda x: _everywhere(_fold(np.minimum, x), len(x)),
+    "all_to_all": all_to_all,
+    "pswapaxes": pswapaxes,
+    "pbroadcast": pbroadcast,
+    "ppermute": ppermute,
+    "pshuffle": pshuffle,
+}
+
+
+#: Results that are as right.
+OTHERS: dict[str, Reference] = {"pmean": pmean_by_reciprocal}
+
+
+def _to_source(ct: np.ndarray, source: int) -> np.ndarray:
+    return np.where((np.arange(len(ct)) == source).reshape(-1, *[1] * (ct.ndim - 1)), psum(ct), 0)
+
+
+#: What becomes of all ranks' cotangents on the way back: the transpose of each linear one.
+TRANSPOSES: dict[str, Reference] = {
+    "all_gather": lambda ct, axis=0, tiled=False, to="": psum_scatter(ct, axis, tiled),
+    "psum_scatter": lambda ct, scatter_dimension=0, tiled=False: all_gather(
+        ct, scatter_dimension, tiled
+    ),
+    "psum": psum,
+    "pmean": pmean,
+    "all_to_all": lambda ct, split_axis, concat_axis, tiled=False: all_to_all(
+        ct, concat_axis, split_axis, tiled
+    ),
+    "pswapaxes": pswapaxes,
+    "pbroadcast": _to_source,
+    "ppermute": lambda ct, perm: ppermute(ct, [(target, source) for source, target in perm]),
+    "pshuffle": lambda ct, perm: pshuffle(ct, np.argsort(perm).tolist()),
+}

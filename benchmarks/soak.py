@@ -1,0 +1,164 @@
+"""Thousands of random collectives in one process: is each right, and does memory stay flat?
+
+Function, algorithm, mesh, axes, groups, dtype, shapes, dimensions, vmap and gradient are drawn
+at random from all that the drop-ins accept. What every rank gets is compared with NumPy's result
+in every bit, on data whose sums are exact. Call i of a seed is always the same one (of a version
+of ringcoll, on as many devices), so that --only replays it by itself.
+
+Calls are compiled a few to a program; of a program that is wrong, each is tried alone. The exit
+status is 1 if anything is wrong, or if memory grows.
+"""
+
+import argparse
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import jax
+
+from benchmarks import memory, options, processes, report
+from benchmarks.draws import TOGETHER, Call, draw
+from benchmarks.trial import faults
+from ringcoll.arguments import count
+
+#: Calls between two looks at memory.
+EVERY = 16 * TOGETHER
+#: One of so many looks is shown.
+SHOWN = 4
+
+
+def numbers(text: str) -> range:
+    """The calls that "37" or "32-47" names.
+
+    Raises:
+        argparse.ArgumentTypeError: it names none.
+    """
+    first, _, last = text.partition("-")
+    last = last or first
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} names no call; write 37, or 32-47")
+    return range(int(first), int(last) + 1)
+
+
+def seed(text: str) -> int:
+    """A number, from 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; write a number from 0")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many calls, which, on what."""
+    add = parser.add_argument
+    add("--count", type=count, default=10_000, metavar="N", help="calls (10000)")
+    add("--seed", type=seed, metavar="S", help="what they are drawn from (random, and printed)")
+    add("--only", type=numbers, metavar="I", help="call I of the seed alone; I-J: those together")
+    add("--budget", type=float, metavar="SECONDS", help="stop after so many (never)")
+    options.add_devices(parser)
+    processes.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw, compare, report; 1 if anything was wrong, or if memory grew."""
+    if args.only and args.seed is None:
+        args.error("--only: of which seed? Give --seed too")
+    processes.start(args)
+    mesh = options.mesh(args)
+    if args.seed is None:
+        args.seed = int(processes.first_says(secrets.randbits(24)))
+    which = args.only or range(args.count)
+    report.print_header(options.described(mesh))
+    _say(f"{len(which)} calls of seed {args.seed}")
+    start = time.perf_counter()
+    tally: Counter[str] = Counter()
+    samples: list[memory.Sample] = []
+    parts = _of_one_place(which)
+    for numbers in report.progress(parts, len(parts), "soaking", lambda part: f"call {part[0]}"):
+        if args.budget and processes.first_says(time.perf_counter() - start) > args.budget:
+            break
+        calls = [draw(args.seed, i, mesh.size, jax.process_count() == 1) for i in numbers]
+        if args.only:
+            _say("\n".join(f"{call.number}: {call}" for call in calls))
+        for fault in faults(calls):
+            tally["wrong"] += 1
+            _say(f"wrong: {fault}\n  again: {_again(args.seed, mesh.size, fault.shown_by)}")
+        tally.update(label for call in calls for label in _labels(call))
+        if tally["calls"] % EVERY == 0:
+            jax.clear_caches()  # no program is run twice, and JAX would keep them all
+            if memory.is_known():
+                _watch(samples, tally["calls"])
+    _say(_summary(tally, time.perf_counter() - start))
+    grows = _judge(samples)
+    return int(tally["wrong"] > 0 or processes.total(grows) > 0)
+
+
+def _say(text: str) -> None:
+    report.console().print(text, markup=False, soft_wrap=True)
+
+
+def _of_one_place(which: range) -> list[range]:
+    """The calls in parts that may be one program."""
+    starts = range(which.start // TOGETHER * TOGETHER, which.stop, TOGETHER)
+    return [range(max(i, which.start), min(i + TOGETHER, which.stop)) for i in starts]
+
+
+def _again(seed: int, devices: int, numbers: Sequence[int]) -> str:
+    """The command that runs some calls in one program."""
+    only = "-".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+    return f"python -m benchmarks soak --seed {seed} -g {devices} --only {only}"
+
+
+def _labels(call: Call) -> list[str]:
+    """What it is counted as."""
+    also = {
+        "vmap": call.batch is not None,
+        "vjp": call.pulls_back,
+        "groups": call.groups is not None,
+        "several axes": len(call.axes) > 1,
+        "check_vma": call.place.check_vma,
+        "x64": call.place.x64,
+    }
+    return ["calls", call.name, *(label for label, is_so in also.items() if is_so)]
+
+
+def _summary(tally: Counter[str], seconds: float) -> str:
+    """What was run, and what was wrong."""
+    kinds = sorted(set(tally) - {"calls", "wrong"})
+    said = ", ".join(f"{tally[label]} {label}" for label in kinds)
+    return f"#wrong {tally['wrong']} of {tally['calls']} calls in {seconds:.0f} s: {said}"
+
+
+def _watch(samples: list[memory.Sample], calls: int) -> None:
+    """Look at memory; now and then say so, for whoever reads the log of a run that did not end."""
+    samples.append(memory.sample(calls))
+    if len(samples) == 1:
+        _say("     calls  resident MiB  bytes a call  arrays")
+    if len(samples) % SHOWN == 1:
+        before, now = samples[-SHOWN - 1 :][0], samples[-1]
+        growth = f"{memory.slope([before, now]):.0f}" if now is not before else ""
+        _say(f"{now.calls:10} {_mebi(now.resident):>13} {growth:>13} {now.arrays:7}")
+
+
+def _judge(samples: Sequence[memory.Sample]) -> bool:
+    """Say how memory went: whether it grows."""
+    if not memory.is_judged(samples):
+        why = "too few calls" if memory.is_known() else "no /proc/self/statm"
+        _say(f"memory: {why} to say whether it is flat")
+        return False
+    flat = memory.is_flat(samples)
+    _say(
+        f"resident {_mebi(samples[0].resident)} MiB after {samples[0].calls} calls, "
+        f"{_mebi(samples[-1].resident)} at the end, {_mebi(max(s.resident for s in samples))} at "
+        f"most; over the last half {memory.growth(samples):.0f} bytes a call: "
+        f"{'flat' if flat else 'not flat'} (below {memory.LIMIT}, and no more arrays)"
+    )
+    return not flat
+
+
+def _mebi(size: int) -> str:
+    return f"{size / 2**20:.1f}"
