@@ -32,7 +32,10 @@ EXTREMA = {
     for name, of in (("pmax", np.max), ("pmin", np.min))
 }
 #: The rest differ from these in shapes.
-MATMULS = [name for name in FORMS if name not in ("leading dimensions", "columns scattered")]
+MATMULS = (
+    *("rows gathered", "contraction gathered", "weight gathered", "a batch gathered"),
+    *("rows scattered", "a batch scattered", "sum on every rank"),
+)
 #: Of real floats.
 REPEATS = 3
 

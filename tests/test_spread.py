@@ -23,7 +23,9 @@ def over_processes(devices, folder):
     return {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
 
 
-@pytest.mark.parametrize("devices", [(1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "devices", [(1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2)], ids=lambda own: "+".join(map(str, own))
+)
 def test_every_rank_has_what_numpy_has_and_the_bits_of_one_process(devices, tmp_path):
     n = sum(devices)
     found, of_one = over_processes(devices, tmp_path), in_one_process(n)
