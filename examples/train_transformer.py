@@ -6,6 +6,11 @@
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
 
+Over several hosts, the same on each, whose devices are then one mesh (of CPUs, say how many each
+gives: JAX_NUM_CPU_DEVICES=4), and whose folder of checkpoints is one that all of them see:
+
+    python -m examples.train_transformer --coordinator HOST:9999 --num-processes 2 --process-id 0
+
 The model is in `transformer.py`, what trains it in `training.py`; `check.py` and `plain.py` hold
 it against the same model on one device.
 """

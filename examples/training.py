@@ -49,7 +49,12 @@ def make_mesh(*sizes: int) -> Mesh:
         there = jax.config.values["jax_num_cpu_devices"]
         jax.config.update("jax_num_cpu_devices", max(wanted, there))
     devices = jax.devices()
-    if len(devices) < wanted and alone:
+    if len(devices) != wanted and not alone:
+        raise SystemExit(
+            f"--data, --fsdp, --model: {wanted} ranks; all processes together have {len(devices)} "
+            f"devices: use each (of CPUs, JAX_NUM_CPU_DEVICES={wanted / jax.process_count():g})"
+        )
+    if len(devices) < wanted:
         devices = jax.devices("cpu")
         jax.config.update("jax_default_device", devices[0])
     return jax.make_mesh(sizes, AXES, devices=devices[:wanted])
