@@ -29,7 +29,7 @@ from jax import Array
 
 from benchmarks import report
 from examples import plain
-from examples.training import Gradient, State, make_step
+from examples.training import Gradient, State, make_step, whole
 from examples.transformer import Config, Params
 
 
@@ -48,7 +48,7 @@ class Check:
         #: How far losses and gradients on one device have been from the exact ones.
         self.off = {"losses": 0.0, "gradients": 0.0}
         self.rows: list[dict[str, Any]] = []
-        host = jax.device_get(state)
+        host = jax.tree.map(whole, state)
         for dtype, kept in self.dtypes.items():
             with jax.enable_x64(kept == "float64"):
                 self.states[dtype] = jax.tree.map(partial(_as, kept), host)

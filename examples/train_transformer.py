@@ -6,6 +6,11 @@
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
 
+Over several hosts, the same on each, whose devices are then one mesh (of CPUs, say how many each
+gives: JAX_NUM_CPU_DEVICES=4), and whose folder of checkpoints is one that all of them see:
+
+    python -m examples.train_transformer --coordinator HOST:9999 --num-processes 2 --process-id 0
+
 The model is in `transformer.py`, what trains it in `training.py`; `check.py` and `plain.py` hold
 it against the same model on one device.
 """
@@ -21,7 +26,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import report
+from benchmarks import processes, report
 from examples import curve, text, training
 from examples.check import Check
 from examples.transformer import Config
@@ -64,12 +69,14 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     option(
         "--check", action="store_true", help="against the same run on one device; 1 if it differs"
     )
+    processes.add_arguments(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit status is 1 if --check found a difference."""
     args = flags(argv)
+    processes.start(args)
     mesh = training.make_mesh(args.data, args.fsdp, args.model)
     sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
     how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm")}
@@ -92,15 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = sum(x.size for x in jax.tree.leaves(trainer.state.params))
     report.console().print(f"{size:,} parameters over {dict(mesh.shape)}, from step {first}")
     train_losses, held_out_losses = learn(args, trainer, first, saved, check)
-    args.output.mkdir(parents=True, exist_ok=True)
-    title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
-    curve.draw(args.output / "loss.png", title, train_losses, held_out_losses)
     found = {
         "losses": train_losses,
         "held_out": held_out_losses,
         "check": check.rows if check else None,
     }
-    (args.output / "losses.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    if processes.leads():
+        args.output.mkdir(parents=True, exist_ok=True)
+        title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
+        curve.draw(args.output / "loss.png", title, train_losses, held_out_losses)
+        (args.output / "losses.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     report.console().print(f"{args.output / 'loss.png'}, {args.output / 'losses.json'}\n")
     for page in write(config, trainer, args.sequence, args.seed)[:2]:
         report.console().print(page, "\n", markup=False)

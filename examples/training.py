@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -43,8 +44,16 @@ def make_mesh(*sizes: int) -> Mesh:
     that what is made of parameters under `jax.jit`, as the moments of Adam, is sharded as they.
     """
     wanted = int(np.prod(sizes))
-    jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.values["jax_num_cpu_devices"]))
+    alone = not jax.distributed.is_initialized()
+    if alone:
+        there = jax.config.values["jax_num_cpu_devices"]
+        jax.config.update("jax_num_cpu_devices", max(wanted, there))
     devices = jax.devices()
+    if len(devices) != wanted and not alone:
+        raise SystemExit(
+            f"--data, --fsdp, --model: {wanted} ranks; all processes together have {len(devices)} "
+            f"devices: use each (of CPUs, JAX_NUM_CPU_DEVICES={wanted / jax.process_count():g})"
+        )
     if len(devices) < wanted:
         devices = jax.devices("cpu")
         jax.config.update("jax_default_device", devices[0])
@@ -106,6 +115,13 @@ def start(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -
     return State(params, opt_state)
 
 
+def whole(x: Array) -> np.ndarray:
+    """All of it, in every process."""
+    return np.asarray(
+        x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True)
+    )
+
+
 class Trainer:
     """A model over a mesh, which learns."""
 
@@ -131,16 +147,19 @@ class Trainer:
     def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
         """Learn from a batch: the loss of each of its tokens, the norm of each gradient."""
         self.state, *made = self._step(self.state, *map(self.placed, data, DATA_SPECS))
-        losses, grad_norms = (np.asarray(x, np.float64) for x in made)
+        losses, grad_norms = (whole(x).astype(np.float64) for x in made)
         return losses, grad_norms
 
     def losses(self, batch: np.ndarray) -> np.ndarray:
         """Of each token, without dropout."""
         losses = self._losses(self.state.params, self.placed(batch, P(BATCH)))
-        return np.asarray(losses, np.float64)
+        return whole(losses).astype(np.float64)
 
     def placed(self, x: Any, spec: P) -> Array:
         """On the mesh."""
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # over processes as its numbers only
+            numbers = self.placed(jax.random.key_data(x), spec)
+            return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
         return jax.device_put(x, NamedSharding(self.mesh, spec))
 
 

@@ -9,7 +9,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from examples import text, transformer
-from examples.training import Trainer
+from examples.training import Trainer, whole
 from examples.transformer import BATCH, MODEL, Config, Params
 from ringcoll import lax
 from ringcoll.layers import fold_rng_over_axis
@@ -33,7 +33,7 @@ def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]
     )
     key = trainer.placed(jax.random.key(seed), P())
     made = written(trainer.state.params, trainer.placed(tokens, P(BATCH)), key)
-    return [text.decode(row) for row in np.asarray(made)]
+    return [text.decode(row) for row in whole(made)]
 
 
 def _write(config: Config, specs: Params, params: Params, tokens: Array, key: Array) -> Array:

@@ -68,14 +68,19 @@ def per_rank(
     Operands have a leading dimension of as many ranks as the mesh, row-major; so has the
     result, which shows what *every* rank holds.
     """
+    mapped = every_rank(mesh, function, check_vma)
+    return (jax.jit(mapped) if jit else mapped)(*operands)
+
+
+def every_rank(mesh: Mesh, function: Callable, check_vma: bool) -> Callable:
+    """What `per_rank` runs."""
     spec = P(mesh.axis_names)
 
     def one_rank(*shards: Any) -> Any:
         result = function(*jax.tree.map(lambda x: x[0], shards))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
-    mapped = jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
-    return (jax.jit(mapped) if jit else mapped)(*operands)
+    return jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
 
 
 def assert_same(ours: Any, theirs: Any) -> None:

@@ -7,6 +7,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from processes import together
 from support import python
 
 MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
@@ -41,6 +42,20 @@ def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
 
 def test_narrow_training_rounds_no_more_than_on_one_device(tmp_path):
     train(tmp_path, "--steps 6 --data 1 --model 3 --algorithm ring --dtype bfloat16")
+
+
+def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
+    """Over two, of the four ranks those of a model are in one process, those of FSDP are not."""
+    sizes = "--layers 1 --width 72 --heads 2 --features 144 --sequence 12 --batch 4 --steps 3"
+    flags = f"{sizes} --data 1 --algorithm ring".split()
+    train = "-W", "error", "-m", "examples.train_transformer", *flags
+    saved = tmp_path / "saved"
+    together((2, 2), *train, "--output", tmp_path / "several", "--checkpoint", saved)
+    assert (saved / "3").is_dir()
+    done = python(*train, "--output", str(tmp_path / "one"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    several, one = ((tmp_path / name / "losses.json").read_text() for name in ("several", "one"))
+    assert several == one
 
 
 @pytest.mark.parametrize("name", ["flax_block", "equinox_block"])

@@ -1,52 +1,39 @@
 """Benchmarks over several processes of this machine, each with devices of its own."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
-from support import HERE
+from processes import together
 
 from benchmarks.__main__ import main
 
 SHORT = "-b 1K -e 1K -n 3 --budget 20 -d bfloat16"
 
 
-def together(devices, arguments):
-    """The same command in a process for each number of devices, at once: what each has said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = f"--coordinator 127.0.0.1:{port} --num-processes {len(devices)}"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks", *f"{arguments} {flags} --process-id {i}".split()],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(own)},
-            cwd=HERE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i, own in enumerate(devices)
-    ]
-    try:
-        said = [process.communicate(timeout=300)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+SLEEPER = "import sys, time; print('I am', sys.argv[-1], flush=True); "
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "words"),
+    [
+        ("sys.exit(3) if '=1' in sys.argv[-1] else time.sleep(99)", 60, "process 1, 3:\nI am"),
+        ("time.sleep(99)", 1, "process 1, still running:"),
+    ],
+)
+def test_nobody_waits_for_who_has_failed_or_hangs(program, seconds, words):
+    with pytest.raises(RuntimeError, match=words) as failed:
+        together((1, 1), "-c", SLEEPER + program, seconds=seconds)
+    assert "process 0, still running:" in str(failed.value)
 
 
 @pytest.mark.parametrize("devices", [(1, 1), (2, 2, 2)])
 def test_collectives_over_processes_are_right(devices, tmp_path):
     path = tmp_path / "measured.json"
     collectives = "all_gather,psum_scatter,psum,all_to_all"
-    ran = together(devices, f"{SHORT} --collective {collectives} --json {path}")
-    assert [status for status, _ in ran] == [0] * len(devices), ran
-    assert "#wrong 0" in ran[0][1]
-    assert not any("Measured" in text for _, text in ran[1:])  # the first speaks for all
+    flags = f"{SHORT} --collective {collectives} --json {path}"
+    said = together(devices, "-m", "benchmarks", *flags.split())
+    assert "#wrong 0" in said[0]
+    assert not any("Measured" in text for text in said[1:])  # the first speaks for all
     found = json.loads(path.read_text(encoding="utf-8"))
     rows = [*found["checks"], *found["rows"]]
     assert {row["ranks"] for row in rows} == {sum(devices)}

@@ -1,0 +1,174 @@
+"""What is run over several processes: collectives and matmuls, forward and backward, at once.
+
+    python tests/spread.py FOLDER --coordinator HOST:PORT --num-processes N --process-id I
+
+So started in each of them, it writes into the folder what the ranks of each hold.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import data, every_rank, make_mesh, runnable
+from test_autodiff import CASES, Case, bound, matrix
+from test_matmuls import FORMS, with_gradients
+
+from benchmarks import processes
+
+#: As psum, but for what they do in place of adding; they have no gradient.
+EXTREMA = {
+    name: Case(
+        lambda n: (3,),
+        lambda m, x, axis, n, name=name, **how: getattr(m, name)(x, axis, **how),
+        lambda x, of=of: np.stack([of(x, 0)] * len(x)),
+        "psum",
+    )
+    for name, of in (("pmax", np.max), ("pmin", np.min))
+}
+#: The rest differ from these in shapes.
+MATMULS = (
+    *("rows gathered", "contraction gathered", "weight gathered", "a batch gathered"),
+    *("rows scattered", "a batch scattered", "sum on every rank"),
+)
+#: Of real floats.
+REPEATS = 3
+
+
+class Program(NamedTuple):
+    """What every rank runs.
+
+    Attributes:
+        shapes: of a rank's operands.
+        run: of a rank's operands; makes a pytree.
+        right: of every rank's operands, stacked: what all make, stacked too. (Matmuls of one
+            process are held to lax's elsewhere.)
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    run: Callable
+    right: Callable | None = None
+
+
+def programs(n: int) -> dict[str, Program]:
+    """All that is run on n ranks."""
+    return {**_collectives(n), **_gradients(n), **_matmuls(n)}
+
+
+def _collectives(n: int) -> dict[str, Program]:
+    """Each by all its algorithms; by one where one differs from the last in what it is asked."""
+    made, seen = {}, set()
+    for turn, (name, case) in enumerate({**CASES, **EXTREMA}.items()):
+        hows = _hows(case.collective, n)
+        for how in [hows[turn % len(hows)]] if case.collective in seen else hows:
+            run = bound(case, n, **how)
+            made[_named(name, how)] = Program([case.shape(n)], run, case.reference)
+        seen.add(case.collective)
+    return made
+
+
+def _gradients(n: int) -> dict[str, Program]:
+    """Of each collective by one algorithm in turn: by NumPy, its Jacobian transposed."""
+    made = {}
+    for turn, (name, case) in enumerate(CASES.items()):
+        hows = _hows(case.collective, n)
+        how = hows[(turn + n) % len(hows)]
+        collective = bound(case, n, **how)
+        result = case.reference(np.zeros((n, *case.shape(n)))).shape[1:]
+
+        def run(x, ct, collective=collective):
+            return jax.vjp(collective, x)[1](ct)[0]
+
+        def right(x, ct, case=case):
+            exact = np.tensordot(ct, matrix(case, [np.arange(n)], n), ct.ndim)
+            return np.rint(exact).astype(x.dtype)  # thirds of multiples of 3
+
+        made[_named(f"gradient of {name}", how)] = Program([case.shape(n), result], run, right)
+    return made
+
+
+def _matmuls(n: int) -> dict[str, Program]:
+    """With their gradients, each by one algorithm in turn."""
+    made, hows = {}, _hows("all_gather", n)
+    for turn, name in enumerate(MATMULS):
+        form, how = FORMS[name], hows[(turn + n) % len(hows)]
+        run = with_gradients(partial(form.ours, **how))
+        made[_named(name, how)] = Program(form.shapes(n), run)
+    return made
+
+
+def _hows(collective: str | None, n: int) -> list[dict[str, str]]:
+    """The arguments that choose each algorithm."""
+    if collective is None:
+        return [{}]
+    return [{"algorithm": algorithm} for algorithm in runnable(collective, n)]
+
+
+def _named(name: str, how: dict[str, str]) -> str:
+    return " ".join([name, *how.values()])
+
+
+def exact(shape: Sequence[int], ranks: int) -> np.ndarray:
+    """Whole numbers that the number of ranks divides: for means."""
+    return ranks * (data(shape, ranks=8 * ranks) % 5 - 2)
+
+
+def real(shape: Sequence[int], ranks: int) -> np.ndarray:
+    """Floats whose sums depend on the order."""
+    return np.random.default_rng(ranks).standard_normal(shape, np.float32)
+
+
+def operands(n: int, make: Callable) -> dict[str, list[np.ndarray]]:
+    """Every rank's, of every program."""
+    return {
+        name: [make((n, *shape), n) for shape in one.shapes] for name, one in programs(n).items()
+    }
+
+
+def leaves(name: str, results: Any) -> dict[str, Any]:
+    """What a program makes, each part by a name."""
+    return {f"{name}, {i}": leaf for i, leaf in enumerate(jax.tree.leaves(results))}
+
+
+def held(n: int) -> dict[str, np.ndarray]:
+    """What the ranks of this process are left with: `[1 + REPEATS, ranks, ...]` by every name.
+
+    First of exact data, then, again and again, of the same real ones.
+    """
+    mesh, every = make_mesh(n), programs(n)
+
+    def at_once(operands):
+        made = {}
+        for name, one in every.items():
+            made |= leaves(name, one.run(*operands[name]))
+        return made
+
+    def placed(x):
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("x")), x.__getitem__)
+
+    def own(x):
+        shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start)
+        return np.concatenate([shard.data for shard in shards])
+
+    run = jax.jit(every_rank(mesh, at_once, check_vma=False))
+    of = [operands(n, exact), *[operands(n, real)] * REPEATS]
+    found = [jax.tree.map(own, run(jax.tree.map(placed, some))) for some in of]
+    return {name: np.stack([one[name] for one in found]) for name in found[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    processes.add_arguments(parser)
+    args = parser.parse_args()
+    processes.start(args)
+    np.savez(args.folder / f"{jax.process_index()}.npz", **held(jax.device_count()))
+
+
+if __name__ == "__main__":
+    main()
