@@ -7,6 +7,7 @@ be sent before it is noted; elsewhere not one instruction is added.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,20 +30,42 @@ _path: ContextVar[tuple[str, ...]] = ContextVar("path", default=())
 
 
 class Mark(NamedTuple):
-    """What a rank noted last: which round of what it began or is through with, and when.
-
-    `times` counts how often it did so without beginning anything else: the turns of a loop.
-    """
+    """What a rank began last, how often in all, and whether and when it was through with it."""
 
     where: str
+    times: int
     is_done: bool
     when: float
-    times: int
 
 
-#: The last mark of every rank of this process, by the axes of its mesh and its number. It is of
-#: the process, as callbacks are: a program that was compiled under one watch runs under the next.
-LAST: dict[tuple[Axes, int], Mark] = {}
+class Log:
+    """What the ranks of this process have noted, by the axes of their mesh and their number."""
+
+    def __init__(self) -> None:
+        self.last: dict[tuple[Axes, int], Mark] = {}
+        self.times: Counter[tuple[Axes, int, str]] = Counter()
+
+    def note(self, axes: Axes, rank: int, where: str, is_done: bool) -> None:
+        """A rank begins, or is through."""
+        self.times[axes, rank, where] += not is_done
+        times = self.times[axes, rank, where]
+        self.last[axes, rank] = Mark(where, times, is_done, time.monotonic())
+
+    def clear(self) -> None:
+        self.last.clear()
+        self.times.clear()
+
+    def is_stuck(self) -> bool:
+        """Whether a rank has begun what it is not through with."""
+        return any(not mark.is_done for mark in list(self.last.values()))
+
+    def said(self) -> list[str]:
+        """Where every rank was last, one line each."""
+        return [f"rank {_place(*key)}: {_words(mark)}" for key, mark in sorted(self.last.items())]
+
+
+#: It is of the process, as callbacks are: what was compiled under one watch runs under the next.
+LOG = Log()
 
 
 @contextmanager
@@ -62,9 +85,9 @@ def marked(send: Callable[[Arrays], Arrays], messages: Arrays) -> Arrays:
     JAX has callbacks only where every axis of the mesh is manual.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if not watching.value or set(mesh.axis_names) != set(mesh.manual_axes):
-        return send(messages)
     axes = tuple(mesh.shape.items())
+    if not watching.value or not axes or set(mesh.axis_names) != set(mesh.manual_axes):
+        return send(messages)
     where = "/".join(_path.get())
     received = send(_noted(messages, axes, where, is_done=False))
     return _noted(received, axes, where, is_done=True)
@@ -86,22 +109,8 @@ def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Arrays
 
 def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) -> np.ndarray:
     """What the callback does: no computing with arrays, which may need the thread it is on."""
-    key = axes, int(np.asarray(rank).flat[0])
-    last = LAST.get(key)
-    again = last is not None and last.where == where
-    times = last.times + (not is_done) if last is not None and again else 1
-    LAST[key] = Mark(where, is_done, time.monotonic(), times)
+    LOG.note(axes, int(np.asarray(rank).flat[0]), where, is_done)
     return np.ones(np.broadcast_shapes(rank.shape, *(x.shape for x in firsts)), bool)
-
-
-def said() -> list[str]:
-    """Where every rank of this process was last, one line each."""
-    return [f"rank {_place(*key)}: {_words(mark)}" for key, mark in sorted(LAST.items())]
-
-
-def is_stuck() -> bool:
-    """Whether a rank of this process has begun what it is not through with."""
-    return any(not mark.is_done for mark in LAST.values())
 
 
 def _place(axes: Axes, rank: int) -> str:
@@ -114,7 +123,5 @@ def _place(axes: Axes, rank: int) -> str:
 
 def _words(mark: Mark) -> str:
     ago = f"{time.monotonic() - mark.when:.1f} s ago"
-    times = f", for the {mark.times}. time running" if mark.times > 1 else ""
-    if mark.is_done:
-        return f"after {mark.where}{times}, done {ago}, in none since"
-    return f"in {mark.where}{times}, begun {ago}"
+    where = mark.where if mark.times == 1 else f"{mark.where}, time {mark.times}"
+    return f"after {where}, done {ago}" if mark.is_done else f"in {where}, begun {ago}"

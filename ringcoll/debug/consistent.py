@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from ringcoll.debug.calls import described, environment
 
 _DIGEST = 16  # bytes of each line
-_NOTHING = "nothing more"
+_END = "no more calls"
 _CURE = (
     "let every process make the same calls in the same order, of the same shapes and dtypes, "
     "with the same code, versions, flags and RINGCOLL_TABLE"
@@ -45,9 +45,8 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
     try:
         arguments, calls = described(fn, *args, **kwargs)
     except Exception as error:  # the others must hear of it, or they would wait
-        failure, arguments, calls = error, [f"no program, but {_said(error)}"], []
-    heading = [*environment(), *arguments]
-    if jax.process_count() > 1 and (words := _difference([*heading, *calls], len(heading))):
+        failure, arguments, calls = error, [], [f"no program, but {_said(error)}"]
+    if jax.process_count() > 1 and (words := _difference(environment(), calls, arguments)):
         raise ValueError(f"ringcoll.debug.check_consistent(fn, ...): {words}") from failure
     if failure is not None:
         raise failure
@@ -58,10 +57,11 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _difference(lines: Sequence[str], heading: int) -> str:
-    """Where the processes' lines differ first, in words that are the same on all."""
-    counts = _gathered(np.array([len(lines), heading], np.int32))
-    digests = np.zeros((counts[:, 0].max() + 1, _DIGEST), np.uint8)  # one more: the end of all
+def _difference(around: Sequence[str], calls: Sequence[str], arguments: Sequence[str]) -> str:
+    """Where the processes differ first, in words that are the same on all."""
+    lines = [*around, *calls, _END, *arguments]
+    counts = _gathered(np.array([len(lines), len(calls)], np.int32))
+    digests = np.zeros((counts[:, 0].max(), _DIGEST), np.uint8)
     for i, line in enumerate(lines):
         digests[i] = np.frombuffer(hashlib.sha256(line.encode()).digest()[:_DIGEST], np.uint8)
     # Most programs are the same: then nothing but a digest of all digests is sent.
@@ -74,14 +74,15 @@ def _difference(lines: Sequence[str], heading: int) -> str:
     usual = max(votes, key=votes.__getitem__)  # of as many, the first process's
     first = next(process for process, own in enumerate(everyones) if own[at] == usual)
     other = next(process for process, own in enumerate(everyones) if own[at] != usual)
-    texts = _texts(lines[at] if at < len(lines) else _NOTHING)
-    calls = counts[:, 0] - counts[:, 1]
-    before = max(counts[first, 1], counts[other, 1])
-    what = f"call {at - before + 1}" if at >= before else "what comes before the calls"
+    texts = _texts(lines[at] if at < len(lines) else "no more arguments")
+    number = at - len(around) + 1
+    in_calls = 0 < number <= max(counts[first, 1], counts[other, 1])
+    what = f"call {number}" if in_calls else "what it runs on" if number < 1 else "its arguments"
+    more = f" (and {votes[usual] - 1} more)" if votes[usual] > 1 else ""
     return (
-        f"process {other} differs from process {first} (and {votes[usual] - 1} more) in {what}\n"
-        f"  process {first}, of {calls[first]} calls: {texts[first]}\n"
-        f"  process {other}, of {calls[other]} calls: {texts[other]}\n{_CURE}"
+        f"process {other} differs from process {first}{more} in {what}\n"
+        f"  process {first}, calls in all {counts[first, 1]}: {texts[first]}\n"
+        f"  process {other}, calls in all {counts[other, 1]}: {texts[other]}\n{_CURE}"
     )
 
 

@@ -28,8 +28,8 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     every process on its own writes to stderr in which round of which collective each of its
     ranks is, and where its Python is; then it ends with status `STATUS`, for a program that waits
     for a message cannot be interrupted. If instead an exception is on its way (a neighbour that
-    is gone) while a rank is still in a collective, the same is written, and leaving Python may
-    take no longer than `seconds`.
+    is gone) while a rank is still in a collective, the same is written, and where JAX waits for
+    the others when Python ends, it does so no longer than that.
 
     What is traced within is traced anew and is slower: each round makes two callbacks to this
     process. Results are the same, bit by bit. Only collectives of ringcoll are marked, and only
@@ -57,9 +57,10 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()
     except BaseException as error:
-        if marks.is_stuck():
+        if marks.LOG.is_stuck():
             watch.say(f"is left by {type(error).__name__}")
-            watch.end_if_leaving_takes_longer()
+            watch.limit_leaving()
+            marks.LOG.clear()  # it has been said
         raise
     finally:
         watch.stop()
@@ -70,8 +71,9 @@ class _Watch:
 
     def __init__(self, seconds: float, grace: float) -> None:
         self.seconds, self.grace = seconds, grace
+        self.end = time.monotonic() + seconds
         self.owner = threading.get_ident()
-        self.timer = threading.Timer(seconds, self._end)
+        self.timer = threading.Timer(seconds, self._is_over)
         self.timer.daemon = True
 
     def start(self) -> None:
@@ -80,31 +82,35 @@ class _Watch:
     def stop(self) -> None:
         self.timer.cancel()
 
-    def end_if_leaving_takes_longer(self) -> None:
-        """JAX waits for the others when Python ends."""
-        leaving = threading.Event()
-        atexit.register(leaving.set)  # then no thread can be started any more
-
-        def end() -> None:
-            leaving.wait()
-            time.sleep(self.seconds)
-            os._exit(STATUS)
-
-        threading.Thread(target=end, daemon=True).start()
-
-    def say(self, what: str) -> None:
-        """To stderr: where each rank was last, and where Python is."""
-        stack = [
-            f"  {frame.filename}:{frame.lineno} in {frame.name}"
-            for frame in traceback.extract_stack(sys._current_frames().get(self.owner))
-            if not frame.filename.startswith((_JAX, "<frozen"))
-        ]
-        where = marks.said() or ["no rank has come to a collective of ringcoll"]
+    def say(self, what: str, *more: str) -> None:
+        """To stderr: where each rank was last, and more."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
-        print("\n".join([heading, *where, "Python is at", *stack]), file=sys.stderr, flush=True)
+        where = marks.LOG.said() or ["no rank has come to a collective of ringcoll"]
+        print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
 
-    def _end(self) -> None:
-        self.say("is over")
+    def limit_leaving(self) -> None:
+        """End Python itself in time, or soon: when it ends, JAX waits for the other processes."""
+        leaving = threading.Event()
+        atexit.register(leaving.set)  # at that time no thread can be started any more
+
+        def limit() -> None:
+            leaving.wait()
+            time.sleep(max(self.grace, self.end - time.monotonic()))
+            os._exit(STATUS)
+
+        threading.Thread(target=limit, daemon=True).start()
+
+    def _is_over(self) -> None:
+        frames = traceback.extract_stack(sys._current_frames().get(self.owner))
+        self.say(
+            "is over",
+            "Python is at",
+            *(
+                f"  {frame.filename}:{frame.lineno} in {frame.name}"
+                for frame in frames
+                if not frame.filename.startswith((_JAX, "<frozen"))
+            ),
+        )
         time.sleep(self.grace)
         os._exit(STATUS)
