@@ -222,7 +222,7 @@ _TELLING = (
     r"rank \d+ \(.*\): ((?:in|after) .*?)(?:, time|, begun|, done)",
     r"no rank has come to a collective",
     r"Received data size doesn't match expected size",
-    r"\] (Connection closed by peer)",
+    r"Gloo [a-z ]+ failed: .*(Connection \w+ by peer)",
     r"(?:wrong|right) values",
     r"RuntimeError: what a program may raise",
     r"no algorithm 'rign'",

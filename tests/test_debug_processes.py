@@ -62,6 +62,7 @@ def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
 
 def test_where_one_is_killed_the_others_end_and_say_where_they_were(ends):
     *others, killed = ends["is killed in the middle"]
+    assert others[0].status == STATUS
     assert killed.status == -9
     for rank, end in enumerate(others):
         assert end.status in (STATUS, ABORTED), end
