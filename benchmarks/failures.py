@@ -236,5 +236,6 @@ def words(ends: Sequence[End]) -> str:
         found = (m for pattern in _TELLING if (m := re.search(pattern, end.text)))
         said = next((m[m.lastindex or 0] for m in found), "")
         how = "hangs" if end.status is None else f"ends with {end.status} after {end.seconds:.0f} s"
+        how = "refused" if "refused: " in end.text else how
         alike[f"{said}, {how}".removeprefix(", ")].append(i)
     return "; ".join(f"{', '.join(map(str, who))}: {what}" for what, who in alike.items())

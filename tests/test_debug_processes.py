@@ -1,5 +1,6 @@
 """What `ringcoll.debug` says when processes of this machine really fail, or really differ."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -33,31 +34,29 @@ def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
     assert {row: lines[0] for row, lines in zip(rows, words[0], strict=True)} == {
         row: differ.format(2 if row == "has a call less" else 1) for row in rows
     }
-    lines = {row: [line.split(": ", 1) for line in own[1:]] for row, own in
-             zip(rows, words[0], strict=True)}  # fmt: skip
-    usual = ["  process 0, calls in all 1", lines["has another shape"][0][1]]
-    assert usual[1].startswith("psum over x=3 by ring (schedule ")
-    assert usual[1].endswith("): float32[1,12]")
-
-    def other(what, calls=1):
-        return [f"  process 2, calls in all {calls}", what]
-
-    assert lines["has another shape"] == [usual, other(usual[1].replace("[1,", "[2,"))]
-    wider = usual[1].replace("float32", "complex64")
-    assert lines["has a wider dtype"] == [usual, other(wider)]
-    assert lines["has a dtype as wide"] == [usual, other(usual[1].replace("float32", "int32"))]
-    assert [what.split(" (")[0] for _, what in lines["has another algorithm"]] == [
-        "psum over x=3 by ring",
-        "psum over x=3 by bruck",
+    lines = {row: own[1:] for row, own in zip(rows, words[0], strict=True)}
+    usual = lines["has another shape"][0]
+    assert re.fullmatch(
+        r"  process 0 \(calls: 1\): psum over x=3 by ring \(schedule \w{8}\): float32\[1,12\]",
+        usual,
+    )
+    own = usual.replace("process 0", "process 2")
+    ring = usual.partition(": psum")[2]
+    assert lines["has another shape"][1] == own.replace("[1,", "[2,")
+    assert lines["has a wider dtype"] == [usual, own.replace("float32", "complex64")]
+    assert lines["has a dtype as wide"] == [usual, own.replace("float32", "int32")]
+    bruck = lines["has another algorithm"][1]
+    assert bruck.startswith("  process 2 (calls: 1): psum over x=3 by bruck (schedule ")
+    assert bruck.split("(")[2] != usual.split("(")[2]
+    psum, pmax = lines["has another order of calls"]
+    assert psum.startswith("  process 0 (calls: 2): psum over x=3 by exchange ")
+    assert pmax.startswith("  process 2 (calls: 2): pmax over x=3 by exchange ")
+    assert lines["has a call less"] == [
+        f"  process 0 (calls: 2): psum{ring}",
+        "  process 2 (calls: 1): no more calls",
     ]
-    assert [what.split(" over")[0] for _, what in lines["has another order of calls"]] == [
-        "psum",
-        "pmax",
-    ]
-    assert lines["has a call less"] == [["  process 0, calls in all 2", usual[1]],
-                                        other("no more calls")]  # fmt: skip
-    (_, refused) = lines["has a call that is refused"][1]
-    assert refused.startswith("no program, but ValueError: ringcoll.psum(x, axis_name='x'): no alg")
+    refused = "  process 2 (calls: 1): no program, but ValueError: ringcoll.psum(x, axis_name='x'"
+    assert lines["has a call that is refused"][1].startswith(refused)
 
 
 def test_where_one_is_killed_the_others_end_and_say_where_they_were(ends):

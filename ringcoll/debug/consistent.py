@@ -81,8 +81,8 @@ def _difference(around: Sequence[str], calls: Sequence[str], arguments: Sequence
     more = f" (and {votes[usual] - 1} more)" if votes[usual] > 1 else ""
     return (
         f"process {other} differs from process {first}{more} in {what}\n"
-        f"  process {first}, calls in all {counts[first, 1]}: {texts[first]}\n"
-        f"  process {other}, calls in all {counts[other, 1]}: {texts[other]}\n{_CURE}"
+        f"  process {first} (calls: {counts[first, 1]}): {texts[first]}\n"
+        f"  process {other} (calls: {counts[other, 1]}): {texts[other]}\n{_CURE}"
     )
 
 

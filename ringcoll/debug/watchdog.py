@@ -34,6 +34,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     What is traced within is traced anew and is slower: each round makes two callbacks to this
     process. Results are the same, bit by bit. Only collectives of ringcoll are marked, and only
     where every axis of the mesh is manual; of others it is said after which mark they hang.
+    Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
 
     Args:
         seconds: how long all within may take, compiling included.
