@@ -12,7 +12,19 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
-from benchmarks import fsdp, join, layers, loop, matmul, overlap, scale, soak, sweep, tune
+from benchmarks import (
+    failures,
+    fsdp,
+    join,
+    layers,
+    loop,
+    matmul,
+    overlap,
+    scale,
+    soak,
+    sweep,
+    tune,
+)
 from ringcoll.__main__ import add_commands
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
@@ -27,6 +39,7 @@ COMMANDS = {
     "fsdp": fsdp,
     "scale": scale,
     "soak": soak,
+    "failures": failures,
 }
 
 

@@ -4,9 +4,9 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -15,6 +15,7 @@ from ringcoll import algorithms
 from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.gathers import AllGather
 from ringcoll.manual import is_checked, sharded_dims, varying
+from ringcoll.marks import marked, scope
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import Scheduled
 from ringcoll.table import LAX, Algorithm, reducing_half
@@ -69,12 +70,12 @@ class AllReduce(Scheduled):
 
     def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
-        with jax.named_scope("reduce_scatter"):
+        with scope("reduce_scatter"):
             mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
-        with jax.named_scope("all_gather"):
+        with scope("all_gather"):
             if self.gathers_as_bits:
                 whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
-                return moved_as_bits(whole, mine)
+                return marked(partial(moved_as_bits, whole), mine)
             return gather_along(mine, dim, schedule, ranks)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:

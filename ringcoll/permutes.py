@@ -62,6 +62,6 @@ def _permute(call: Call, x: Pytree, perm: Sequence[tuple[int, int]]) -> Pytree:
         return lax.ppermute(x, call.axis_name, perm)
 
     def by_hand(x: Array) -> Array:
-        return Ppermute(axes=call.axes, pairs=pairs())(x)
+        return Ppermute(axes=call.axes, pairs=pairs(), is_hop=False)(x)
 
     return call.each(x, by_lax, by_hand)

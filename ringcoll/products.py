@@ -26,6 +26,7 @@ from jax import Array, lax
 from ringcoll import algorithms, engine, quickest
 from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
+from ringcoll.marks import marked
 from ringcoll.pieces import Shares, joined, placed, sliced_along
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import named, ranks_of
@@ -127,7 +128,9 @@ def _gathered(
     if how.algorithm != LAX:
         with named("all_gather_einsum", how.algorithm):
             return _gathered_by_rounds(how, gather, x, others, keep, late)
-    whole = lax.all_gather(x, how.axes, axis=gather.moving.index(gather.label), tiled=True)
+    dim = gather.moving.index(gather.label)
+    with named("all_gather_einsum", LAX):
+        whole = marked(lambda x: lax.all_gather(x, how.axes, axis=dim, tiled=True), x)
     results = [
         _multiplied(how, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
@@ -226,8 +229,11 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
         return functools.reduce(lax.add, made)
 
     if how.algorithm == LAX:
-        y = lax.psum_scatter(summed(factors), how.axes, scatter_dimension=dim, tiled=True)
-        return y.astype(dtype)
+        scatter_sum = partial(
+            lax.psum_scatter, axis_name=how.axes, scatter_dimension=dim, tiled=True
+        )
+        with named("einsum_reduce_scatter", LAX):
+            return marked(scatter_sum, summed(factors)).astype(dtype)
     schedule, ranks = how.schedule()
     labels = [labels for term in scatter.terms for labels in term]
     sliced = [label in own for own in labels]

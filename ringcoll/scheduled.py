@@ -8,6 +8,7 @@ import math
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -17,6 +18,7 @@ from jax import Array, lax
 
 from ringcoll import algorithms
 from ringcoll.manual import empty
+from ringcoll.marks import marked, scope
 from ringcoll.primitive import Collective
 from ringcoll.schedule import Schedule
 from ringcoll.table import LAX, LAX_AS_BITS, Algorithm, Table, default_table
@@ -54,9 +56,10 @@ class Scheduled(Collective):
         if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
             return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
         if algorithm == LAX:
-            return self.builtin(self.widen(x), platform).astype(x.dtype)
+            by_lax = marked(lambda x: self.builtin(x, platform), self.widen(x))
+            return by_lax.astype(x.dtype)
         if algorithm == LAX_AS_BITS:
-            return moved_as_bits(self, x)
+            return marked(partial(moved_as_bits, self), x)
         ranks = ranks_of(algorithm, self.axes, self.groups)
         schedule = algorithms.build(self.collective, algorithm, ranks.shape)
         if isinstance(schedule, Schedule):
@@ -105,8 +108,12 @@ class Scheduled(Collective):
 
 def named(call: str, algorithm: Algorithm) -> AbstractContextManager[None]:
     """Under which name profiles have what is traced within: `ringcoll.psum(ring)`."""
-    of = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "given")
-    return jax.named_scope(f"ringcoll.{call}({of})")
+    return scope(f"ringcoll.{call}({name_of(algorithm)})")
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """What an algorithm that was chosen is called; a schedule is just given."""
+    return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "given")
 
 
 def ranks_of(

@@ -11,6 +11,7 @@ from jax import Array, lax
 from ringcoll import engine
 from ringcoll.algorithms import Stages
 from ringcoll.manual import empty, sharded_dims
+from ringcoll.marks import scope
 from ringcoll.pieces import Shares, joined
 from ringcoll.schedule import AllToAllSchedule, Schedule
 from ringcoll.wire import Ranks, as_bits, scaled
@@ -114,7 +115,7 @@ def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -
     start = 0
     for number, stage in enumerate(stages, 1):
         part = ranks.cut(digits, (start, start + len(stage.shape)))
-        with jax.named_scope(f"stage {number}"):
+        with scope(f"stage {number}"):
             gathered = gather_along(x[None], 0, stage, part)
         x = functools.reduce(combine, [gathered[i] for i in range(stage.size)])
         start += len(stage.shape)

@@ -7,6 +7,7 @@ to lax.
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ringcoll.marks import marked, scope
 from ringcoll.primitive import Collective
 from ringcoll.schedule import Round
 
@@ -82,6 +84,7 @@ class Ppermute(Collective, name="ppermute"):
     """Rank s of each pair (s, d) sends its operand to rank d; the others get zeros."""
 
     pairs: Pairs
+    is_hop: bool = True  # of a round, which has the name and the marks
 
     def by_lax(self, x: Array) -> Array:
         if len(self.axes) == 1:
@@ -90,7 +93,11 @@ class Ppermute(Collective, name="ppermute"):
         return lax.ppermute(x, axes, pairs)
 
     def by_hand(self, x: Array, platform: str) -> Array:
-        return moved_as_bits(self, x) if platform == "cpu" else self.by_lax(x)
+        send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax
+        if self.is_hop:
+            return send(x)
+        with scope("ringcoll.ppermute"):
+            return marked(send, x)
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
@@ -190,9 +197,13 @@ class Ranks:
     ) -> list[Array]:
         """What the moves of a round bring, or backward; profiles have them under its name."""
         sign = -1 if back else 1
-        with jax.named_scope(name):
+
+        def send(messages: list[Array]) -> list[Array]:
             pairs = zip(moves, messages, strict=True)
             return [self.hop(x, move.axis, sign * move.shift) for move, x in pairs]
+
+        with scope(name):
+            return marked(send, list(messages))
 
     def hop(self, x: Array, axis: int, shift: int) -> Array:
         """x from the rank `shift` before this one along an axis of the schedule."""

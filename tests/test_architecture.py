@@ -28,6 +28,7 @@ ORDER = (
     "cost",
     "table",
     "manual",
+    "marks",
     "primitive",
     "wire",
     "messages",
@@ -61,6 +62,10 @@ ORDER = (
     "layers.fsdp",
     "layers.__init__",
     "__init__",
+    "debug.calls",
+    "debug.consistent",
+    "debug.watchdog",
+    "debug.__init__",
     "arguments",
     "text",
     "figure",
@@ -254,7 +259,8 @@ import sys
 import ringcoll
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
-print([name for name in sys.modules if name.startswith(("ringcoll.overlap", "ringcoll.draw"))])
+late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug")
+print([name for name in sys.modules if name.startswith(late)])
 import jax
 try:
     jax.devices()

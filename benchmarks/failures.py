@@ -1,0 +1,241 @@
+"""What happens when a process fails, or runs another program: today, checked, under a deadline.
+
+Several processes of this machine, each with one device, speak through gloo on the loopback. All
+run a healthy program once; then the last one does what the row says. The table has what became
+of each of them, and how many seconds after. (Most rows hang today, for as long as --patience.)
+"""
+
+import argparse
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks import processes
+from ringcoll import debug
+
+WAYS = ("today", "checked", "deadline")
+Program = Callable[[Array], Array]
+
+
+def ring(x: Array) -> Array:
+    return ringcoll.psum(x, "x", algorithm="ring")
+
+
+def bruck(x: Array) -> Array:
+    return ringcoll.psum(x, "x", algorithm="bruck")
+
+
+def misspelt(x: Array) -> Array:
+    return ringcoll.psum(x, "x", algorithm="rign")
+
+
+def sum_twice(x: Array) -> Array:
+    return ring(x) + ring(x - 1)
+
+
+def rings(x: Array) -> Array:
+    return lax.fori_loop(0, 100_000, lambda _, y: ring(y) / 3, x)
+
+
+def sum_greatest(x: Array) -> Array:
+    y = ringcoll.psum(x, "x", algorithm="exchange")
+    return y + ringcoll.pmax(2 * x + 0 * y, "x", algorithm="exchange")
+
+
+def greatest_sum(x: Array) -> Array:
+    y = ringcoll.pmax(2 * x, "x", algorithm="exchange")
+    return y + ringcoll.psum(x + 0 * y, "x", algorithm="exchange")
+
+
+def kill(seconds: float) -> None:
+    """As the kernel would."""
+    threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    time.sleep(0 if seconds else 60)
+
+
+def fail() -> None:
+    raise RuntimeError("what a program may raise")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the last process does first, which program it runs on what, and what the others run."""
+
+    act: Callable[[], Any] | None = None
+    own: Program = ring
+    others: Program = ring
+    rows: int = 1
+    dtype: str = "float32"
+
+
+FAILURES = {
+    "is killed before a collective": Failure(partial(kill, 0)),
+    "is killed in the middle": Failure(partial(kill, 1), rings, rings),
+    "never arrives": Failure(partial(time.sleep, 1e6)),
+    "leaves by an exception": Failure(fail),
+    "leaves, done": Failure(partial(sys.exit, 0)),
+    "has another shape": Failure(rows=2),
+    "has a wider dtype": Failure(dtype="complex64"),
+    "has a dtype as wide": Failure(dtype="int32"),
+    "has another algorithm": Failure(own=bruck),
+    "has another order of calls": Failure(own=greatest_sum, others=sum_greatest),
+    "has a call less": Failure(own=ring, others=sum_twice),
+    "has a call that is refused": Failure(own=misspelt),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    processes.add_arguments(parser)
+    add = parser.add_argument
+    add("--only", metavar="WORDS", default="", help="the rows with these words")
+    add("--ways", default=",".join(WAYS), help="which columns (%(default)s)")
+    add("--seconds", type=float, default=10, help="of the deadline (%(default)g)")
+    add("--patience", type=float, default=150, help="who has not ended then hangs (%(default)g s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.process_id is not None:
+        return _process(args)
+    ways = args.ways.split(",")
+    print("|", " | ".join(["the last process", *ways]), "|")
+    print("|---" * (len(ways) + 1) + "|")
+    for name, failure in FAILURES.items():
+        if args.only in name:
+            ends = [
+                "as today"
+                if way == "checked" and failure.act
+                else words(ended(name, way, args.num_processes or 3, args.seconds, args.patience))
+                for way in ways
+            ]
+            print("|", " | ".join([name, *ends]), "|", flush=True)
+    return 0
+
+
+def _process(args: argparse.Namespace) -> int:
+    """What one of the processes does."""
+    processes.start(args)
+    is_last = args.process_id == args.num_processes - 1
+    mesh = jax.make_mesh((args.num_processes,), ("x",), axis_types=(AxisType.Auto,))
+
+    def jitted(program: Program) -> Callable[..., Array]:
+        return jax.jit(
+            jax.shard_map(program, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+        )
+
+    def operand(rows: int, dtype: str) -> Array:
+        own = np.full((rows, 12), args.process_id + 1, dtype)
+        return jax.make_array_from_process_local_data(NamedSharding(mesh, P("x")), own)
+
+    healthy = operand(1, "float32")
+    jax.block_until_ready(jitted(ring)(healthy))
+    for name, failure in FAILURES.items():
+        if args.only not in name:
+            continue
+        program = jitted(failure.own if is_last else failure.others)
+        x = operand(failure.rows, failure.dtype) if is_last else healthy
+        print(f"starts {time.time()}", flush=True)
+        if args.ways == "checked":
+            try:
+                debug.check_consistent(program, x)
+            except ValueError as error:
+                print(f"refused: {error}", flush=True)
+            continue
+        with debug.deadline(args.seconds, grace=2) if args.ways == "deadline" else nullcontext():
+            if is_last and failure.act:
+                failure.act()
+            y = np.asarray(program(x).addressable_data(0))
+        total = sum(range(1, args.num_processes + 1))
+        right = total + 2 * args.num_processes if failure.others is sum_greatest else total
+        print("right values" if np.all(y == right) else "wrong values", flush=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a process: its status (None: it hangs), after how many seconds, and what it said."""
+
+    status: int | None
+    seconds: float
+    text: str
+
+
+def ended(only: str, way: str, count: int, seconds: float = 10, patience: float = 150) -> list[End]:
+    """Run rows of a column of the table in so many processes, and wait for them."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        held = stack.enter_context(socket.socket())  # gRPC shares ports; nobody else gets it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        command = [sys.executable, "-m", "benchmarks", "failures", "--only", only, "--ways", way]
+        command += f"--seconds {seconds} --num-processes {count}".split()
+        command += ["--coordinator", f"127.0.0.1:{held.getsockname()[1]}", "--process-id"]
+        started = []
+        for i in range(count):
+            with open(folder / str(i), "wb") as said:
+                process = subprocess.Popen(
+                    [*command, str(i)],
+                    env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+                    cwd=Path(__file__).parent.parent,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        ends, last = [time.time()] * count, time.time() + patience
+        while None in (statuses := [process.poll() for process in started]) and time.time() < last:
+            time.sleep(0.05)
+            ends = [
+                time.time() if s is None else end for s, end in zip(statuses, ends, strict=True)
+            ]
+        texts = [(folder / str(i)).read_text(errors="replace") for i in range(count)]
+    begun = [float(found[1]) if (found := re.search(r"starts (\S+)", t)) else 0 for t in texts]
+    return [
+        End(status, end - start, text)
+        for status, end, start, text in zip(statuses, ends, begun, texts, strict=True)
+    ]
+
+
+#: What to look for in what a process has said, the telling first.
+_TELLING = (
+    r"refused: .*: (process \d.*)",
+    r"rank \d+ \(.*\): ((?:in|after) .*?)(?:, time|, begun|, done)",
+    r"no rank has come to a collective",
+    r"Received data size doesn't match expected size",
+    r"Gloo [a-z ]+ failed: .*(Connection \w+ by peer)",
+    r"(?:wrong|right) values",
+    r"RuntimeError: what a program may raise",
+    r"no algorithm 'rign'",
+)
+
+
+def words(ends: Sequence[End]) -> str:
+    """What became of them, alike ones together."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for i, end in enumerate(ends):
+        found = (m for pattern in _TELLING if (m := re.search(pattern, end.text)))
+        said = next((m[m.lastindex or 0] for m in found), "")
+        how = "hangs" if end.status is None else f"ends with {end.status} after {end.seconds:.0f} s"
+        how = "refused" if "refused: " in end.text else how
+        alike[f"{said}, {how}".removeprefix(", ")].append(i)
+    return "; ".join(f"{', '.join(map(str, who))}: {what}" for what, who in alike.items())

@@ -1,0 +1,6 @@
+"""When something goes wrong among several processes: what differs, and where they hang."""
+
+from ringcoll.debug.consistent import check_consistent
+from ringcoll.debug.watchdog import STATUS, deadline
+
+__all__ = ["STATUS", "check_consistent", "deadline"]

@@ -1,0 +1,117 @@
+"""A watch that ends a program that hangs, and says in which collective and round it does."""
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from ringcoll import marks
+
+#: The exit status of a process that a deadline has ended, as of `timeout`.
+STATUS = 124
+_JAX = os.path.dirname(jax.__file__)
+
+
+@contextmanager
+def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
+    """End this process, and say where it was, unless what is within is done in time.
+
+    For `with deadline(60): ...`, around all that may hang, or as a decorator. On leaving it waits
+    for what was computed, so that a step that was only dispatched is within. When the time is up,
+    every process on its own writes to stderr in which round of which collective each of its
+    ranks is, and where its Python is; then it ends with status `STATUS`, for a program that waits
+    for a message cannot be interrupted. If instead an exception is on its way (a neighbour that
+    is gone) while a rank is still in a collective, the same is written, and where JAX waits for
+    the others when Python ends, it does so no longer than that.
+
+    What is traced within is traced anew and is slower: each round makes two callbacks to this
+    process. Results are the same, bit by bit. Only collectives of ringcoll are marked, and only
+    where every axis of the mesh is manual; of others it is said after which mark they hang.
+    Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
+
+    Args:
+        seconds: how long all within may take, compiling included.
+        grace: how long a process lives on once it has said where it was: whose peer ends gets
+            no word in any more, and not all come here at the same moment.
+
+    Raises:
+        ValueError: `seconds` or `grace` is no such number.
+    """
+    for name, value, least in (("seconds", seconds, 1e-3), ("grace", grace, 0)):
+        if not isinstance(value, int | float) or not least <= value <= threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"ringcoll.debug.deadline: {name}={value!r}; pass a number of seconds, "
+                f"from {least:g} to {threading.TIMEOUT_MAX:g}"
+            )
+    watch = _Watch(seconds, grace)
+    watch.start()
+    try:
+        with marks.watching(True):
+            yield
+            jax.block_until_ready(jax.live_arrays())
+            jax.effects_barrier()
+    except BaseException as error:
+        if marks.LOG.is_stuck():
+            watch.say(f"is left by {type(error).__name__}")
+            watch.limit_leaving()
+            marks.LOG.clear()  # it has been said
+        raise
+    finally:
+        watch.stop()
+
+
+class _Watch:
+    """A thread that ends the process, unless it is stopped in time."""
+
+    def __init__(self, seconds: float, grace: float) -> None:
+        self.seconds, self.grace = seconds, grace
+        self.end = time.monotonic() + seconds
+        self.owner = threading.get_ident()
+        self.timer = threading.Timer(seconds, self._is_over)
+        self.timer.daemon = True
+
+    def start(self) -> None:
+        self.timer.start()
+
+    def stop(self) -> None:
+        self.timer.cancel()
+
+    def say(self, what: str, *more: str) -> None:
+        """To stderr: where each rank was last, and more."""
+        me = f"{socket.gethostname()}, process {os.getpid()}"
+        heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
+        where = marks.LOG.said() or ["no rank has come to a collective of ringcoll"]
+        print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
+
+    def limit_leaving(self) -> None:
+        """End Python itself in time, or soon: when it ends, JAX waits for the other processes."""
+        leaving = threading.Event()
+        atexit.register(leaving.set)  # at that time no thread can be started any more
+
+        def limit() -> None:
+            leaving.wait()
+            time.sleep(max(self.grace, self.end - time.monotonic()))
+            os._exit(STATUS)
+
+        threading.Thread(target=limit, daemon=True).start()
+
+    def _is_over(self) -> None:
+        frames = traceback.extract_stack(sys._current_frames().get(self.owner))
+        self.say(
+            "is over",
+            "Python is at",
+            *(
+                f"  {frame.filename}:{frame.lineno} in {frame.name}"
+                for frame in frames
+                if not frame.filename.startswith((_JAX, "<frozen"))
+            ),
+        )
+        time.sleep(self.grace)
+        os._exit(STATUS)
