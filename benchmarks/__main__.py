@@ -12,7 +12,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
-from benchmarks import fsdp, join, layers, loop, matmul, overlap, scale, sweep, tune
+from benchmarks import cluster, fsdp, join, layers, loop, matmul, overlap, scale, sweep, tune, wire
 from ringcoll.__main__ import add_commands
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
@@ -26,6 +26,8 @@ COMMANDS = {
     "layers": layers,
     "fsdp": fsdp,
     "scale": scale,
+    "cluster": cluster,
+    "wire": wire,
 }
 
 
