@@ -13,6 +13,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 # JAX reads the environment when it is imported.
 from benchmarks import (
+    cluster,
     failures,
     fsdp,
     join,
@@ -24,6 +25,7 @@ from benchmarks import (
     soak,
     sweep,
     tune,
+    wire,
 )
 from ringcoll.__main__ import add_commands
 
@@ -38,8 +40,10 @@ COMMANDS = {
     "layers": layers,
     "fsdp": fsdp,
     "scale": scale,
-    "soak": soak,
+    "cluster": cluster,
+    "wire": wire,
     "failures": failures,
+    "soak": soak,
 }
 
 

@@ -19,6 +19,7 @@ from jax import lax as jax_lax
 from benchmarks import references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
+from ringcoll.listing import Algorithm
 from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices
 
 AXIS = "x"
@@ -63,6 +64,11 @@ class Case:
             return self.best[:1]
         return tuple(name for name in names(self.name) if exists(self.name, name, n))
 
+    def schedule(self, algorithm: str) -> Algorithm:
+        """What to pass for the name: itself, or the schedule of `ring@4x2`."""
+        name, shape = on_shape(algorithm)
+        return build(self.name, name, shape) if shape else name
+
     def choices(self, n: int) -> tuple[str, ...]:
         """All that may be compared with lax on n ranks."""
         if self.name not in COLLECTIVES:
@@ -80,14 +86,20 @@ class Case:
         return ("auto", *(self.best if size <= SMALL else self.best[:1]))
 
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
-        """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll."""
+        """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
         if algorithm != LAX:
-            how = {"algorithm": algorithm} if self.name in COLLECTIVES else {}
+            how = {"algorithm": self.schedule(algorithm)} if self.name in COLLECTIVES else {}
             return self.call(our_lax, x, **how)
         if self.name == "pbroadcast" and platform != "gpu":  # lax has none: what people write
             mine = jnp.where(jax_lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))
             return jax_lax.psum(mine, AXIS)
         return self.call(jax_lax, x)
+
+
+def on_shape(algorithm: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the shape of `ring@4x2`: the ring on ranks in 4 rows of 2; () for none."""
+    name, _, shape = algorithm.partition("@")
+    return name, tuple(int(size) for size in shape.split("x")) if shape else ()
 
 
 def exists(collective: str, algorithm: str, *shape: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from benchmarks.cases import on_shape
 from benchmarks.row import Row
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.cost import Model, Sample, fit, seconds
@@ -31,7 +32,8 @@ def paid(row: Row) -> Price | None:
     if row.resolved.endswith(BUILT_INS) or row.ranks == 1:
         return None
     if row.collective in COLLECTIVES:
-        return price(row.collective, row.resolved, (row.ranks,))
+        name, shape = on_shape(row.resolved)
+        return price(row.collective, name, shape or (row.ranks,))
     whole = Fraction(row.ranks)
     return Price(rounds=1, messages=1, startups=1, sent=whole, raw=whole, link=whole)
 

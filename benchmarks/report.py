@@ -137,13 +137,18 @@ def print_summary(
         ]
         best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
     print_matrix("The fastest hand-written algorithm, its time over lax's", best)
+    print_models(fitted)
+    print_skipped(skipped)
+
+
+def print_models(fitted: Mapping[str, Fitted]) -> None:
+    """Alpha, beta and gamma of every dtype, and how well they fit."""
     for name, (model, error, count) in fitted.items():
         console().print(
             f"model of {name}: alpha {microseconds(model.alpha)} us a message, "
             f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
             f"median error {error:.0%} over {count} rows"
         )
-    print_skipped(skipped)
 
 
 def print_skipped(skipped: Sequence[Place]) -> None:

@@ -57,7 +57,7 @@ def test_over_processes_no_device_is_left_out():
 
 
 def test_a_soak_over_processes():
-    said = together([2, 2], *"-m benchmarks soak --seed 3 --count 16".split())
+    said = together([2, 2], "-m", "benchmarks", "soak", "--seed=3", "--count=16")
     assert "#wrong 0 of 16 calls" in said[0]
     assert "#wrong" not in said[1]  # the first speaks for all
 

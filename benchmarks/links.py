@@ -1,0 +1,101 @@
+"""Hosts and the links between them: what these must carry at least, and what a schedule says."""
+
+import argparse
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.cases import CASES, Case, on_shape
+from benchmarks.row import Row
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.pricing import price, price_on_hosts
+from ringcoll.table import BUILT_INS
+
+#: One switch; or a cable from each host to the next one.
+LINKS = ("star", "ring")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The hosts and what joins them.
+
+    Attributes:
+        hosts: how many.
+        local: ranks on each.
+        links: how they are joined, one of `LINKS`.
+        rate, tcp: bytes per second of a link in one direction: as it is made, as measured.
+    """
+
+    hosts: int
+    local: int
+    links: str
+    rate: float
+    tcp: float
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.hosts * self.local
+
+    def bound(self, case: Case, size: int) -> float:
+        """Bytes that the busiest link must carry in one direction at least.
+
+        Args:
+            case: of the collective.
+            size: in bytes, as nccl-tests count it.
+        """
+        shares = (self.hosts - 1) / self.hosts * size
+        if case.name in ("psum", "pmax", "pmin"):  # scattered, and gathered
+            shares *= 2
+        ports = 2 if self.links == "ring" and self.hosts > 2 else 1
+        if case.name != "all_to_all":
+            return shares / ports
+        if ports == 1:
+            return shares * self.local
+        # A block for the host at distance d passes d links.
+        return self.hosts**2 // 4 / self.hosts * size * self.local / ports
+
+    def price(self, row: Row) -> float | None:
+        """Bytes that the busiest link carries by the row's schedule; None for a built-in."""
+        if row.resolved.endswith(BUILT_INS) or row.collective not in COLLECTIVES:
+            return None
+        name, shape = on_shape(row.resolved)
+        of = row.collective, name, shape or (row.ranks,)
+        shard = row.size / row.ranks
+        if self.links == "ring":
+            return float(price(*of, network=(row.ranks,)).link) * shard if self.local == 1 else None
+        rounds = price_on_hosts(*of, self.hosts).rounds
+        return float(sum(a_round.times * a_round.outer.link for a_round in rounds)) * shard
+
+    def found(self, row: Row, by_link: np.ndarray) -> dict[str, float | None]:
+        """What the counters and the links make of a row.
+
+        Args:
+            row: with its time.
+            by_link: what a call sent by every interface of every host.
+        """
+        if row.seconds is None:
+            raise ValueError(f"only checked, not timed: {row}")
+        case = next(case for case in CASES if case.name == row.collective)
+        sent, priced = float(by_link.max()), self.price(row)
+        least = self.bound(case, row.size)
+        return {
+            "sent": sent,
+            "of_price": sent / priced if priced else None,
+            "of_bound": row.seconds.median * self.rate / least,
+            "of_tcp": row.seconds.median * self.tcp / least,
+        }
+
+
+def bits(text: str) -> float:
+    """A rate as `tc` takes it, 500mbit, in bytes per second; a type for argparse."""
+    parsed = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text)
+    if not parsed or not float(parsed[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a rate such as 500mbit or 1gbit")
+    return float(parsed[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[parsed[2]] / 8
+
+
+def in_bits(rate: float) -> str:
+    """Bytes per second in Mbit/s."""
+    return f"{rate * 8e-6:.4g} Mbit/s"

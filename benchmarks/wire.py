@@ -1,0 +1,158 @@
+"""Collectives between hosts, against the wire: bytes on the links, time over what they allow.
+
+Start it in a process on every host, or let `python -m benchmarks cluster` make the hosts.
+
+  vs_lax    time over lax's, median of the rounds
+  sent      bytes that the busiest link carries in one direction, counted by the interfaces
+  of price  that, over what the schedule says
+  of bound  time over the least that the link rate allows, which is named above the table
+  of TCP    the same at the rate that plain sockets reached just before
+  predicted by alpha and beta fitted to this run
+
+`ring@4x2` is the ring on 4 hosts of 2 ranks: between hosts first (a sum: last), so that least
+crosses the links. Each result is compared with NumPy's on every rank.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks import network, options, processes, report
+from benchmarks.cases import CASES, Case
+from benchmarks.links import LINKS, Wire, bits, in_bits
+from benchmarks.measure import Point, measure, sharing
+from benchmarks.model import fit_rows
+from benchmarks.row import Row
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.table import LAX
+from ringcoll.text import bytes_in_words
+
+_NAMES = ("all_gather", "psum_scatter", "psum", "all_to_all")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured, on what, and where it is written."""
+    options.add_sizes(parser, least="16M", most="16M")
+    options.add_datatypes(parser)
+    options.add_machine(parser, budget=300, rounds=10)
+    processes.add_arguments(parser)
+    add, listed = parser.add_argument, options.listed
+    default = ",".join(_NAMES)
+    names = [case.name for case in CASES]
+    add("--collective", type=listed(*names), default=default, metavar="LIST", help=f"({default})")
+    add("--algorithm", metavar="LIST", help="names, or such as ring@4x2 (the best known)")
+    add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
+    add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
+    add("-J", "--json", metavar="PATH", help="write everything measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, report; 1 if anything was wrong."""
+    processes.start(args)
+    hosts = jax.process_count()
+    if hosts == 1:
+        raise SystemExit(
+            "one process has no wire: give --coordinator, --num-processes and --process-id, or "
+            "let `python -m benchmarks cluster` make hosts"
+        )
+    end = time.perf_counter() + args.budget
+    mesh = options.mesh(args)
+    header = options.described(mesh)
+    report.print_header(header)
+    tcp = network.tcp_rate()
+    wire = Wire(hosts, mesh.size // hosts, args.links, args.rate or tcp, tcp)
+    report.console().print(
+        f"{hosts} hosts of {wire.local} ranks, links: {wire.links}, {in_bits(wire.rate)} each way "
+        f"({'as made' if args.rate else 'as measured'}); TCP from each host to the next, all at "
+        f"once: {in_bits(tcp)}"
+    )
+    rows, sent = _measured(args, mesh, wire, end)
+    fitted, rows = fit_rows(rows)
+    _print(wire, rows, sent)
+    report.print_models(fitted)
+    if args.json and processes.leads():
+        everything = {
+            "measured_on": header,
+            "wire": asdict(wire),
+            "rows": [
+                {**asdict(row), **wire.found(row, by_link), "by_link": by_link.tolist()}
+                for row in rows
+                for by_link in [sent[_key(row)]]
+            ],
+        }
+        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    return report.print_verdict(rows)
+
+
+def _key(row: Row) -> tuple[str, str, int, str]:
+    return row.collective, row.type, row.asked, row.algorithm
+
+
+def _measured(
+    args: argparse.Namespace, mesh: Mesh, wire: Wire, end: float
+) -> tuple[list[Row], dict[tuple, np.ndarray]]:
+    """The rows, and by `_key` what each call sent by every interface of every host."""
+    points = [
+        (case, np.dtype(name), size)
+        for case in CASES
+        if case.name in args.collective
+        for name in args.datatype
+        for size in sorted(options.sizes(args))
+    ]
+    rows: list[Row] = []
+    sent: dict[tuple, np.ndarray] = {}
+    shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
+    for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
+        point = Point(case, dtype, size, mesh)
+        names = _algorithms(args, case, wire)
+        some = measure(point, names, share, args.iters, args.warmup_iters, True)
+        rows += some
+        sent |= {_key(row): network.sent_by(point.program(row.algorithm)) for row in some}
+    return rows, sent
+
+
+def _algorithms(args: argparse.Namespace, case: Case, wire: Wire) -> list[str]:
+    """Those asked for that there are; all, if nobody chooses."""
+    names = list(case.algorithms(wire.ranks))
+    if wire.local > 1 and case.name in COLLECTIVES:
+        names += [f"{name}@{wire.hosts}x{wire.local}" for name in case.algorithms(wire.hosts)]
+    if not args.algorithm:
+        return names
+    known = {*names, *case.choices(wire.ranks)}
+    return [name for name in args.algorithm.split(",") if name in known]
+
+
+def _print(wire: Wire, rows: Sequence[Row], sent: Mapping[tuple, np.ndarray]) -> None:
+    heads = ("time\nms", "±\n", "vs_lax\n", "±\n", "sent\nMB", "of\nprice", "of\nbound", "of\nTCP")
+    for collective, some in groupby(rows, lambda row: row.collective):
+        made = report.table(
+            *("type\n", "size\n", "algorithm\n"), *heads, "predicted\nms", "#wrong\n", left=3
+        )
+        for _, point in groupby(some, lambda row: (row.type, row.asked)):
+            for row in point:
+                made.add_row(*_cells(row, wire.found(row, sent[_key(row)])))
+            made.add_section()
+        report.show(collective, made)
+
+
+def _cells(row: Row, found: Mapping[str, float | None]) -> list[str]:
+    if row.seconds is None or row.vs_lax is None or found["sent"] is None:
+        raise ValueError(f"not timed: {row}")
+    compared = row.algorithm != LAX
+    return [
+        *(row.type, bytes_in_words(row.size), row.algorithm),
+        *(f"{row.seconds.median * 1e3:.4g}", f"{row.seconds.spread:.0%}"),
+        *((report.ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}") if compared else ("", "")),
+        f"{found['sent'] / 1e6:.4g}",
+        *("-" if of is None else f"{of:.2f}" for of in list(found.values())[1:]),
+        "-" if row.predicted is None else f"{row.predicted * 1e3:.4g}",
+        report.wrong_cell(row.wrong, "-"),
+    ]
