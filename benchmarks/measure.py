@@ -212,6 +212,7 @@ def interleave(
         if number >= FEWEST and processes.first_says(time.perf_counter() > end):
             break
         for name in order if number % 2 == 0 else reversed(order):
+            processes.meet()
             start = time.perf_counter()
             programs[name]()
             times[name].append(time.perf_counter() - start)

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from benchmarks import processes
+
 #: Interfaces of a host that are told apart, at most.
 _MOST = 8
 
@@ -27,11 +29,11 @@ def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
 
     All that the hosts send meanwhile is counted, headers and acknowledgements too.
     """
-    multihost_utils.sync_global_devices("before")
+    processes.meet()
     before = counters()
     for _ in range(calls):
         program()
-    multihost_utils.sync_global_devices("after")
+    processes.meet()
     sent = [count - before[name] for name, count in sorted(counters().items())][:_MOST]
     mine = np.array(sent + [0] * (_MOST - len(sent)), np.float32)
     return _of_all(mine) / calls

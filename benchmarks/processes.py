@@ -59,6 +59,12 @@ def first_says(value: float) -> float:
     return multihost_utils.broadcast_one_to_all(np.float32(value)).item()
 
 
+def meet() -> None:
+    """Wait for all, so that none is charged for how late another begins."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("meet")
+
+
 def total(count: int) -> int:
     """The sum over the processes."""
     if jax.process_count() == 1:
