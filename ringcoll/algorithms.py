@@ -56,18 +56,6 @@ def bidirectional_ring(n: int) -> Schedule:
 
 @listed(GATHERS)
 @along_each_axis
-def segmented_ring(n: int) -> Schedule:
-    """A ring in four segments, one after the other: what is done with one goes under the next.
-
-    When: sockets, and whatever else hands over a message only when all of it has come.
-
-    Source: Thakur et al.
-    """
-    return in_lanes(*[ring(n)] * 4)
-
-
-@listed(GATHERS)
-@along_each_axis
 def two_ended(n: int) -> Schedule:
     """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
 
