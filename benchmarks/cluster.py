@@ -9,16 +9,12 @@ machine's own network, whose links are not shaped). Nothing is left behind, howe
 """
 
 import argparse
-import os
-import socket
-import subprocess
+import signal
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from tempfile import TemporaryFile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from benchmarks import hosts
+from benchmarks import hosts, launch
 from benchmarks.links import LINKS, bits
 
 #: When a process has failed the others may hang: they get so many seconds.
@@ -55,55 +51,27 @@ def run(args: argparse.Namespace) -> int:
     command = args.command or ["wire"]
     if command[0] == "wire" and not args.loopback:
         command = [*command, "--rate", args.rate, "--links", args.links]
-    command = [sys.executable, "-m", "benchmarks", *command]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and tidy up
     with _places(args) as (coordinator, places):
-        flags = f"--coordinator {coordinator} --num-processes {args.hosts}".split()
-        return together(
-            [[*place, *command, *flags, "--process-id", str(i)] for i, place in enumerate(places)],
-            {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.devices)},
+        commands = launch.python(coordinator, args.hosts, "-m", "benchmarks", *command)
+        ends = launch.together(
+            [[*place, *one] for place, one in zip(places, commands, strict=True)],
+            [args.devices] * args.hosts,
+            grace=GRACE,
+            shows_first=True,
         )
+    bad = [i for i, end in enumerate(ends) if end.status]
+    for i in bad:
+        print(f"process {i} ended with {ends[i].status}\n{ends[i].text}")
+    return 1 if bad else 0
 
 
 @contextmanager
 def _places(args: argparse.Namespace) -> Iterator[tuple[str, list[list[str]]]]:
     """The coordinator's address, and what a command begins with to run on each host."""
-    if not args.loopback:
-        with hosts.made(args.hosts, args.links, args.rate) as all_hosts:
-            yield f"{all_hosts[0].address}:{_COORDINATOR}", [h.command() for h in all_hosts]
+    if args.loopback:
+        with launch.loopback() as address:
+            yield address, [[]] * args.hosts
         return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    yield f"127.0.0.1:{port}", [[]] * args.hosts
-
-
-def together(commands: Sequence[Sequence[str]], environment: dict[str, str]) -> int:
-    """Run all at once, the first one's words shown; 1 if any fails, with what it said."""
-    processes: list[subprocess.Popen] = []
-    with ExitStack() as files:
-        said = [files.enter_context(TemporaryFile("w+")) for _ in commands]
-        try:
-            for i, command in enumerate(commands):
-                output = said[i] if i else None
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-                )
-            failed = _wait(processes)
-        finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.wait()
-        for i in failed:
-            said[i].seek(0)
-            print(f"process {i} ended with {processes[i].returncode}: {said[i].read()}")
-    return 1 if failed else 0
-
-
-def _wait(processes: Sequence[subprocess.Popen]) -> list[int]:
-    """Until all have ended, or `GRACE` after the first has failed; those that had failed."""
-    end = float("inf")
-    while time.monotonic() < end and any(process.poll() is None for process in processes):
-        if end == float("inf") and any(process.returncode for process in processes):
-            end = time.monotonic() + GRACE
-        time.sleep(0.1)
-    return [i for i, process in enumerate(processes) if process.poll()]
+    with hosts.made(args.hosts, args.links, args.rate) as all_hosts:
+        yield f"{all_hosts[0].address}:{_COORDINATOR}", [host.command() for host in all_hosts]

@@ -9,18 +9,14 @@ import argparse
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,7 +26,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks import processes
+from benchmarks import launch, processes
 from ringcoll import debug
 
 WAYS = ("today", "checked", "deadline")
@@ -181,38 +177,13 @@ class End:
 
 def ended(only: str, way: str, count: int, seconds: float = 10, patience: float = 150) -> list[End]:
     """Run rows of a column of the table in so many processes, and wait for them."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        held = stack.enter_context(socket.socket())  # gRPC shares ports; nobody else gets it
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        command = [sys.executable, "-m", "benchmarks", "failures", "--only", only, "--ways", way]
-        command += f"--seconds {seconds} --num-processes {count}".split()
-        command += ["--coordinator", f"127.0.0.1:{held.getsockname()[1]}", "--process-id"]
-        started = []
-        for i in range(count):
-            with open(folder / str(i), "wb") as said:
-                process = subprocess.Popen(
-                    [*command, str(i)],
-                    env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
-                    cwd=Path(__file__).parent.parent,
-                    stdout=said,
-                    stderr=subprocess.STDOUT,
-                )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            started.append(process)
-        ends, last = [time.time()] * count, time.time() + patience
-        while None in (statuses := [process.poll() for process in started]) and time.time() < last:
-            time.sleep(0.05)
-            ends = [
-                time.time() if s is None else end for s, end in zip(statuses, ends, strict=True)
-            ]
-        texts = [(folder / str(i)).read_text(errors="replace") for i in range(count)]
-    begun = [float(found[1]) if (found := re.search(r"starts (\S+)", t)) else 0 for t in texts]
+    what = ["-m", "benchmarks", "failures", "--only", only, "--ways", way, "--seconds", seconds]
+    with launch.loopback() as at:
+        commands = launch.python(at, count, *what)
+        ends = launch.together(commands, [1] * count, seconds=patience)
+    begun = [float(found[1]) if (found := re.search(r"starts (\S+)", e.text)) else 0 for e in ends]
     return [
-        End(status, end - start, text)
-        for status, end, start, text in zip(statuses, ends, begun, texts, strict=True)
+        End(end.status, end.time - start, end.text) for end, start in zip(ends, begun, strict=True)
     ]
 
 

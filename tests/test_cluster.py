@@ -1,0 +1,140 @@
+"""Hosts made on this machine, and collectives between them against the wire."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import HERE
+
+from benchmarks import hosts
+from benchmarks.__main__ import main
+from benchmarks.cases import CASES
+from benchmarks.links import Wire, bits
+
+as_root = pytest.mark.skipif(bool(hosts.cannot()), reason=hosts.cannot())
+
+
+def namespaces():
+    """The network namespaces that processes of this machine are in."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(link))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def within(seconds, holds):
+    end = time.monotonic() + seconds
+    while not (done := holds()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return done
+
+
+def measured(path, *arguments):
+    """What `cluster` has written; its rows by algorithm."""
+    assert main(["cluster", *arguments, "-n", "2", "--budget", "20", "-J", str(path)]) == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["wire"], {row["algorithm"]: row for row in found["rows"]}
+
+
+@as_root
+@pytest.mark.parametrize("links", ["star", "ring"])
+def test_what_crosses_links_is_what_schedules_say(links, tmp_path, capfd):
+    before = namespaces()
+    made = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
+    algorithms = "ring,two_ended,direct"
+    how = "--collective", "all_gather", "--algorithm", algorithms
+    wire, rows = measured(tmp_path / "found.json", *made, *how)
+    assert wire["links"] == links
+    assert (wire["hosts"], wire["local"], wire["rate"]) == (3, 1, 5e7)
+    assert 0.5 * 5e7 < wire["tcp"] < 1.1 * 5e7
+    for name in algorithms.split(","):
+        assert rows[name]["wrong"] == 0
+        # Headers and acknowledgements add to it; what the processes say besides is little.
+        assert rows[name]["of_price"] == pytest.approx(1, abs=0.03), name
+        assert rows[name]["of_bound"] > 0.9
+    assert rows["lax"]["sent"] > 0
+    assert "#wrong 0" in capfd.readouterr().out
+    assert namespaces() == before
+
+
+@as_root
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_hosts_go_with_who_made_them(how):
+    before = namespaces()
+    command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
+        assert within(60, lambda: len(namespaces() - before) == 3)  # two hosts and the switch
+        started.send_signal(how)
+        assert started.wait(30) != 0
+        assert within(10, lambda: namespaces() == before)
+
+
+def test_processes_on_loopback_need_no_root(tmp_path, capfd):
+    how = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
+    wire, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "ring,ring@2x2")
+    assert (wire["hosts"], wire["local"], wire["rate"]) == (2, 2, wire["tcp"])
+    assert {name: row["wrong"] for name, row in rows.items()} == {
+        "lax": 0,
+        "ring": 0,
+        "ring@2x2": 0,
+    }
+    assert "2 hosts of 2 ranks" in capfd.readouterr().out
+
+
+def test_a_process_that_fails_is_said(capfd):
+    assert main(["cluster", "--loopback", "--hosts", "2", "wire", "-g", "3"]) == 1
+    assert "-g 3: there are 2 devices" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local", "links", "collective", "bound"),
+    [
+        (4, 1, "star", "all_gather", 3 / 4),
+        (4, 1, "star", "psum_scatter", 3 / 4),
+        (4, 1, "star", "psum", 3 / 2),
+        (4, 2, "star", "psum", 3 / 2),  # each host sends for its ranks together
+        (4, 1, "star", "all_to_all", 3 / 4),
+        (4, 2, "star", "all_to_all", 3 / 2),  # and its ranks' blocks are all others
+        (4, 1, "ring", "all_gather", 3 / 8),
+        (4, 1, "ring", "psum", 3 / 4),
+        (2, 1, "ring", "psum", 1),
+        (4, 1, "ring", "all_to_all", (1 + 2 + 1) / 4 / 2),  # as many links are passed
+        (5, 1, "ring", "all_to_all", (1 + 2 + 2 + 1) / 5 / 2),
+    ],
+)
+def test_bounds(hosts, local, links, collective, bound):
+    case = next(case for case in CASES if case.name == collective)
+    assert Wire(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
+
+
+@pytest.mark.parametrize(("text", "rate"), [("500mbit", 62.5e6), ("1.5gbit", 187.5e6), ("8bit", 1)])
+def test_rates(text, rate):
+    assert bits(text) == rate
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("cluster --rate fast", "--rate 'fast': give a rate such as 500mbit or 1gbit"),
+        ("cluster --hosts 0", "--hosts 0 --devices 1: give 1 or more of each"),
+        ("wire -g 1", "one process has no wire: give --coordinator"),
+    ],
+)
+def test_what_cannot_be_is_refused(flags, complaint):
+    with pytest.raises(SystemExit, match=complaint):
+        main(flags.split())
+
+
+def test_without_root_there_is_a_cure(monkeypatch):
+    monkeypatch.setattr(hosts, "cannot", lambda: "making hosts takes root")
+    with pytest.raises(SystemExit, match="making hosts takes root; --loopback runs the same"):
+        main(["cluster"])
