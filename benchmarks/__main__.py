@@ -22,6 +22,7 @@ from benchmarks import (
     matmul,
     overlap,
     scale,
+    skew,
     soak,
     sweep,
     tune,
@@ -42,6 +43,7 @@ COMMANDS = {
     "scale": scale,
     "cluster": cluster,
     "wire": wire,
+    "skew": skew,
     "failures": failures,
     "soak": soak,
 }

@@ -204,6 +204,7 @@ def interleave(
 ) -> dict[str, np.ndarray]:
     """The seconds of every program in every round, until `rounds` or the time `end`.
 
+    (Of several processes, those of the first, so that all choose alike.)
     Each runs once a round: forward, then backward, then both again from the next one on.
     """
     order = list(programs)
@@ -218,7 +219,7 @@ def interleave(
             times[name].append(time.perf_counter() - start)
         if number % 2:
             order = [*order[1:], order[0]]
-    return {name: np.array(seconds) for name, seconds in times.items()}
+    return {name: processes.first_say(np.array(seconds)) for name, seconds in times.items()}
 
 
 def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:

@@ -54,9 +54,15 @@ def leads() -> bool:
 
 def first_says(value: float) -> float:
     """The value that the first process has."""
+    return float(first_say(np.array([value]))[0])
+
+
+def first_say(values: np.ndarray) -> np.ndarray:
+    """The values that the first process has; as many in each."""
     if jax.process_count() == 1:
-        return value
-    return multihost_utils.broadcast_one_to_all(np.float32(value)).item()
+        return values
+    bits = np.asarray(values, np.float64).view(np.uint8)  # which arrive as they are
+    return np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
 
 
 def meet() -> None:

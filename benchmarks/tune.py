@@ -17,7 +17,7 @@ from math import isqrt
 
 import numpy as np
 
-from benchmarks import options, report
+from benchmarks import options, processes, report
 from benchmarks.cases import CASES
 from benchmarks.measure import Point, measure, platform_of, sharing
 from benchmarks.row import Row
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_sizes(parser)
     options.add_datatypes(parser)
     options.add_machine(parser, budget=900)
+    processes.add_arguments(parser)
     names = [case.name for case in _TUNED]
     add = parser.add_argument
     add("--collective", type=options.listed(*names), default="all", metavar="LIST")
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, choose, write; 1 if any result was wrong."""
+    processes.start(args)
     mesh = options.mesh(args)
     header = options.described(mesh)
     report.print_header(header)
@@ -75,11 +77,13 @@ def run(args: argparse.Namespace) -> int:
     made = table.Table(
         tuple(table_rows(chosen, platform_of(mesh))),
         f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
-        f"{header['load']}, jax {header['jax']}, {header['date']}",
+        f"{header['load']}, jax {header['jax']}, {header['date']}"
+        + (f", {header['processes']} processes" if header["processes"] > 1 else ""),
     )
-    made.save(args.table)
-    if table.Table.load(args.table) != made:
-        raise AssertionError(f"{args.table} does not say what was measured")
+    if processes.leads():
+        made.save(args.table)
+        if table.Table.load(args.table) != made:
+            raise AssertionError(f"{args.table} does not say what was measured")
     report.print_matrix("The choice, its time over lax's", chosen)
     report.console().print(f"{len(made.rows)} rows in {args.table}")
     report.print_skipped(skipped)
@@ -118,9 +122,10 @@ def _worth_trying(point: Point) -> list[str]:
 def _one_call(point: Point, name: str) -> float:
     program = point.program(name)
     program()
+    processes.meet()
     start = time.perf_counter()
     program()
-    return time.perf_counter() - start
+    return processes.first_says(time.perf_counter() - start)
 
 
 def choose(rows: Sequence[Row], before: str = LAX) -> Row:

@@ -6,6 +6,7 @@ import pytest
 from processes import together
 
 from benchmarks.__main__ import main
+from ringcoll.table import Table
 
 SHORT = "-b 1K -e 1K -n 3 --budget 20 -d bfloat16"
 
@@ -17,13 +18,13 @@ SLEEPER = "import sys, time; print('I am', sys.argv[-1], flush=True); "
     ("program", "seconds", "words"),
     [
         ("sys.exit(3) if '=1' in sys.argv[-1] else time.sleep(99)", 60, "process 1, 3:\nI am"),
-        ("time.sleep(99)", 1, "process 1, still running:"),
+        ("time.sleep(99)", 1, "process 1, None:"),
     ],
 )
 def test_nobody_waits_for_who_has_failed_or_hangs(program, seconds, words):
     with pytest.raises(RuntimeError, match=words) as failed:
         together((1, 1), "-c", SLEEPER + program, seconds=seconds)
-    assert "process 0, still running:" in str(failed.value)
+    assert "process 0, None:" in str(failed.value)
 
 
 @pytest.mark.parametrize("devices", [(1, 1), (2, 2, 2)])
@@ -39,6 +40,14 @@ def test_collectives_over_processes_are_right(devices, tmp_path):
     assert {row["ranks"] for row in rows} == {sum(devices)}
     assert {row["collective"] for row in rows} == set(collectives.split(","))
     assert all(row["wrong"] == 0 for row in rows)
+
+
+def test_processes_choose_alike_and_write_one_table(tmp_path):
+    path = tmp_path / "table.json"
+    how = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"
+    said = together((1, 1, 1), "-m", "benchmarks", *how.split(), path)
+    assert "#wrong 0" in said[0]
+    assert "3 processes" in Table.load(path).measured_on
 
 
 @pytest.mark.parametrize(

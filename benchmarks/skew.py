@@ -1,0 +1,79 @@
+"""A swap between two hosts, of which one comes later: does the wire carry both ways at once?
+
+    python -m benchmarks cluster --hosts 2 --rate 500mbit skew
+
+The clocks of both must agree, as on one machine. A hop over gloo is a send, then a receive. Who
+comes first announces that it may be sent to, and waits. Who comes later finds that announcement,
+and sends all of its message before it announces the same, on the same socket: so one direction
+waits for the other, and the swap takes twice as long. Only if both come within the time that an
+announcement takes do both directions run at once.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import options, processes, report
+from benchmarks.cases import CASES
+from benchmarks.measure import Point
+from benchmarks.row import Quartiles
+from ringcoll.arguments import size
+
+#: Milliseconds by which the second host comes later.
+DELAYS = (-5.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 5.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much is swapped, how often."""
+    processes.add_arguments(parser)
+    add = parser.add_argument
+    add("--bytes", type=size, default="4M", metavar="SIZE", help="each way (4M)")
+    add("-n", "--iters", type=int, default=20, metavar="N", help="swaps for each delay (20)")
+    add("-J", "--json", metavar="PATH", help="write what was measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Swap, and a row for each delay."""
+    processes.start(args)
+    if jax.process_count() != 2 or jax.device_count() != 2:
+        raise SystemExit(
+            f"{jax.process_count()} processes with {jax.device_count()} devices: a swap is "
+            "between 2 with one device each"
+        )
+    mesh = options.mesh(argparse.Namespace(devices=None))
+    header = options.described(mesh)
+    report.print_header(header)
+    hop = next(case for case in CASES if case.name == "ppermute")
+    program = Point(hop, np.dtype(np.float32), args.bytes, mesh).program("hop")
+    program()
+    made = report.table("later by\nms", "time\nms", "±\n", "least\nms", "most\nms")
+    found = {}
+    for delay in DELAYS:
+        times = np.array([_swapped(program, delay / 1e3) for _ in range(args.iters)])
+        found[delay] = times.tolist()
+        of = Quartiles.of(times)
+        ends = (of.median, times.min(), times.max())
+        median, least, most = (f"{t * 1e3:.1f}" for t in ends)
+        made.add_row(f"{delay:g}", median, f"{of.spread:.0%}", least, most)
+    report.show(f"a swap of {args.bytes} bytes, from the start of who comes later", made)
+    if args.json and processes.leads():
+        everything = {"measured_on": header, "bytes": args.bytes, "seconds": found}
+        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _swapped(program: Callable[[], Any], delay: float) -> float:
+    """The seconds of a swap, from when both are there."""
+    processes.meet()
+    both = processes.first_says(time.time() + 0.02) + abs(delay)
+    late = (jax.process_index() == 1) == (delay > 0)
+    while time.time() < both - (0 if late else abs(delay)):
+        pass
+    program()
+    return time.time() - both
