@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from shutil import which
 
+from benchmarks.links import way
+
 #: Of util-linux and iproute2.
 TOOLS = ("unshare", "nsenter", "setpriv", "mount", "ip", "tc")
 #: A whole segment that the sender has not cut yet (64 KiB) has to fit.
@@ -137,9 +139,10 @@ def _join_in_ring(hosts: Sequence[Host], rate: str) -> None:
         if n > 1:
             _cable(host, "right", hosts[(i + 1) % n], "left", rate)
     for i, host in enumerate(hosts):
-        for distance in range(1, n):
-            # The shorter way; opposite hosts both take that to the right.
-            way, step = ("right", 1) if 2 * distance <= n else ("left", -1)
-            to, gate = hosts[(i + distance) % n].address, hosts[(i + step) % n].address
-            via = "" if to == gate else f"via {gate} onlink"
-            host.run(f"ip route add {to}/32 {via} dev {way} src {host.address}")
+        for j, other in enumerate(hosts):
+            if i != j:
+                step = way(i, j, n)
+                gate = hosts[(i + step) % n].address
+                via = "" if other.address == gate else f"via {gate} onlink"
+                device = "right" if step == 1 else "left"
+                host.run(f"ip route add {other.address}/32 {via} dev {device} src {host.address}")

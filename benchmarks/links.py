@@ -8,8 +8,9 @@ import numpy as np
 
 from benchmarks.cases import CASES, Case, on_shape
 from benchmarks.row import Row
-from ringcoll.algorithms import COLLECTIVES
-from ringcoll.pricing import price, price_on_hosts
+from ringcoll.algorithms import COLLECTIVES, Algorithm, build
+from ringcoll.phases import Carries, phases
+from ringcoll.pricing import price_on_hosts
 from ringcoll.table import BUILT_INS
 
 #: One switch; or a cable from each host to the next one.
@@ -64,7 +65,7 @@ class Wire:
         of = row.collective, name, shape or (row.ranks,)
         shard = row.size / row.ranks
         if self.links == "ring":
-            return float(price(*of, network=(row.ranks,)).link) * shard if self.local == 1 else None
+            return _busiest_cable(*of, self.hosts) * shard if self.local == 1 else None
         rounds = price_on_hosts(*of, self.hosts).rounds
         return float(sum(a_round.times * a_round.outer.link for a_round in rounds)) * shard
 
@@ -86,6 +87,35 @@ class Wire:
             "of_bound": row.seconds.median * self.rate / least,
             "of_tcp": row.seconds.median * self.tcp / least,
         }
+
+
+def way(source: int, target: int, hosts: int) -> int:
+    """To which side a message goes in a ring of hosts: 1, the next, or -1.
+
+    The shorter way. For opposite hosts, those with even numbers take the one, the others the
+    other, so that of a swap of all with all each cable carries as much.
+    """
+    ahead = (target - source) % hosts
+    if 2 * ahead == hosts:
+        return -1 if source % 2 else 1
+    return 1 if 2 * ahead < hosts else -1
+
+
+def _busiest_cable(
+    collective: str, algorithm: Algorithm, shape: tuple[int, ...], hosts: int
+) -> float:
+    """Shards on the cable and direction that carries most, all rounds together."""
+    loads = np.zeros((hosts, 3))  # by who sends, and to which side
+    for phase in phases(collective, build(collective, algorithm, shape)):
+        whole = phase.schedule.size if phase.carries is Carries.VECTORS else 1
+        for move in (move for moves in phase.rounds for move in moves):
+            for rank in range(hosts):
+                to = phase.schedule.step(rank, move.axis, move.shift)
+                while rank != to:
+                    side = way(rank, to, hosts)
+                    loads[rank, side] += whole * len(move.offsets) / phase.schedule.lanes
+                    rank = (rank + side) % hosts
+    return float(loads.max())
 
 
 def bits(text: str) -> float:
