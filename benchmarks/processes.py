@@ -65,6 +65,13 @@ def first_say(values: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
 
 
+def last_says(value: float) -> float:
+    """The greatest that any process has."""
+    if jax.process_count() == 1:
+        return value
+    return float(multihost_utils.process_allgather(np.float32(value)).max())
+
+
 def meet() -> None:
     """Wait for all, so that none is charged for how late another begins."""
     if jax.process_count() > 1:
