@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from shutil import which
 
@@ -68,29 +68,25 @@ def made(number: int, links: str, rate: str) -> Iterator[list[Host]]:
             before, and they forward what is for others by the shorter way.
         rate: of every link and direction, as `tc` takes it: 500mbit.
     """
-    holders: list[subprocess.Popen] = []
-    try:
-        hosts = [_host(holders, f"10.77.0.{i + 1}") for i in range(number)]
+    with ExitStack() as held:
+        hosts = [_host(held, f"10.77.0.{i + 1}") for i in range(number)]
         if links == "star":
-            _join_by_switch(_host(holders, ""), hosts, rate)
+            _join_by_switch(_host(held, ""), hosts, rate)
         else:
             _join_in_ring(hosts, rate)
         yield hosts
-    finally:
-        for holder in holders:
-            holder.stdin.close()  # type: ignore[union-attr]
-        for holder in holders:
-            holder.wait()
 
 
-def _host(holders: list[subprocess.Popen], address: str) -> Host:
-    holder = subprocess.Popen(
-        ["unshare", "--net", "--mount", "sh", "-c", "echo; exec cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+def _host(held: ExitStack, address: str) -> Host:
+    holder = held.enter_context(  # which ends it by closing what it reads
+        subprocess.Popen(
+            ["unshare", "--net", "--mount", "sh", "-c", "echo; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
     )
-    holders.append(holder)
-    holder.stdout.readline()  # type: ignore[union-attr]  # it is there
+    assert holder.stdout
+    holder.stdout.readline()  # it is there
     host = Host(address, holder)
     host.run("ip link set lo up")
     if address:  # gloo listens where the machine's own name says

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,19 @@ from benchmarks.links import Wire, bits
 as_root = pytest.mark.skipif(bool(hosts.cannot()), reason=hosts.cannot())
 
 
-def namespaces():
+def namespaces(processes="[0-9]*"):
     """The network namespaces that processes of this machine are in."""
     found = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
+    for link in Path("/proc").glob(f"{processes}/ns/net"):
+        with suppress(OSError):  # it has ended
             found.add(os.readlink(link))
-        except OSError:  # it has ended
-            continue
     return found
+
+
+def made_by(pid):
+    """Those that its children are in, and it is not."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return set().union(*map(namespaces, children)) - namespaces(pid)
 
 
 def within(seconds, holds):
@@ -47,7 +52,6 @@ def measured(path, *arguments):
 @as_root
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_what_crosses_links_is_what_schedules_say(links, tmp_path, capfd):
-    before = namespaces()
     made = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
     algorithms = "ring,two_ended,direct"
     how = "--collective", "all_gather", "--algorithm", algorithms
@@ -62,20 +66,29 @@ def test_what_crosses_links_is_what_schedules_say(links, tmp_path, capfd):
         assert rows[name]["of_bound"] > 0.9
     assert rows["lax"]["sent"] > 0
     assert "#wrong 0" in capfd.readouterr().out
-    assert namespaces() == before
 
 
 @as_root
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_hosts_go_with_who_made_them(how):
-    before = namespaces()
     command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
-        assert within(60, lambda: len(namespaces() - before) == 3)  # two hosts and the switch
+        assert within(60, lambda: len(made_by(started.pid)) == 3)  # two hosts and the switch
+        made = made_by(started.pid)
         started.send_signal(how)
         assert started.wait(30) != 0
-        assert within(10, lambda: namespaces() == before)
+    assert within(10, lambda: made.isdisjoint(namespaces()))
+
+
+@as_root
+@pytest.mark.parametrize("links", ["star", "ring"])
+def test_hosts_go_when_they_are_done_with(links):
+    with hosts.made(2, links, "1gbit") as both:
+        made = set().union(*(namespaces(host.holder.pid) for host in both))
+        assert len(made) == 2
+        assert made <= namespaces()
+    assert made.isdisjoint(namespaces())
 
 
 def test_processes_on_loopback_need_no_root(tmp_path, capfd):
