@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     command = args.command or ["wire"]
     if command[0] == "wire" and not args.loopback:
         command = [*command, "--rate", args.rate, "--links", args.links]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and tidy up
+    for stop in (signal.SIGINT, signal.SIGTERM):  # tidy up, also where a shell has them ignored
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
     with _places(args) as (coordinator, places):
         commands = launch.python(coordinator, args.hosts, "-m", "benchmarks", *command)
         ends = launch.together(

@@ -13,8 +13,16 @@ os.environ["XLA_FLAGS"] = (
 import jax
 from hypothesis import HealthCheck, settings
 
+_INHERITED = os.environ["XLA_FLAGS"]
 if jax.__version_info__ < (0, 11):  # nor by MLIR, which later there is no way around
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+
+
+def pytest_configure() -> None:
+    """Start JAX, which reads the flags; libtpu, of processes or loaded later, knows not all."""
+    jax.devices()
+    os.environ["XLA_FLAGS"] = _INHERITED
+
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import conftest  # noqa: F401 (its flags)
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
