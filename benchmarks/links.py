@@ -26,6 +26,7 @@ class Wire:
         local: ranks on each.
         links: how they are joined, one of `LINKS`.
         rate, tcp: bytes per second of a link in one direction: as it is made, as measured.
+        counts: whether the hosts have interfaces of their own, by which bytes are counted.
     """
 
     hosts: int
@@ -33,6 +34,7 @@ class Wire:
     links: str
     rate: float
     tcp: float
+    counts: bool = True
 
     @property
     def ranks(self) -> int:
@@ -46,8 +48,12 @@ class Wire:
             case: of the collective.
             size: in bytes, as nccl-tests count it.
         """
+        if case.name == "ppermute":
+            return size
         shares = (self.hosts - 1) / self.hosts * size
-        if case.name in ("psum", "pmax", "pmin"):  # scattered, and gathered
+        if case.name == "pbroadcast":
+            shares = size
+        elif case.name in ("psum", "pmax", "pmin"):  # scattered, and gathered
             shares *= 2
         ports = 2 if self.links == "ring" and self.hosts > 2 else 1
         if case.name != "all_to_all":
@@ -79,11 +85,12 @@ class Wire:
         if row.seconds is None:
             raise ValueError(f"only checked, not timed: {row}")
         case = next(case for case in CASES if case.name == row.collective)
-        sent, priced = float(by_link.max()), self.price(row)
+        sent = float(by_link.max()) if self.counts else None
+        priced = self.price(row)
         least = self.bound(case, row.size)
         return {
             "sent": sent,
-            "of_price": sent / priced if priced else None,
+            "of_price": sent / priced if sent and priced else None,
             "of_bound": row.seconds.median * self.rate / least,
             "of_tcp": row.seconds.median * self.tcp / least,
         }

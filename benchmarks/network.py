@@ -39,8 +39,11 @@ def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
     return _of_all(mine) / calls
 
 
-def tcp_rate(seconds: float = 1.0) -> float:
-    """Bytes a second from each host to the next one, all at once: of the slowest."""
+def tcp_rate(seconds: float = 1.0) -> tuple[float, bool]:
+    """Bytes a second from each host to the next one, all at once: of the slowest.
+
+    And whether they are hosts, with addresses of their own, or processes of one.
+    """
     with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
         address, port = server.getsockname()
         everywhere = _of_all(np.array([*map(int, address.split(".")), port], np.int32))
@@ -49,7 +52,8 @@ def tcp_rate(seconds: float = 1.0) -> float:
         sender.start()
         rate = _receive(server)
         sender.join()
-    return float(_of_all(np.array([rate], np.float32)).min())
+    slowest = _of_all(np.array([rate], np.float32)).min()
+    return float(slowest), len(np.unique(everywhere[:, :-1], axis=0)) == len(everywhere)
 
 
 def _send(to: tuple[str, int], seconds: float) -> None:

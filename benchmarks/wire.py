@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     mesh = options.mesh(args)
     header = options.described(mesh)
     report.print_header(header)
-    tcp = network.tcp_rate()
-    wire = Wire(hosts, mesh.size // hosts, args.links, args.rate or tcp, tcp)
+    tcp, counts = network.tcp_rate()
+    wire = Wire(hosts, mesh.size // hosts, args.links, args.rate or tcp, tcp, counts)
     report.console().print(
         f"{hosts} hosts of {wire.local} ranks, links: {wire.links}, {in_bits(wire.rate)} each way "
         f"({'as made' if args.rate else 'as measured'}); TCP from each host to the next, all at "
@@ -144,14 +144,14 @@ def _print(wire: Wire, rows: Sequence[Row], sent: Mapping[tuple, np.ndarray]) ->
 
 
 def _cells(row: Row, found: Mapping[str, float | None]) -> list[str]:
-    if row.seconds is None or row.vs_lax is None or found["sent"] is None:
+    if row.seconds is None or row.vs_lax is None:
         raise ValueError(f"not timed: {row}")
     compared = row.algorithm != LAX
     return [
         *(row.type, bytes_in_words(row.size), row.algorithm),
         *(f"{row.seconds.median * 1e3:.4g}", f"{row.seconds.spread:.0%}"),
         *((report.ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}") if compared else ("", "")),
-        f"{found['sent'] / 1e6:.4g}",
+        f"{sent / 1e6:.4g}" if (sent := found["sent"]) else "-",
         *("-" if of is None else f"{of:.2f}" for of in list(found.values())[1:]),
         "-" if row.predicted is None else f"{row.predicted * 1e3:.4g}",
         report.wrong_cell(row.wrong, "-"),

@@ -122,6 +122,9 @@ def test_a_process_that_fails_is_said(capfd):
         (2, 1, "ring", "psum", 1),
         (4, 1, "ring", "all_to_all", (1 + 2 + 1) / 4 / 2),  # as many links are passed
         (5, 1, "ring", "all_to_all", (1 + 2 + 2 + 1) / 5 / 2),
+        (4, 1, "star", "pbroadcast", 1),
+        (4, 1, "ring", "pbroadcast", 1 / 2),
+        (2, 1, "star", "ppermute", 1),
     ],
 )
 def test_bounds(hosts, local, links, collective, bound):
