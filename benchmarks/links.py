@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.cases import CASES, Case, on_shape
 from benchmarks.row import Row
 from ringcoll.algorithms import COLLECTIVES, Algorithm, build
-from ringcoll.phases import Carries, phases
+from ringcoll.phases import phases
 from ringcoll.pricing import price_on_hosts
 from ringcoll.table import BUILT_INS
 
@@ -114,13 +114,12 @@ def _busiest_cable(
     """Shards on the cable and direction that carries most, all rounds together."""
     loads = np.zeros((hosts, 3))  # by who sends, and to which side
     for phase in phases(collective, build(collective, algorithm, shape)):
-        whole = phase.schedule.size if phase.carries is Carries.VECTORS else 1
         for move in (move for moves in phase.rounds for move in moves):
             for rank in range(hosts):
                 to = phase.schedule.step(rank, move.axis, move.shift)
                 while rank != to:
                     side = way(rank, to, hosts)
-                    loads[rank, side] += whole * len(move.offsets) / phase.schedule.lanes
+                    loads[rank, side] += phase.shards * len(move.offsets) / phase.schedule.lanes
                     rank = (rank + side) % hosts
     return float(loads.max())
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from benchmarks import processes
 
@@ -36,7 +35,7 @@ def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
     processes.meet()
     sent = [count - before[name] for name, count in sorted(counters().items())][:_MOST]
     mine = np.array(sent + [0] * (_MOST - len(sent)), np.float32)
-    return _of_all(mine) / calls
+    return processes.everyones(mine) / calls
 
 
 def tcp_rate(seconds: float = 1.0) -> tuple[float, bool]:
@@ -46,13 +45,13 @@ def tcp_rate(seconds: float = 1.0) -> tuple[float, bool]:
     """
     with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
         address, port = server.getsockname()
-        everywhere = _of_all(np.array([*map(int, address.split(".")), port], np.int32))
+        everywhere = processes.everyones(np.array([*map(int, address.split(".")), port], np.int32))
         *to, at = everywhere[(jax.process_index() + 1) % jax.process_count()].tolist()
         sender = Thread(target=_send, args=((".".join(map(str, to)), at), seconds))
         sender.start()
         rate = _receive(server)
         sender.join()
-    slowest = _of_all(np.array([rate], np.float32)).min()
+    slowest = processes.everyones(np.array([rate], np.float32)).min()
     return float(slowest), len(np.unique(everywhere[:, :-1], axis=0)) == len(everywhere)
 
 
@@ -71,8 +70,3 @@ def _receive(server: socket.socket) -> float:
         while block := connection.recv(2**16):
             count += len(block)
         return count / (time.perf_counter() - start)
-
-
-def _of_all(mine: np.ndarray) -> np.ndarray:
-    """What each process has, a row each."""
-    return np.asarray(multihost_utils.process_allgather(mine)).reshape(jax.process_count(), -1)

@@ -65,11 +65,15 @@ def first_say(values: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
 
 
+def everyones(own: np.ndarray) -> np.ndarray:
+    """What each process has, a row each; as many in each."""
+    gathered = own if jax.process_count() == 1 else multihost_utils.process_allgather(own)
+    return np.asarray(gathered).reshape(jax.process_count(), -1)
+
+
 def last_says(value: float) -> float:
     """The greatest that any process has."""
-    if jax.process_count() == 1:
-        return value
-    return float(multihost_utils.process_allgather(np.float32(value)).max())
+    return float(everyones(np.array([value], np.float32)).max())
 
 
 def meet() -> None:
@@ -80,6 +84,4 @@ def meet() -> None:
 
 def total(count: int) -> int:
     """The sum over the processes."""
-    if jax.process_count() == 1:
-        return count
-    return int(multihost_utils.process_allgather(np.int32(count)).sum())
+    return int(everyones(np.array([count], np.int32)).sum())

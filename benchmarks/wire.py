@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ",".join(_NAMES)
     names = [case.name for case in CASES]
     add("--collective", type=listed(*names), default=default, metavar="LIST", help=f"({default})")
-    add("--algorithm", metavar="LIST", help="names, or such as ring@4x2 (the best known)")
+    add("--algorithm", metavar="LIST", help="names, or such as ring@4x2 (all)")
     add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
     add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
     add("-J", "--json", metavar="PATH", help="write everything measured")
@@ -76,30 +76,26 @@ def run(args: argparse.Namespace) -> int:
     )
     rows, sent = _measured(args, mesh, wire, end)
     fitted, rows = fit_rows(rows)
-    _print(wire, rows, sent)
+    found = [wire.found(row, by_link) for row, by_link in zip(rows, sent, strict=True)]
+    _print(rows, found)
     report.print_models(fitted)
     if args.json and processes.leads():
         everything = {
             "measured_on": header,
             "wire": asdict(wire),
             "rows": [
-                {**asdict(row), **wire.found(row, by_link), "by_link": by_link.tolist()}
-                for row in rows
-                for by_link in [sent[_key(row)]]
+                {**asdict(row), **one, "by_link": by_link.tolist()}
+                for row, one, by_link in zip(rows, found, sent, strict=True)
             ],
         }
         Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
     return report.print_verdict(rows)
 
 
-def _key(row: Row) -> tuple[str, str, int, str]:
-    return row.collective, row.type, row.asked, row.algorithm
-
-
 def _measured(
     args: argparse.Namespace, mesh: Mesh, wire: Wire, end: float
-) -> tuple[list[Row], dict[tuple, np.ndarray]]:
-    """The rows, and by `_key` what each call sent by every interface of every host."""
+) -> tuple[list[Row], list[np.ndarray]]:
+    """The rows, and what each call sent by every interface of every host."""
     points = [
         (case, np.dtype(name), size)
         for case in CASES
@@ -108,14 +104,14 @@ def _measured(
         for size in sorted(options.sizes(args))
     ]
     rows: list[Row] = []
-    sent: dict[tuple, np.ndarray] = {}
+    sent: list[np.ndarray] = []
     shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
         names = _algorithms(args, case, wire)
         some = measure(point, names, share, args.iters, args.warmup_iters, True)
         rows += some
-        sent |= {_key(row): network.sent_by(point.program(row.algorithm)) for row in some}
+        sent += [network.sent_by(point.program(row.algorithm)) for row in some]
     return rows, sent
 
 
@@ -130,15 +126,16 @@ def _algorithms(args: argparse.Namespace, case: Case, wire: Wire) -> list[str]:
     return [name for name in args.algorithm.split(",") if name in known]
 
 
-def _print(wire: Wire, rows: Sequence[Row], sent: Mapping[tuple, np.ndarray]) -> None:
+def _print(rows: Sequence[Row], found: Sequence[Mapping[str, float | None]]) -> None:
     heads = ("time\nms", "±\n", "vs_lax\n", "±\n", "sent\nMB", "of\nprice", "of\nbound", "of\nTCP")
-    for collective, some in groupby(rows, lambda row: row.collective):
+    pairs = zip(rows, found, strict=True)
+    for collective, some in groupby(pairs, lambda pair: pair[0].collective):
         made = report.table(
             *("type\n", "size\n", "algorithm\n"), *heads, "predicted\nms", "#wrong\n", left=3
         )
-        for _, point in groupby(some, lambda row: (row.type, row.asked)):
-            for row in point:
-                made.add_row(*_cells(row, wire.found(row, sent[_key(row)])))
+        for _, point in groupby(some, lambda pair: (pair[0].type, pair[0].asked)):
+            for row, one in point:
+                made.add_row(*_cells(row, one))
             made.add_section()
         report.show(collective, made)
 

@@ -35,6 +35,11 @@ class Phase:
             for moves in reversed(self.schedule.rounds)
         )
 
+    @property
+    def shards(self) -> int:
+        """Of the vector, in one of the schedule's own shards."""
+        return self.schedule.size if self.carries is Carries.VECTORS else 1
+
     def along(self, rank: int, offset: int, sign: int = 1) -> int:
         """The rank r + offset, or r - offset, digit by digit."""
         for axis, digit in enumerate(digits(offset, self.schedule.shape)):

@@ -104,7 +104,7 @@ def price_on_hosts(
     )
     for phase, kinds, one in zip(run, routed, alone, strict=True):
         for times, *loads in kinds:
-            whole = (Load(startups, _shards(phase) * link) for startups, link in loads)
+            whole = (Load(startups, phase.shards * link) for startups, link in loads)
             rounds.append(HostRound(times, *whole))
         additions += _paid(phase, one, False).additions
     return HostsPrice(tuple(rounds), additions)
@@ -121,14 +121,9 @@ def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Co
     return [counted[id(phase.schedule)] for phase in run]
 
 
-def _shards(phase: Phase) -> int:
-    """Of the vector, in one of the schedule's own shards."""
-    return phase.schedule.size if phase.carries is Carries.VECTORS else 1
-
-
 def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
     """What a phase pays, of what its schedule backward does."""
-    shards = _shards(phase)
+    shards = phase.shards
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
     raw = alone.sent
     if phase.carries is Carries.SUMS:
