@@ -7,7 +7,7 @@ multiplied, accumulated) is theirs; when it is sent and to whom is read off the 
 The rounds are written out one after the other, sends first, so that what is done with
 the last arrivals can run while the next are on the wire. A long stretch in which every
 move only forwards what it brought the round before (a ring) becomes a `lax.scan`
-instead, and so does a shorter one of a `reduce` that works: see `UNROLL_UP_TO`.
+instead, and so does a shorter one of a `reduce` if the order of its work asks for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ from jax import Array, lax
 
 from ringcoll.manual import varying
 from ringcoll.messages import Key, keys_arrived, keys_sent, message, stacked
+from ringcoll.order import Order
 from ringcoll.schedule import AllToAllSchedule, Round, Schedule, stretches
 from ringcoll.wire import Ranks
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
 #: size independent of n. Both run as fast on CPU; up to here both compile in under a second,
 #: and the written-out form leaves the compiler free to overlap (`python -m benchmarks loop`).
-#: A reduce that works is a loop wherever it can be: compilers hide as much under it, and cannot
-#: cut all slices of the operands before the first round (`benchmarks/overlap.md`).
 UNROLL_UP_TO = 24
 
+_ANY = Order()
 Carry = TypeVar("Carry")
 Combine = Callable[[Array, Array], Array]
 
@@ -59,7 +59,7 @@ def gather(
     visit: Visit[Carry],
     carry: Carry,
     *,
-    works: bool = False,
+    order: Order = _ANY,
 ) -> Carry:
     """Bring the shard of every rank to every rank, and visit them as they come.
 
@@ -70,32 +70,38 @@ def gather(
         visit: `(carry, shards) -> carry`, called with what one round brought (first of
             all this rank's own) while the next round is on the wire.
         carry: what the first visit gets; its shapes, dtypes and types must not change.
-        works: whether a visit takes work under which the wire can hide. Then what has come
-            is handed on through a barrier with the carry: no round is sent before the visit
-            of the round before is done, or a compiler may do all of one and then the other.
+        order: that of visits, if they take work under which the wire can hide. No round is
+            sent before the visit of the round before is done, or begun if no compiler orders
+            them: or all of one might be done and then the other.
 
     Returns:
         What the last visit returned.
     """
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
+    before: list[Array] = []
+
+    def shards() -> list[Shard]:
+        origins = [order.in_turn(ranks.origin(key.offset), before) for key in came]
+        return [Shard(held[k], at, k.lane) for k, at in zip(came, origins, strict=True)]
+
     for start, stop in stretches(schedule, UNROLL_UP_TO):
         moves = schedule.rounds[start]
         messages = [message(held, keys_sent(m)) for m in moves]
-        arriving = ranks.hops(f"round {start + 1}", moves, messages)
-        carry = visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
+        arriving = ranks.hops(f"round {start + 1}", moves, [order.late(x) for x in messages])
+        carry = visit(carry, shards())
+        before = messages
         if stop - start > 1:
             carry, arriving = _gather_loop(
                 schedule, ranks, (start, stop), arriving, visit, carry, held
             )
-        if works:
-            carry, arriving = lax.optimization_barrier((carry, arriving))
+        carry, arriving = order.tied((carry, arriving))
         came = []
         for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
             arrived = keys_arrived(schedule, move)
             came += arrived
             held.update(zip(arrived, stack, strict=True))
-    return visit(carry, [Shard(held[k], ranks.origin(k.offset), k.lane) for k in came])
+    return visit(carry, shards())
 
 
 def _gather_loop(
@@ -147,7 +153,7 @@ def reduce(
     combine: Combine,
     operands: Any = (),
     *,
-    works: bool = False,
+    order: Order = _ANY,
 ) -> list[Array]:
     """Combine, for every rank, what all ranks contribute to its shard.
 
@@ -162,15 +168,15 @@ def reduce(
         combine: `(received, mine) -> partial`, associative as far as the caller cares.
             What has not been combined yet travels as it was produced.
         operands: what all contributions are produced from.
-        works: whether producing takes work under which the wire can hide. Then every round
-            hands the operands on through a barrier with its sums, so that the compiler does
-            not merge the work of two rounds: work that waits for the wire is not hidden.
+        order: that of producing, if it takes work under which the wire can hide. Every round
+            ties the operands to its sums, so that the work of two is not merged: what waits
+            for the wire is not hidden. The next work waits until what is sent is there.
 
     Returns:
         This rank's shard, a share for each lane.
     """
-    sums = _Sums(schedule, ranks, produce, combine, operands, works)
-    for start, stop in reversed(stretches(schedule, 0 if works else UNROLL_UP_TO)):
+    sums = _Sums(schedule, ranks, produce, combine, operands, order)
+    for start, stop in reversed(stretches(schedule, UNROLL_UP_TO if order.may_unroll else 0)):
         sums.send_back(stop - 1)
         if stop - start > 1:
             last = [key for move in schedule.rounds[start] for key in keys_sent(move)]
@@ -195,13 +201,15 @@ class _Sums:
     produce: Produce
     combine: Combine
     operands: Any
-    works: bool
+    order: Order
     partial: dict[Key, Array] = field(default_factory=dict)
+    sent: list[Array] = field(default_factory=list)
 
     def want(self, keys: Sequence[Key]) -> bool:
         """Produce this rank's contributions to those of which there are none yet, if any."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
-        slots = [Slot(self.ranks.origin(offset), lane) for lane, offset in missing]
+        origins = [self.order.in_turn(self.ranks.origin(k.offset), self.sent) for k in missing]
+        slots = [Slot(at, key.lane) for at, key in zip(origins, missing, strict=True)]
         values = self.produce(self.operands, slots) if slots else []
         for key, value in zip(missing, values, strict=True):
             self.partial[key] = varying(value, self.ranks.axes)
@@ -212,8 +220,9 @@ class _Sums:
         moves = self.schedule.rounds[number]
         arrived = [keys_arrived(self.schedule, m) for m in moves]
         if self.want([k for keys in arrived for k in keys]):  # these first products are tied too
-            self.partial, self.operands = self._tied(self.partial, self.operands)
-        messages = [message(self.partial, keys) for keys in arrived]
+            self.partial, self.operands = self.order.tied((self.partial, self.operands))
+        self.sent = [message(self.partial, keys) for keys in arrived]
+        messages = [self.order.late(x, steps=2) for x in self.sent]  # factors are cut meanwhile
         name = f"round {len(self.schedule.rounds) - number}"
         received = self.ranks.hops(name, moves, messages, back=True)
         keys = [k for m in moves for k in keys_sent(m)]
@@ -223,7 +232,7 @@ class _Sums:
             for key, value in zip(keys_sent(move), stack, strict=True):
                 mine[key] = self.combine(value, mine[key])
         if number:  # after round 0, the last one backward, nothing is produced
-            mine, self.operands = self._tied(mine, self.operands)
+            mine, self.operands = self.order.tied((mine, self.operands))
         self.partial.update(mine)
 
     def loop(self, first: int, rounds: Sequence[Round]) -> None:
@@ -256,7 +265,8 @@ class _Sums:
                 mine = [varying(x, self.ranks.axes) for x in mine]
             mine = self._apart(mine)
             summed = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
-            return self._tied(summed, operands), None
+            # The next products wait for these sums, or compilers would merge them.
+            return self.order.tied((summed, operands)), None
 
         moving = [message(self.partial, keys_arrived(self.schedule, m)) for m in moves]
         steps = jnp.arange(len(rounds), dtype=jnp.int32), stacks
@@ -266,12 +276,7 @@ class _Sums:
 
     def _apart(self, mine: Any) -> Any:
         """A lone product would be fused with its addition, and so wait for the wire."""
-        alone = self.works and len(mine) == 1
-        return lax.optimization_barrier(mine) if alone else mine
-
-    def _tied(self, sums: Any, operands: Any) -> Any:
-        """The next round's products wait for this one's sums, or they would be merged."""
-        return lax.optimization_barrier((sums, operands)) if self.works else (sums, operands)
+        return self.order.tied(mine) if len(mine) == 1 else mine
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll import engine
+from ringcoll.manual import empty
 from ringcoll.wire import scaled
 
 
@@ -56,3 +58,11 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
         whole = lax.dynamic_update_slice_in_dim(whole, part, at, dim, allow_negative_indices=False)
         start += width
     return whole
+
+
+def spread(y: Array, dim: int, size: int) -> Array:
+    """A buffer of this size along `dim`, to be overwritten; it is there after y."""
+    shape = (*y.shape[:dim], size, *y.shape[dim + 1 :])
+    if not y.shape[dim]:
+        return empty(shape, y, ())
+    return jnp.broadcast_to(lax.slice_in_dim(y, 0, 1, axis=dim), shape)

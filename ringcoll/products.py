@@ -27,7 +27,8 @@ from ringcoll import algorithms, engine, quickest
 from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
 from ringcoll.marks import marked
-from ringcoll.pieces import Shares, joined, placed, sliced_along
+from ringcoll.order import order_of_work
+from ringcoll.pieces import Shares, joined, placed, sliced_along, spread
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import named, ranks_of
 from ringcoll.table import LAX, Algorithm
@@ -150,48 +151,53 @@ def _gathered_by_rounds(
     early = [i for i in range(len(products)) if i not in late]
     machine = quickest.machine(device_kind())
     joining = quickest.joining(gather, x, others, schedule.lanes, ranks.size, machine)
+    order = order_of_work()
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]
         other = sliced_along(other, p.other, label, places)
         return how.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
-    def visit(carry: tuple[list[Array], Array | None], shards: list[engine.Shard]) -> Any:
+    def visit(carry: tuple[list[Any], Array | None], shards: list[engine.Shard]) -> Any:
         for together in [[shard] for shard in shards] if joining == "apart" else [shards]:
             carry = visit_one(*carry, together)
         return carry
 
-    def visit_one(results: list[Array], whole: Array | None, shards: list[engine.Shard]) -> Any:
+    def visit_one(results: Sequence[Any], whole: Array | None, shards: list[engine.Shard]) -> Any:
         places = shares.places(shards)
         piece = joined([shard.value for shard in shards], dim)
         if joining == "copied" and whole is None and len(shards) > 1:  # else it is copied there
             piece = lax.optimization_barrier(piece)
         made = []
         for i, result in zip(early, results, strict=True):
-            y = multiplied(piece, places, i)
-            out = products[i].out
-            made.append(
-                placed(result, y.astype(result.dtype), out.index(label), places)
-                if label in out
-                else result + y
-            )
+            y, p = multiplied(piece, places, i), products[i]
+            if label not in p.out:
+                made.append(y if result is None else result + y)
+                continue
+            out, y = p.out.index(label), y.astype(p.dtype)
+            if result is None:
+                result = spread(y, out, shares.size * ranks.size)
+            made.append(placed(result, y, out, places))
         return made, whole if whole is None else placed(whole, piece, dim, places)
 
     def of_all(shape: Sequence[int], dim: int) -> tuple[int, ...]:
         return tuple(s * ranks.size if d == dim else s for d, s in enumerate(shape))
 
-    def buffer(i: int) -> Array:
+    def buffer(i: int) -> Any:
+        if order.clears_memory:  # then a result begins with the first product
+            return None
         p = products[i]
         made = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))
         y = made().out_avals[0]
         if label not in p.out:
-            return jnp.zeros(y.shape, y.dtype)
-        return empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
+            return varying(jnp.zeros(y.shape, y.dtype), typed)
+        whole = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
+        return varying(whole, typed)
 
-    whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
     typed = jax.typeof(x).mat.varying
-    buffers = [varying(buffer(i), typed) for i in early]
-    results, whole = engine.gather(schedule, ranks, own, visit, (buffers, whole), works=True)
+    whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
+    state = [buffer(i) for i in early], whole
+    results, whole = engine.gather(schedule, ranks, own, visit, state, order=order)
     made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
     if whole is not None:
         made |= {i: _multiplied(how, specs[i], products[i], whole, others[i]) for i in late}
@@ -253,7 +259,7 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
     # Not the sliced ones: a slice that waits for a barrier is a copy.
     whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
     with named("einsum_reduce_scatter", how.algorithm):
-        mine = engine.reduce(schedule, ranks, produce, lax.add, whole, works=True)
+        mine = engine.reduce(schedule, ranks, produce, lax.add, whole, order=order_of_work())
     return joined(mine, dim).astype(dtype)
 
 

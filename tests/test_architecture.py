@@ -32,6 +32,7 @@ ORDER = (
     "primitive",
     "wire",
     "messages",
+    "order",
     "engine",
     "pieces",
     "visitors",

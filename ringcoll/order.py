@@ -1,0 +1,94 @@
+"""Who puts the operations of a program in order, and what keeps work under the wire then.
+
+A compiler (for TPU, for GPU) orders all of them beforehand. It would rather have few large
+products than those of rounds: barriers keep it from merging what is of different rounds.
+
+XLA:CPU starts what has its operands, first come, first served; a barrier is nothing to it. A
+permute keeps its thread until all has come. A product is handed to another thread, but only if
+something else stands in line. So what is sent stands back a little (`late`), for the product
+of the same time to come just before it; and products take turns, or all would be made before
+anything is sent. A turn is a zero that is computed from what has to be there, and is added to
+an index. It does one thing more: memory that it is read from is not used again before, so that
+what comes by the wire does not have to wait for a product that reads there.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.manual import device_kind
+
+T = TypeVar("T")
+
+
+class Order:
+    """Of operations that nothing needs to be known about: there is no work to hide under."""
+
+    #: Whether the rounds of a reduce may be written out.
+    may_unroll = True
+    #: Whether an empty buffer is cleared when the program starts.
+    clears_memory = False
+
+    def tied(self, values: T) -> T:
+        """The same values: what needs one of them comes after all of them."""
+        return values
+
+    def late(self, x: Array, steps: int = 1) -> Array:
+        """The same array, so many operations later: 1 or 2."""
+        return x
+
+    def in_turn(self, index: Array, after: Sequence[Array]) -> Array:
+        """The same index, when these arrays are there."""
+        return index
+
+
+class Compiled(Order):
+    """By a compiler, beforehand."""
+
+    # It hides as much under a loop, and cannot cut all slices of the operands before the
+    # first round (`benchmarks/overlap.md`).
+    may_unroll = False
+
+    def tied(self, values: T) -> T:
+        return lax.optimization_barrier(values)
+
+
+class Ready(Order):
+    """By what is ready. (What is done here no compiler can know to be nothing.)"""
+
+    clears_memory = True
+
+    def late(self, x: Array, steps: int = 1) -> Array:
+        if not x.size:
+            return x
+        if steps == 1:
+            bit = _bit(x)
+        else:  # a reduction, which is not fused with what follows
+            bit = lax.reduce_max(_bits(lax.slice_in_dim(x.reshape(-1), 0, min(x.size, 8))), (0,))
+        return jnp.where(bit <= 1, x, jnp.zeros_like(x))
+
+    def in_turn(self, index: Array, after: Sequence[Array]) -> Array:
+        for x in after:
+            if x.size:
+                index = lax.add(index, lax.min(_bit(x), jnp.int32(0)))
+        return index
+
+
+def _bit(x: Array) -> Array:
+    """0 or 1, by the first element."""
+    return _bits(x[(0,) * x.ndim])
+
+
+def _bits(x: Array) -> Array:
+    return (x != 0).astype(jnp.int32)
+
+
+def order_of_work() -> Order:
+    """On the mesh that is traced for."""
+    mesh = jax.sharding.get_abstract_mesh()
+    # On axes that are left to the compiler, the first element of an array may be anywhere.
+    is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
+    return Ready() if device_kind() == "cpu" and is_manual else Compiled()

@@ -1,0 +1,107 @@
+"""On a CPU, where what is ready is done: that products take turns, and come before permutes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+from ringcoll.order import Compiled, Ready, order_of_work
+from ringcoll.overlap.hlo import parse
+
+N = 4
+
+
+def program(call, specs, out):
+    """Its instructions by name, and what each needs, directly or not."""
+    mesh = make_mesh(N)
+    operands = [
+        jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, spec))
+        for spec in specs
+    ]
+    mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out)
+    text = jax.jit(mapped).lower(*operands).compile().as_text()
+    all_of = parse(text).entry.by_name
+    needs: dict[str, set[str]] = {}
+    for name, instruction in all_of.items():  # operands come first
+        of = [operand for operand in instruction.operands if operand in needs]
+        needs[name] = set(of).union(*(needs[operand] for operand in of))
+    return all_of, needs
+
+
+def named(all_of, primitive):
+    return [
+        name for name, of in all_of.items() if (of.attribute("op_name") or "").endswith(primitive)
+    ]
+
+
+def test_the_products_of_a_sum_take_turns():
+    all_of, needs = program(
+        lambda x, w: ringcoll.matmul_reduce_scatter(
+            x, w, "x", scatter_dimension=1, algorithm="ring"
+        ),
+        (P(None, "x"), P("x")),
+        P("x"),
+    )
+    products = named(all_of, "dot_general")
+    assert len(products) == N
+    before = [len(needs[product] & set(products)) for product in products]
+    assert sorted(before) == list(range(N))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_is_late_is_computed_first(steps):
+    def call(x):
+        return lax.ppermute(Ready().late(x, steps), "x", [(i, (i + 1) % N) for i in range(N)])
+
+    all_of, needs = program(call, (P("x"),), P("x"))
+    (sent,) = (of.operands[0] for of in all_of.values() if of.opcode == "collective-permute")
+    assert len([of for of in needs[sent] | {sent} if all_of[of].opcode == "fusion"]) >= steps
+
+
+def test_a_product_does_not_wait_for_memory_to_be_cleared():
+    all_of, needs = program(
+        lambda x, w: ringcoll.all_gather_matmul(x, w, "x", algorithm="ring"),
+        (P("x"), P(None, "x")),
+        P(None, "x"),
+    )
+    products = named(all_of, "dot_general")
+    permutes = [of for of in all_of.values() if of.opcode == "collective-permute"]
+    assert (len(products), len(permutes)) == (N, N - 1)
+    for permute in permutes:  # what arrived is not sent as it is
+        assert all_of[permute.operands[0]].opcode == "fusion"
+    results = [
+        name
+        for name, of in all_of.items()
+        if of.shapes[0].dims == (64, 16) and of.opcode != "parameter"
+    ]
+    assert len(results) > N
+    assert all(needs[name] & set(products) for name in results)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.complex64, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 5)])
+def test_nothing_is_changed(dtype, shape):
+    values = np.arange(-1, np.prod(shape, dtype=int) - 1).reshape(shape)
+    x = jnp.asarray(values.astype(dtype))
+    for steps in (1, 2):
+        np.testing.assert_array_equal(Ready().late(x, steps), x)
+    assert int(Ready().in_turn(jnp.int32(7), [x, x])) == 7
+
+
+def test_one_orders_beforehand_where_the_first_element_may_be_anywhere():
+    found = []
+
+    def call(x):
+        found.append(order_of_work())
+        return x
+
+    mesh = make_mesh(2, 2, names=("x", "y"))
+    for axes in ({"x", "y"}, {"x"}):
+        mapped = jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names=axes)
+        jax.jit(mapped).lower(np.ones(4, np.float32))
+    assert [type(order) for order in found] == [Ready, Compiled]
