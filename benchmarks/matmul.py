@@ -1,10 +1,14 @@
 """Collective matmuls on the devices there are: ours against the built-in collective and `@`.
 
-All results are compared first, bit by bit: of small integers every sum is exact. Then all
+All results are compared with NumPy's first: of small integers every sum is exact. Then all
 programs take turns, and a ratio to plain is taken within a round. Temporaries are what the
 compiler says one rank holds beside its operands and results; a chunk is what one rank has of
 what travels (its shard of x or w, its block of the result). The forms and their shapes,
 m x k x f, are those of `python -m benchmarks overlap`; float32.
+
+With --trace, by the profiler: how long the wire was busy and how long the work, on all ranks,
+and how much of the shorter both were at once. Over several processes: start it in each, or let
+`python -m benchmarks cluster` do so.
 """
 
 import argparse
@@ -18,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import options, report
+from benchmarks import options, processes, report, trace
 from benchmarks.data import count_wrong, exact
 from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import (
@@ -43,6 +47,7 @@ class Found:
         over_plain: seconds over those of plain, within a round.
         temporaries: bytes; None where the compiler does not say.
         chunk: bytes.
+        busy: by a trace; None if there is none.
     """
 
     form: str
@@ -54,6 +59,7 @@ class Found:
     over_plain: Quartiles
     temporaries: int | None
     chunk: int
+    busy: trace.Busy | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     options.add_machine(parser, budget=120, rounds=30)
+    processes.add_arguments(parser)
+    add("--trace", action="store_true", help="how much of the wire lies under work")
     add("-J", "--json", metavar="PATH", help="write what was found")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, time, report; 1 if anything was wrong."""
+    processes.start(args)
     mesh = options.mesh(args)
     header = options.described(mesh)
     report.print_header(header)
@@ -86,47 +95,38 @@ def run(args: argparse.Namespace) -> int:
         if not seconds:
             report.console().print(f"no time within --budget for {form} {direction} {shape}")
             continue
-        found += _measured(mesh, form, direction, shape, args.algorithm, args.iters, seconds)
+        found += _measured(args, mesh, form, direction, shape, seconds)
     _print(found)
-    if args.json:
+    if args.json and processes.leads():
         everything = {"measured_on": header, "rows": [asdict(one) for one in found]}
         Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
     return 1 if any(one.wrong for one in found) else 0
 
 
 def _measured(
-    mesh: Mesh,
-    form: str,
-    direction: str,
-    shape: str,
-    algorithms: tuple[str, ...],
-    rounds: int,
-    seconds: float,
+    args: argparse.Namespace, mesh: Mesh, form: str, direction: str, shape: str, seconds: float
 ) -> list[Found]:
     """Plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
-    names = [PLAIN, *algorithms_of(form, algorithms)]
+    names = [PLAIN, *algorithms_of(form, args.algorithm)]
     ready = {name: _ready(mesh, form, direction, shape, name) for name in names}
     programs = {name: one.program for name, one in ready.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
-    y = results[PLAIN][0]
-    travels = (*ready[PLAIN].operands, y)[FORMS[form].travels]
-    truths = [np.asarray(true) for true in results[PLAIN]]
-    times = interleave(programs, rounds, end)
+    travels = (*ready[PLAIN].operands, results[PLAIN][0])[FORMS[form].travels]
+    truths = _truths(form, direction, shape)
+    times = interleave(programs, args.iters, end)
     return [
         Found(
             form,
             direction,
             shape,
             name,
-            sum(
-                count_wrong(np.asarray(mine), true)
-                for mine, true in zip(results[name], truths, strict=True)
-            ),
+            sum(_wrong(*pair) for pair in zip(results[name], truths, strict=True)),
             Quartiles.of(times[name]),
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
             travels.nbytes // mesh.size,
+            trace.busy(one.program, one.compiled) if args.trace else None,
         )
         for name, one in ready.items()
     ]
@@ -136,23 +136,47 @@ def _ready(mesh: Mesh, form: str, direction: str, shape: str, algorithm: str) ->
     function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
     if direction == "both":  # by a cotangent of small integers too
         function = with_gradient(function, jnp.sign)
-    # Integers from -1 to 1, of which every sum is exact: for 63 ranks, `exact` goes from 0 to 2.
-    operands = tuple(
-        jax.device_put(exact(of.shape, np.int8, 127 // 2).astype(np.float32) - 1, of.sharding)
-        for of in shapes
-    )
-    return Ready.of(function, operands)
+    placed = [
+        jax.make_array_from_callback(whole.shape, of.sharding, whole.__getitem__)
+        for whole, of in zip(_operands(form, shape), shapes, strict=True)
+    ]
+    return Ready.of(function, tuple(placed))
+
+
+def _operands(form: str, shape: str) -> list[np.ndarray]:
+    """Integers from -1 to 1, of which every sum is exact: for 63 ranks, `exact` is 0 to 2."""
+    sizes = FORMS[form].shapes(*(int(size) for size in shape.split("x")))
+    return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
+
+
+def _truths(form: str, direction: str, shape: str) -> list[np.ndarray]:
+    """What NumPy makes of them: the product, and both gradients."""
+    x, w = _operands(form, shape)
+    y = x @ w
+    return [y] if direction == "forward" else [y, np.sign(y) @ w.T, x.T @ np.sign(y)]
+
+
+def _wrong(result: jax.Array, truth: np.ndarray) -> int:
+    """How many elements; each process sees to its own. (+ 0: a zero may have either sign.)"""
+    pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
+    return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
 
 
 def _print(found: list[Found]) -> None:
     heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
-    made = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", "#wrong\n", left=4)
+    traced = ("wire\nms", "work\nms", "hidden\n") if any(one.busy for one in found) else ()
+    made = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
     for one in found:
         of_plain = one.algorithm == PLAIN
         made.add_row(
             *(one.form, one.direction, one.shape, one.algorithm),
             *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
             "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
+            *(_busy_cells(one.busy) if one.busy else ()),
             report.wrong_cell(one.wrong, "-"),
         )
     report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", made)
+
+
+def _busy_cells(busy: trace.Busy) -> tuple[str, str, str]:
+    return f"{busy.wire * 1e3:.4g}", f"{busy.work * 1e3:.4g}", f"{busy.hidden:.0%}"

@@ -180,12 +180,14 @@ class Ready:
 
     Attributes:
         program: runs it until it is done.
+        compiled: the same.
         temporaries: bytes that one rank holds beside operands and results; None where the
             compiler does not say.
     """
 
     program: Callable[[], Any]
     operands: tuple[Any, ...]
+    compiled: jax.stages.Compiled
     temporaries: int | None
 
     @staticmethod
@@ -195,6 +197,7 @@ class Ready:
         return Ready(
             lambda: jax.block_until_ready(compiled(*operands)),
             operands,
+            compiled,
             None if memory is None else memory.temp_size_in_bytes,
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from benchmarks import loop, measure, model, options, programs, tune
+from benchmarks import loop, measure, model, options, programs, trace, tune
 from benchmarks.__main__ import main
 from benchmarks.cases import AXIS, CASES, LAX
 from benchmarks.data import count_wrong, exact
@@ -262,6 +262,14 @@ def test_matmuls_are_compared_and_timed(tmp_path, capsys):
     assert {row["wrong"] for row in rows} == {0}
     chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
+
+
+def test_what_is_done_at_once_is_counted_once():
+    wire, work = trace.union([(4, 6), (0, 2), (1, 3)]), trace.union([(2, 5)])
+    assert wire == [(0, 3), (4, 6)]
+    assert trace.length(wire) == 5
+    assert trace.both(wire, work) == [(2, 3), (4, 5)]
+    assert trace.Busy(5, 3, 2).hidden == 2 / 3
 
 
 def test_a_wrong_matmul_is_seen(monkeypatch, capsys):

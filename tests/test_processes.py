@@ -42,6 +42,17 @@ def test_collectives_over_processes_are_right(devices, tmp_path):
     assert all(row["wrong"] == 0 for row in rows)
 
 
+def test_matmuls_over_processes_are_right_and_traced(tmp_path):
+    path = tmp_path / "matmul.json"
+    how = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
+    assert "hidden" in together((1, 1), "-m", "benchmarks", *how.split(), path)[0]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
+    for busy in (row["busy"] for row in rows):
+        assert 0 <= busy["both"] <= min(busy["wire"], busy["work"])
+        assert min(busy["wire"], busy["work"]) > 0
+
+
 def test_processes_choose_alike_and_write_one_table(tmp_path):
     path = tmp_path / "table.json"
     how = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"
