@@ -91,4 +91,6 @@ def order_of_work() -> Order:
     mesh = jax.sharding.get_abstract_mesh()
     # On axes that are left to the compiler, the first element of an array may be anywhere.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
-    return Ready() if device_kind() == "cpu" and is_manual else Compiled()
+    # Within a process there is no wire to hide, and what is ready takes more memory.
+    is_between = jax.process_count() > 1
+    return Ready() if device_kind() == "cpu" and is_between and is_manual else Compiled()

@@ -16,6 +16,11 @@ from ringcoll.overlap.hlo import parse
 N = 4
 
 
+@pytest.fixture(autouse=True)
+def of_several_processes(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+
 def program(call, specs, out):
     """Its instructions by name, and what each needs, directly or not."""
     mesh = make_mesh(N)
@@ -93,7 +98,7 @@ def test_nothing_is_changed(dtype, shape):
     assert int(Ready().in_turn(jnp.int32(7), [x, x])) == 7
 
 
-def test_one_orders_beforehand_where_the_first_element_may_be_anywhere():
+def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monkeypatch):
     found = []
 
     def call(x):
@@ -101,7 +106,8 @@ def test_one_orders_beforehand_where_the_first_element_may_be_anywhere():
         return x
 
     mesh = make_mesh(2, 2, names=("x", "y"))
-    for axes in ({"x", "y"}, {"x"}):
+    for processes, axes in [(2, {"x", "y"}), (2, {"x"}), (1, {"x", "y"})]:
+        monkeypatch.setattr(jax, "process_count", lambda n=processes: n)
         mapped = jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names=axes)
         jax.jit(mapped).lower(np.ones(4, np.float32))
-    assert [type(order) for order in found] == [Ready, Compiled]
+    assert [type(order) for order in found] == [Ready, Compiled, Compiled]
