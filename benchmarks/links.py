@@ -2,15 +2,19 @@
 
 import argparse
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
 from benchmarks.cases import CASES, Case, on_shape
+from benchmarks.model import paid
 from benchmarks.row import Row
-from ringcoll.algorithms import COLLECTIVES, Algorithm, build
+from ringcoll.algorithms import COLLECTIVES, build
 from ringcoll.phases import phases
-from ringcoll.pricing import price_on_hosts
+from ringcoll.pricing import Price
 from ringcoll.table import BUILT_INS
 
 #: One switch; or a cable from each host to the next one.
@@ -67,13 +71,38 @@ class Wire:
         """Bytes that the busiest link carries by the row's schedule; None for a built-in."""
         if row.resolved.endswith(BUILT_INS) or row.collective not in COLLECTIVES:
             return None
+        loads = sum(loads for loads, _ in self._moves(row))
+        return float(np.max(loads)) * row.size / row.ranks
+
+    def paid(self, row: Row) -> Price | None:
+        """What a model is fitted to: as `model.paid`, but for the link.
+
+        XLA:CPU runs the moves of a round one after the other, and where two hosts swap, gloo
+        sends one way after the other.
+        """
+        counts = paid(row)
+        if counts is None or row.collective not in COLLECTIVES:
+            return counts
+        busy = [loads.max() * (2 if swaps else 1) for loads, swaps in self._moves(row)]
+        return replace(counts, link=Fraction(sum(busy)))
+
+    def _moves(self, row: Row) -> Iterator[tuple[np.ndarray, bool]]:
+        """Of each: shards on every link, by who sends and to which side; whether hosts swap."""
         name, shape = on_shape(row.resolved)
-        of = row.collective, name, shape or (row.ranks,)
-        shard = row.size / row.ranks
-        if self.links == "ring":
-            return _busiest_cable(*of, self.hosts) * shard if self.local == 1 else None
-        rounds = price_on_hosts(*of, self.hosts).rounds
-        return float(sum(a_round.times * a_round.outer.link for a_round in rounds)) * shard
+        made = build(row.collective, name, shape or (row.ranks,))
+        for phase in phases(row.collective, made):
+            for move in (move for moves in phase.rounds for move in moves):
+                step = partial(phase.schedule.step, axis=move.axis, shift=move.shift)
+                ways = [(rank, step(rank)) for rank in range(row.ranks)]
+                loads = np.zeros((self.hosts, 3))
+                for rank, to in ways:
+                    here, there = rank // self.local, to // self.local
+                    while here != there:
+                        side = way(here, there, self.hosts) if self.links == "ring" else 0
+                        loads[here, side] += phase.shards * len(move.offsets) / phase.schedule.lanes
+                        here = (here + side) % self.hosts if side else there
+                across = [rank for rank, to in ways if rank // self.local != to // self.local]
+                yield loads, any(step(step(rank)) == rank for rank in across)
 
     def found(self, row: Row, by_link: np.ndarray) -> dict[str, float | None]:
         """What the counters and the links make of a row.
@@ -106,22 +135,6 @@ def way(source: int, target: int, hosts: int) -> int:
     if 2 * ahead == hosts:
         return -1 if source % 2 else 1
     return 1 if 2 * ahead < hosts else -1
-
-
-def _busiest_cable(
-    collective: str, algorithm: Algorithm, shape: tuple[int, ...], hosts: int
-) -> float:
-    """Shards on the cable and direction that carries most, all rounds together."""
-    loads = np.zeros((hosts, 3))  # by who sends, and to which side
-    for phase in phases(collective, build(collective, algorithm, shape)):
-        for move in (move for moves in phase.rounds for move in moves):
-            for rank in range(hosts):
-                to = phase.schedule.step(rank, move.axis, move.shift)
-                while rank != to:
-                    side = way(rank, to, hosts)
-                    loads[rank, side] += phase.shards * len(move.offsets) / phase.schedule.lanes
-                    rank = (rank + side) % hosts
-    return float(loads.max())
 
 
 def bits(text: str) -> float:

@@ -3,7 +3,7 @@
 One model a dtype: a narrow addition costs another time a byte than a wide one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def paid(row: Row) -> Price | None:
     return Price(rounds=1, messages=1, startups=1, sent=whole, raw=whole, link=whole)
 
 
-def predict(row: Row, model: Model) -> float | None:
+def predict(row: Row, model: Model, paid: Callable[[Row], Price | None] = paid) -> float | None:
     """The seconds that a row's algorithm should take."""
     counts = paid(row)
     if counts is None:
@@ -46,10 +46,16 @@ def predict(row: Row, model: Model) -> float | None:
     return seconds(counts, row.size / row.ranks, model)
 
 
-def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:
+def fit_rows(
+    rows: Sequence[Row], paid: Callable[[Row], Price | None] = paid
+) -> tuple[dict[str, Fitted], list[Row]]:
     """The model of each dtype, and the rows with what it predicts.
 
     Fitted to the hand-written algorithms, each by its own name, if there are `ENOUGH`.
+
+    Args:
+        rows: what was measured.
+        paid: what a row's algorithm pays, in 1/n of its size.
     """
     samples: dict[str, list[Sample]] = {}
     for row in rows:
@@ -61,6 +67,8 @@ def fit_rows(rows: Sequence[Row]) -> tuple[dict[str, Fitted], list[Row]]:
             samples.setdefault(row.type, []).append(sample)
     fitted = {name: Fitted(*fit(s), len(s)) for name, s in samples.items() if len(s) >= ENOUGH}
     return fitted, [
-        replace(row, predicted=predict(row, fitted[row.type].model)) if row.type in fitted else row
+        replace(row, predicted=predict(row, fitted[row.type].model, paid))
+        if row.type in fitted
+        else row
         for row in rows
     ]

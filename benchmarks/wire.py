@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         f"once: {in_bits(tcp)}"
     )
     rows, sent = _measured(args, mesh, wire, end)
-    fitted, rows = fit_rows(rows)
+    fitted, rows = fit_rows(rows, wire.paid)
     found = [wire.found(row, by_link) for row, by_link in zip(rows, sent, strict=True)]
     _print(rows, found)
     report.print_models(fitted)

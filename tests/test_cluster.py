@@ -16,6 +16,7 @@ from benchmarks import hosts
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.links import Wire, bits
+from benchmarks.row import Row
 
 as_root = pytest.mark.skipif(bool(hosts.cannot()), reason=hosts.cannot())
 
@@ -130,6 +131,29 @@ def test_a_process_that_fails_is_said(capfd):
 def test_bounds(hosts, local, links, collective, bound):
     case = next(case for case in CASES if case.name == collective)
     assert Wire(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
+
+
+@pytest.mark.parametrize(
+    ("local", "links", "collective", "algorithm", "price", "paid"),
+    [
+        (1, "star", "all_gather", "ring", 3, 3),
+        (1, "star", "all_gather", "recursive_doubling", 3, 6),  # swaps go one way, then the other
+        (1, "star", "all_gather", "bruck", 3, 5),  # its last round is a swap
+        (1, "star", "psum", "exchange", 8, 16),
+        (1, "star", "all_to_all", "pairwise", 3, 4),
+        (1, "ring", "all_gather", "two_ended", 2, 3),  # two directions, one after the other
+        (2, "star", "all_gather", "ring", 7, 7),
+        (2, "star", "all_gather", "ring@4x2", 6, 6),
+    ],
+)
+def test_what_is_sent_and_how_long_that_keeps_a_link(
+    local, links, collective, algorithm, price, paid
+):
+    n = 4 * local
+    row = Row(collective, "", "float32", n, algorithm, algorithm, n, n, 1, 1, 1.0)
+    wire = Wire(4, local, links, 1, 1)
+    assert wire.price(row) == price
+    assert wire.paid(row).link == paid
 
 
 @pytest.mark.parametrize(("text", "rate"), [("500mbit", 62.5e6), ("1.5gbit", 187.5e6), ("8bit", 1)])
