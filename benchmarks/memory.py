@@ -1,13 +1,16 @@
-"""Whether a process's memory stays flat: its resident set along a run, and JAX's arrays.
+"""Whether a process's memory stays flat: what is live in it along a run, and JAX's arrays.
 
-The resident set is what Linux says in /proc/self/statm, after Python's garbage is collected and
-what glibc keeps of freed memory is handed back: a fourth of all after some hundred compilations,
-now more and now less.
+What is live is what has been allocated and not freed, after Python's garbage is collected: bytes
+by glibc's own count (`mallinfo2`, of all threads), and blocks of Python's allocator, which takes
+its memory elsewhere. The resident set (/proc/self/statm) is shown beside it, not judged: a page
+stays resident while anything on it is live, and programs that are compiled and dropped leave
+ever more such pages behind, whoever wrote them.
 """
 
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +22,22 @@ _STATM = Path("/proc/self/statm")
 
 #: Flat is what grows by less than so many bytes a call over the last half of the run,
 LIMIT = 4096
-#: if that has so many samples. The first half is for caches to fill and for the allocator.
+#: and by less than so many of Python's blocks, of 512 bytes at most,
+BLOCKS = 8
+#: if that has so many samples. The first half is for caches to fill.
 FEWEST = 8
+
+
+class _Mallinfo2(ctypes.Structure):
+    """That of malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -30,30 +47,37 @@ class Sample:
     Attributes:
         calls: so many.
         resident: bytes.
+        live: bytes, of malloc.
+        blocks: of Python.
         arrays: of `jax.live_arrays()`.
     """
 
     calls: int
     resident: int
+    live: int
+    blocks: int
     arrays: int
 
 
 def is_known() -> bool:
-    """Whether this system says what is resident."""
-    return _STATM.exists()
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory now."""
-    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Whether this system says what is resident, and its malloc what is live."""
+    return _STATM.exists() and hasattr(ctypes.CDLL(None), "mallinfo2")
 
 
 def sample(calls: int) -> Sample:
     """Now, after so many calls."""
     gc.collect()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-    return Sample(calls, resident(), len(jax.live_arrays()))
+    ctypes.CDLL(None).malloc_trim(0)
+    resident = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return Sample(calls, resident, _live(), sys.getallocatedblocks(), len(jax.live_arrays()))
+
+
+def _live() -> int:
+    """Bytes that malloc has given and not got back, mapped ones among them."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Mallinfo2
+    said = mallinfo2()
+    return int(said.uordblks + said.hblkhd)
 
 
 def last_half(samples: Sequence[Sample]) -> list[Sample]:
@@ -61,14 +85,9 @@ def last_half(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if 2 * s.calls >= samples[-1].calls]
 
 
-def slope(samples: Sequence[Sample]) -> float:
-    """Bytes a call: that of the line through them, by least squares."""
-    return float(np.polyfit([s.calls for s in samples], [s.resident for s in samples], 1)[0])
-
-
-def growth(samples: Sequence[Sample]) -> float:
-    """Bytes a call, over the last half of the run."""
-    return slope(last_half(samples))
+def growth(samples: Sequence[Sample], of: str) -> float:
+    """Of that attribute, a call: the slope of the line through them, by least squares."""
+    return float(np.polyfit([s.calls for s in samples], [getattr(s, of) for s in samples], 1)[0])
 
 
 def is_judged(samples: Sequence[Sample]) -> bool:
@@ -77,6 +96,7 @@ def is_judged(samples: Sequence[Sample]) -> bool:
 
 
 def is_flat(samples: Sequence[Sample]) -> bool:
-    """Whether the last half grows by less than `LIMIT` bytes a call, and by no array."""
+    """Whether the last half grows by less than `LIMIT` bytes and `BLOCKS` a call, and no array."""
     late = last_half(samples)
-    return growth(samples) < LIMIT and late[-1].arrays <= late[0].arrays
+    few = growth(late, "live") < LIMIT and growth(late, "blocks") < BLOCKS
+    return few and late[-1].arrays <= late[0].arrays

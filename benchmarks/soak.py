@@ -1,4 +1,4 @@
-"""Thousands of random collectives in one process: is each right, and does memory stay flat?
+"""Thousands of random collectives in one process: is each right, and does live memory stay flat?
 
 Function, algorithm, mesh, axes, groups, dtype, shapes, dimensions, vmap and gradient are drawn
 at random from all that the drop-ins accept. What every rank gets is compared with NumPy's result
@@ -6,7 +6,7 @@ in every bit, on data whose sums are exact. Call i of a seed is always the same 
 of ringcoll, on as many devices), so that --only replays it by itself.
 
 Calls are compiled a few to a program; of a program that is wrong, each is tried alone. The exit
-status is 1 if anything is wrong, or if memory grows.
+status is 1 if anything is wrong, or if live memory grows.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw, compare, report; 1 if anything was wrong, or if memory grew."""
+    """Draw, compare, report; 1 if anything was wrong, or if live memory grew."""
     if args.only and args.seed is None:
         args.error("--only: of which seed? Give --seed too")
     processes.start(args)
@@ -137,27 +137,40 @@ def _watch(samples: list[memory.Sample], calls: int) -> None:
     """Look at memory; now and then say so, for whoever reads the log of a run that did not end."""
     samples.append(memory.sample(calls))
     if len(samples) == 1:
-        _say("     calls  resident MiB  bytes a call  arrays")
+        _say("     calls  resident MiB  live MiB  bytes a call  Python's blocks  arrays")
     if len(samples) % SHOWN == 1:
         before, now = samples[-SHOWN - 1 :][0], samples[-1]
-        growth = f"{memory.slope([before, now]):.0f}" if now is not before else ""
-        _say(f"{now.calls:10} {_mebi(now.resident):>13} {growth:>13} {now.arrays:7}")
+        growth = f"{memory.growth([before, now], 'live'):.0f}" if now is not before else ""
+        _say(
+            f"{now.calls:10} {_mebi(now.resident):>13} {_mebi(now.live):>9} {growth:>13} "
+            f"{now.blocks:16} {now.arrays:7}"
+        )
 
 
 def _judge(samples: Sequence[memory.Sample]) -> bool:
-    """Say how memory went: whether it grows."""
+    """Say how memory went: whether what is live grows."""
     if not memory.is_judged(samples):
-        why = "too few calls" if memory.is_known() else "no /proc/self/statm"
+        why = "too few calls" if memory.is_known() else "no /proc/self/statm, or no mallinfo2"
         _say(f"memory: {why} to say whether it is flat")
         return False
-    flat = memory.is_flat(samples)
+    flat, late = memory.is_flat(samples), memory.last_half(samples)
     _say(
-        f"resident {_mebi(samples[0].resident)} MiB after {samples[0].calls} calls, "
-        f"{_mebi(samples[-1].resident)} at the end, {_mebi(max(s.resident for s in samples))} at "
-        f"most; over the last half {memory.growth(samples):.0f} bytes a call: "
-        f"{'flat' if flat else 'not flat'} (below {memory.LIMIT}, and no more arrays)"
+        f"{_course(samples, 'resident')}\n{_course(samples, 'live')}\n"
+        f"over the last half {memory.growth(late, 'live'):.0f} live bytes and "
+        f"{memory.growth(late, 'blocks'):.1f} of Python's blocks a call: "
+        f"{'flat' if flat else 'not flat'} "
+        f"(below {memory.LIMIT} and {memory.BLOCKS}, and no more arrays)"
     )
     return not flat
+
+
+def _course(samples: Sequence[memory.Sample], of: str) -> str:
+    """From where to where a size went."""
+    sizes = [getattr(s, of) for s in samples]
+    return (
+        f"{of} {_mebi(sizes[0])} MiB after {samples[0].calls} calls, "
+        f"{_mebi(sizes[-1])} at the end, {_mebi(max(sizes))} at most"
+    )
 
 
 def _mebi(size: int) -> str:

@@ -121,38 +121,58 @@ def test_a_call_that_raises_is_a_fault():
 
 
 @pytest.mark.parametrize(
-    ("resident", "arrays", "flat"),
+    ("live", "blocks", "arrays", "flat"),
     [
-        (lambda i: 10**8 + 10**6 * (i % 3), lambda i: 5, True),
-        (lambda i: 10**8 + 10**6 * min(i, 10), lambda i: 5, True),  # while it warms up
-        (lambda i: 10**8 + 256 * 5000 * i, lambda i: 5, False),
-        (lambda i: 10**8, lambda i: i, False),
+        (lambda i: 10**8 + 10**6 * (i % 3), lambda i: 10**5, lambda i: 5, True),
+        (lambda i: 10**8 + 10**6 * min(i, 10), lambda i: 10**5, lambda i: 5, True),  # warms up
+        (lambda i: 10**8 + 256 * 5000 * i, lambda i: 10**5, lambda i: 5, False),
+        (lambda i: 10**8, lambda i: 10**5 + 256 * 9 * i, lambda i: 5, False),
+        (lambda i: 10**8, lambda i: 10**5, lambda i: i, False),
     ],
 )
-def test_a_leak_is_called_a_leak(resident, arrays, flat):
-    samples = [Sample(256 * i, resident(i), arrays(i)) for i in range(1, 21)]
+def test_a_leak_is_called_a_leak(live, blocks, arrays, flat):
+    samples = [Sample(256 * i, 10**9 * i, live(i), blocks(i), arrays(i)) for i in range(1, 21)]
     assert memory.is_judged(samples)
     assert memory.is_flat(samples) is flat
     assert not memory.is_judged(samples[:10])
 
 
-@pytest.mark.skipif(not memory.is_known(), reason="this system does not say what is resident")
-@pytest.mark.parametrize("leaks", [False, True])
-def test_a_soak_that_leaks_fails(leaks, monkeypatch, capsys):
+known = pytest.mark.skipif(not memory.is_known(), reason="this system does not say what is live")
+
+
+@known
+def test_what_is_live_is_what_is_not_freed():
+    before = memory.sample(0).live
+    made = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
+    assert 0.9 < (memory.sample(0).live - before) / 2**25 < 1.1
+    del made[1::2]  # what is left keeps pages of the others resident
+    assert 0.9 < (memory.sample(0).live - before) / 2**24 < 1.1
+
+
+@known
+@pytest.mark.parametrize(
+    ("leak", "flat"),
+    [
+        (lambda n: None, True),
+        (lambda n: b"." * n * 2**20, False),
+        (lambda n: [(i,) for i in range(n * 2**10)], False),  # of Python's own
+    ],
+)
+def test_a_soak_that_leaks_fails(leak, flat, monkeypatch, capsys):
     kept = []
 
     def faults(calls):
-        if leaks:
-            kept.append(b"." * len(calls) * 2**20)
+        kept.append(leak(len(calls)))
         return []
 
     monkeypatch.setattr(soak, "faults", faults)
     monkeypatch.setattr(soak, "EVERY", TOGETHER)
     monkeypatch.setattr(memory, "FEWEST", 3)
     monkeypatch.setattr(memory, "LIMIT", 2**19)  # the other tests' threads come and go
+    monkeypatch.setattr(memory, "BLOCKS", 2**9)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # of the other tests
-    assert main(["soak", "--seed", "1", "--count", str(6 * TOGETHER)]) == leaks
-    assert f"bytes a call: {'not flat' if leaks else 'flat'} (" in capsys.readouterr().out
+    assert main(["soak", "--seed", "1", "--count", str(6 * TOGETHER)]) == (not flat)
+    assert f"blocks a call: {'flat' if flat else 'not flat'} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
