@@ -16,6 +16,7 @@ from benchmarks import hosts
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.links import Wire, bits
+from benchmarks.wire import chosen
 
 as_root = pytest.mark.skipif(bool(hosts.cannot()), reason=hosts.cannot())
 
@@ -130,6 +131,33 @@ def test_a_process_that_fails_is_said(capfd):
 def test_bounds(hosts, local, links, collective, bound):
     case = next(case for case in CASES if case.name == collective)
     assert Wire(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
+
+
+def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
+    both = ["all_gather", "all_to_all"]
+    assert chosen(both, "ring,bruck,ring@2x2,pairwise,auto", 2, 2) == {
+        "all_gather": ["ring", "bruck", "ring@2x2", "auto"],
+        "all_to_all": ["bruck", "pairwise", "auto"],
+    }
+    by_default, by_all = (chosen(["psum"], asked, 2, 2)["psum"] for asked in (None, "all"))
+    assert {"ring", "ring@2x2"} < set(by_default) < set(by_all)
+    assert set(by_all) - set(by_default) >= {"auto", "ring+lax_as_bits"}
+
+
+@pytest.mark.parametrize(
+    ("collectives", "asked", "hosts", "local"),
+    [
+        (["all_gather", "psum"], "ring,rign", 4, 1),
+        (["all_gather"], "ring,pairwise", 4, 1),
+        (["psum"], "ring,recursive_doubling", 3, 1),
+        (["psum"], "ring,ring@2x2", 4, 1),
+    ],
+)
+def test_an_algorithm_that_none_of_the_collectives_has_is_refused(collectives, asked, hosts, local):
+    bad = asked.removeprefix("ring,")
+    complaint = f"--algorithm {asked}: no '{bad}'; choose from .*ring, .* or all"
+    with pytest.raises(SystemExit, match=complaint):
+        chosen(collectives, asked, hosts, local)
 
 
 @pytest.mark.parametrize(("text", "rate"), [("500mbit", 62.5e6), ("1.5gbit", 187.5e6), ("8bit", 1)])
