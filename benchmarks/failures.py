@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks import launch, processes
+from benchmarks.launch import End
 from ringcoll import debug
 
 WAYS = ("today", "checked", "deadline")
@@ -166,25 +167,11 @@ def _process(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class End:
-    """Of a process: its status (None: it hangs), after how many seconds, and what it said."""
-
-    status: int | None
-    seconds: float
-    text: str
-
-
 def ended(only: str, way: str, count: int, seconds: float = 10, patience: float = 150) -> list[End]:
     """Run rows of a column of the table in so many processes, and wait for them."""
     what = ["-m", "benchmarks", "failures", "--only", only, "--ways", way, "--seconds", seconds]
     with launch.loopback() as at:
-        commands = launch.python(at, count, *what)
-        ends = launch.together(commands, [1] * count, seconds=patience)
-    begun = [float(found[1]) if (found := re.search(r"starts (\S+)", e.text)) else 0 for e in ends]
-    return [
-        End(end.status, end.time - start, end.text) for end, start in zip(ends, begun, strict=True)
-    ]
+        return launch.together(launch.python(at, count, *what), [1] * count, seconds=patience)
 
 
 #: What to look for in what a process has said, the telling first.
@@ -206,7 +193,13 @@ def words(ends: Sequence[End]) -> str:
     for i, end in enumerate(ends):
         found = (m for pattern in _TELLING if (m := re.search(pattern, end.text)))
         said = next((m[m.lastindex or 0] for m in found), "")
-        how = "hangs" if end.status is None else f"ends with {end.status} after {end.seconds:.0f} s"
+        how = "hangs" if end.status is None else f"ends with {end.status}{_after(end)}"
         how = "refused" if "refused: " in end.text else how
         alike[f"{said}, {how}".removeprefix(", ")].append(i)
     return "; ".join(f"{', '.join(map(str, who))}: {what}" for what, who in alike.items())
+
+
+def _after(end: End) -> str:
+    """How long after it had come to a row of the table."""
+    begun = re.search(r"starts (\S+)", end.text)
+    return f" after {end.time - float(begun[1]):.0f} s" if begun else ""

@@ -14,6 +14,8 @@ from benchmarks import processes
 
 #: Interfaces of a host that are told apart, at most.
 _MOST = 8
+#: Of TCP: what else the machine does makes it slower, and nothing faster.
+_TRIES = 3
 
 
 def counters() -> dict[str, int]:
@@ -38,8 +40,8 @@ def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
     return processes.everyones(mine) / calls
 
 
-def tcp_rate(seconds: float = 1.0) -> tuple[float, bool]:
-    """Bytes a second from each host to the next one, all at once: of the slowest.
+def tcp_rate(seconds: float = 0.5) -> tuple[float, bool]:
+    """Bytes a second from each host to the next one, all at once: of the slowest, at best.
 
     And whether they are hosts, with addresses of their own, or processes of one.
     """
@@ -47,26 +49,31 @@ def tcp_rate(seconds: float = 1.0) -> tuple[float, bool]:
         address, port = server.getsockname()
         everywhere = processes.everyones(np.array([*map(int, address.split(".")), port], np.int32))
         *to, at = everywhere[(jax.process_index() + 1) % jax.process_count()].tolist()
-        sender = Thread(target=_send, args=((".".join(map(str, to)), at), seconds))
-        sender.start()
-        rate = _receive(server)
-        sender.join()
-    slowest = processes.everyones(np.array([rate], np.float32)).min()
-    return float(slowest), len(np.unique(everywhere[:, :-1], axis=0)) == len(everywhere)
+        following = ".".join(map(str, to)), at
+        rates = [_rate(server, following, seconds) for _ in range(_TRIES)]
+    slowest = processes.everyones(np.array(rates, np.float32)).min(axis=0)
+    return float(slowest.max()), len(np.unique(everywhere[:, :-1], axis=0)) == len(everywhere)
 
 
-def _send(to: tuple[str, int], seconds: float) -> None:
-    block, end = bytes(2**16), time.perf_counter() + seconds
+def _rate(server: socket.socket, to: tuple[str, int], seconds: float) -> float:
+    """What this host sends, until the other one has got all of it."""
+    receiver = Thread(target=_receive, args=(server,), daemon=True)
+    receiver.start()
+    processes.meet()
+    block, count, start = bytes(2**16), 0, time.perf_counter()
     with socket.create_connection(to) as connection:
-        while time.perf_counter() < end:
+        while time.perf_counter() < start + seconds:
             connection.sendall(block)
+            count += len(block)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)  # which ends when that one closes
+    rate = count / (time.perf_counter() - start)
+    receiver.join()
+    return rate
 
 
-def _receive(server: socket.socket) -> float:
+def _receive(server: socket.socket) -> None:
     connection, _ = server.accept()
     with connection:
-        connection.recv(1)  # it has begun
-        count, start = 0, time.perf_counter()
-        while block := connection.recv(2**16):
-            count += len(block)
-        return count / (time.perf_counter() - start)
+        while connection.recv(2**16):
+            pass

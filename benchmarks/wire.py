@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import jax
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ",".join(_NAMES)
     names = [case.name for case in CASES]
     add("--collective", type=listed(*names), default=default, metavar="LIST", help=f"({default})")
-    add("--algorithm", metavar="LIST", help="names, or such as ring@4x2 (all)")
+    add("--algorithm", metavar="LIST", help="names, also as ring@4x2, or all (hand-written)")
     add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
     add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
     add("-J", "--json", metavar="PATH", help="write everything measured")
@@ -65,16 +65,18 @@ def run(args: argparse.Namespace) -> int:
         )
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
+    local = mesh.size // hosts
+    algorithms = chosen(args.collective, args.algorithm, hosts, local)
     header = options.described(mesh)
     report.print_header(header)
     tcp, counts = network.tcp_rate()
-    wire = Wire(hosts, mesh.size // hosts, args.links, args.rate or tcp, tcp, counts)
+    wire = Wire(hosts, local, args.links, args.rate or tcp, tcp, counts)
     report.console().print(
         f"{hosts} hosts of {wire.local} ranks, links: {wire.links}, {in_bits(wire.rate)} each way "
         f"({'as made' if args.rate else 'as measured'}); TCP from each host to the next, all at "
         f"once: {in_bits(tcp)}"
     )
-    rows, sent = _measured(args, mesh, wire, end)
+    rows, sent = _measured(args, mesh, algorithms, end)
     fitted, rows = fit_rows(rows, wire.paid)
     found = [wire.found(row, by_link) for row, by_link in zip(rows, sent, strict=True)]
     _print(rows, found)
@@ -93,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(
-    args: argparse.Namespace, mesh: Mesh, wire: Wire, end: float
+    args: argparse.Namespace, mesh: Mesh, algorithms: Mapping[str, Sequence[str]], end: float
 ) -> tuple[list[Row], list[np.ndarray]]:
     """The rows, and what each call sent by every interface of every host."""
     points = [
         (case, np.dtype(name), size)
         for case in CASES
-        if case.name in args.collective
+        if case.name in algorithms
         for name in args.datatype
         for size in sorted(options.sizes(args))
     ]
@@ -108,22 +110,43 @@ def _measured(
     shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
-        names = _algorithms(args, case, wire)
-        some = measure(point, names, share, args.iters, args.warmup_iters, True)
+        some = measure(point, algorithms[case.name], share, args.iters, args.warmup_iters, True)
         rows += some
         sent += [network.sent_by(point.program(row.algorithm)) for row in some]
     return rows, sent
 
 
-def _algorithms(args: argparse.Namespace, case: Case, wire: Wire) -> list[str]:
-    """Those asked for that there are; all, if nobody chooses."""
-    names = list(case.algorithms(wire.ranks))
-    if wire.local > 1 and case.name in COLLECTIVES:
-        names += [f"{name}@{wire.hosts}x{wire.local}" for name in case.algorithms(wire.hosts)]
-    if not args.algorithm:
-        return names
-    known = {*names, *case.choices(wire.ranks)}
-    return [name for name in args.algorithm.split(",") if name in known]
+def chosen(
+    collectives: Sequence[str], asked: str | None, hosts: int, local: int
+) -> dict[str, list[str]]:
+    """By collective, its algorithms among those asked for; the hand-written, if nobody chooses.
+
+    Args:
+        collectives: names of `CASES`.
+        asked: with commas between, or "all".
+        hosts, local: how many, and the ranks of each.
+
+    Raises:
+        SystemExit: one is of none of the collectives, on so many ranks.
+    """
+    cases = [case for case in CASES if case.name in collectives]
+    written = {case.name: _algorithms(case, hosts, local) for case in cases}
+    if not asked:
+        return written
+    known = {case.name: [*written[case.name], *case.choices(hosts * local)] for case in cases}
+    try:
+        wanted = options.listed(*dict.fromkeys(chain(*known.values())))(asked)
+    except argparse.ArgumentTypeError as error:
+        raise SystemExit(f"--algorithm {asked}: {error}") from None
+    return {of: [name for name in wanted if name in known[of]] for of in known}
+
+
+def _algorithms(case: Case, hosts: int, local: int) -> list[str]:
+    """The hand-written ones, also those that go between hosts first."""
+    names = list(case.algorithms(hosts * local))
+    if local > 1 and case.name in COLLECTIVES:
+        names += [f"{name}@{hosts}x{local}" for name in case.algorithms(hosts)]
+    return names
 
 
 def _print(rows: Sequence[Row], found: Sequence[Mapping[str, float | None]]) -> None:

@@ -104,6 +104,11 @@ CASES = {
         lambda m, x, axis, n, **kw: m.ppermute(x, axis, to_next(n)),
         lambda x: np.concatenate([np.zeros_like(x[:1]), x[:-1]]),
     ),
+    "pshuffle": Case(
+        lambda n: (2,),
+        lambda m, x, axis, n, **kw: m.pshuffle(x, axis, [(r + 1) % n for r in range(n)]),
+        lambda x: np.roll(x, -1, 0),
+    ),
 }
 
 

@@ -9,14 +9,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import HERE
 
-from benchmarks import hosts
+from benchmarks import hosts, network
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.links import Wire, bits
 from benchmarks.row import Row
+from benchmarks.wire import chosen
 
 as_root = pytest.mark.skipif(bool(hosts.cannot()), reason=hosts.cannot())
 
@@ -154,6 +156,47 @@ def test_what_is_sent_and_how_long_that_keeps_a_link(
     wire = Wire(4, local, links, 1, 1)
     assert wire.price(row) == price
     assert wire.paid(row).link == paid
+
+
+def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
+    both = ["all_gather", "all_to_all"]
+    assert chosen(both, "ring,bruck,ring@2x2,pairwise,auto", 2, 2) == {
+        "all_gather": ["ring", "bruck", "ring@2x2", "auto"],
+        "all_to_all": ["bruck", "pairwise", "auto"],
+    }
+    by_default, by_all = (chosen(["psum"], asked, 2, 2)["psum"] for asked in (None, "all"))
+    assert {"ring", "ring@2x2"} < set(by_default) < set(by_all)
+    assert set(by_all) - set(by_default) >= {"auto", "ring+lax_as_bits"}
+
+
+@pytest.mark.parametrize(
+    ("collectives", "asked", "hosts", "local"),
+    [
+        (["all_gather", "psum"], "ring,rign", 4, 1),
+        (["all_gather"], "ring,pairwise", 4, 1),
+        (["psum"], "ring,recursive_doubling", 3, 1),
+        (["psum"], "ring,ring@2x2", 4, 1),
+    ],
+)
+def test_an_algorithm_that_none_of_the_collectives_has_is_refused(collectives, asked, hosts, local):
+    bad = asked.removeprefix("ring,")
+    complaint = f"--algorithm {asked}: no '{bad}'; choose from .*ring, .* or all"
+    with pytest.raises(SystemExit, match=complaint):
+        chosen(collectives, asked, hosts, local)
+
+
+def test_tcp_is_as_fast_as_the_best_of_three_tries(monkeypatch):
+    tried, rate = [], network._rate
+
+    def counted(*args):
+        tried.append(rate(*args))
+        return tried[-1]
+
+    monkeypatch.setattr(network, "_rate", counted)
+    fastest, are_hosts = network.tcp_rate(0.02)  # from this process to itself
+    assert len(set(tried)) == 3
+    assert fastest == np.float32(max(tried))
+    assert are_hosts
 
 
 @pytest.mark.parametrize(("text", "rate"), [("500mbit", 62.5e6), ("1.5gbit", 187.5e6), ("8bit", 1)])

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from support import assert_same, data, make_mesh, runnable
 
 import ringcoll
 from ringcoll import algorithms, debug, engine
+from ringcoll.debug.calls import environment
 from ringcoll.marks import LOG
 from ringcoll.table import Row, Table, choices
 
@@ -95,6 +97,29 @@ def test_gradients_are_calls_as_well():
 def test_what_cannot_be_traced_is_raised_as_it_is():
     with pytest.raises(ValueError, match="no algorithm 'rign'; choose from"):
         calls(lambda x: ringcoll.psum(x, "x", algorithm="rign"))
+
+
+def test_every_source_of_the_package_counts(monkeypatch, tmp_path):
+    def digest(**texts):
+        for name, text in texts.items():
+            path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return environment()[0]
+
+    monkeypatch.setattr("ringcoll.debug.calls.files", lambda package: tmp_path)
+    first = digest(wire="a", layers__linear="b", draw__page="c")
+    (tmp_path / "layers" / "__pycache__").mkdir()  # which not every process need have written
+    assert digest() == first
+    assert len({first, digest(layers__linear="B"), digest(layers__linear="b", wire="A")}) == 3
+    assert digest(wire="a") == first
+    listed = Path.iterdir
+    for last_first in (False, True):
+        with monkeypatch.context() as turned:
+            turned.setattr(Path, "iterdir", lambda at, r=last_first: sorted(listed(at), reverse=r))
+            assert digest() == first
+    (tmp_path / "draw" / "page.py").rename(tmp_path / "layers" / "page.py")
+    assert digest() != first
 
 
 def of_each(algorithm):

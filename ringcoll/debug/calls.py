@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from math import prod
 from typing import Any
 
@@ -26,12 +27,20 @@ _SAID = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 def environment() -> list[str]:
     """What has to be the same everywhere before programs can be."""
-    sources = {path.name: path for path in files("ringcoll").iterdir() if path.name.endswith(".py")}
-    texts = repr([(name, sources[name].read_text(encoding="utf-8")) for name in sorted(sources)])
+    sources = sorted(_sources(files("ringcoll")))
     return [
-        f"jax {jax.__version__}, ringcoll of sources {_digest(texts)}",
+        f"jax {jax.__version__}, ringcoll of sources {_digest(repr(sources))}",
         f"{jax.process_count()} processes, {jax.device_count()} devices",
     ]
+
+
+def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:
+    """The name and the text of every module within."""
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _sources(each, f"{place}{each.name}/")
+        elif each.name.endswith(".py"):
+            yield place + each.name, each.read_text(encoding="utf-8")
 
 
 def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
