@@ -12,13 +12,13 @@ instead, and so does a shorter one of a `reduce` if the order of its work asks f
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.manual import varying
-from ringcoll.messages import Key, keys_arrived, keys_sent, message, stacked
+from ringcoll.messages import Key, Made, Shard, Slot, keys_arrived, keys_sent, message, stacked
 from ringcoll.order import Order
 from ringcoll.schedule import AllToAllSchedule, Round, Schedule, stretches
 from ringcoll.wire import Ranks
@@ -33,23 +33,8 @@ Carry = TypeVar("Carry")
 Combine = Callable[[Array, Array], Array]
 
 
-class Slot(NamedTuple):
-    """A shard that is asked for: of which rank, and which lane's share of it."""
-
-    origin: Array
-    lane: int
-
-
-class Shard(NamedTuple):
-    """A shard that has come: of which rank, and which lane's share of it."""
-
-    value: Array
-    origin: Array
-    lane: int
-
-
 Visit = Callable[[Carry, list[Shard]], Carry]
-Produce = Callable[[Any, list[Slot]], Sequence[Array]]
+Produce = Callable[[Any, list[Slot]], Made]
 
 
 def gather(
@@ -163,7 +148,7 @@ def reduce(
     Args:
         schedule: the gather.
         ranks: by whom, cut into the digits of the schedule.
-        produce: `(operands, slots) -> contributions`, called just before they are needed,
+        produce: `(operands, slots) -> Made`, called just before contributions are needed,
             with all that a round needs; each is asked for once.
         combine: `(received, mine) -> partial`, associative as far as the caller cares.
             What has not been combined yet travels as it was produced.
@@ -189,7 +174,7 @@ def reduce(
                 sums.send_back(start)
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
-    return [sums.partial[key] for key in mine]
+    return [order.after(sums.partial[key], sums.made_of) for key in mine]
 
 
 @dataclass
@@ -204,16 +189,20 @@ class _Sums:
     order: Order
     partial: dict[Key, Array] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
+    made_of: Sequence[Array] = ()  # the contributions that were produced last
 
     def want(self, keys: Sequence[Key]) -> bool:
         """Produce this rank's contributions to those of which there are none yet, if any."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
-        origins = [self.order.in_turn(self.ranks.origin(k.offset), self.sent) for k in missing]
+        if not missing:
+            return False
+        before = [*self.sent, *self.made_of]
+        origins = [self.order.in_turn(self.ranks.origin(k.offset), before) for k in missing]
         slots = [Slot(at, key.lane) for at, key in zip(origins, missing, strict=True)]
-        values = self.produce(self.operands, slots) if slots else []
+        values, self.made_of = self.produce(self.operands, slots)
         for key, value in zip(missing, values, strict=True):
             self.partial[key] = varying(value, self.ranks.axes)
-        return bool(missing)
+        return True
 
     def send_back(self, number: int) -> None:
         """The round of this number, backward."""
@@ -222,7 +211,7 @@ class _Sums:
         if self.want([k for keys in arrived for k in keys]):  # these first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
         self.sent = [message(self.partial, keys) for keys in arrived]
-        messages = [self.order.late(x, steps=2) for x in self.sent]  # factors are cut meanwhile
+        messages = [self.order.late(x, steps=3) for x in self.sent]  # factors are cut meanwhile
         name = f"round {len(self.schedule.rounds) - number}"
         received = self.ranks.hops(name, moves, messages, back=True)
         keys = [k for m in moves for k in keys_sent(m)]
@@ -260,7 +249,7 @@ class _Sums:
                     for m, keys in zip(moves, sent, strict=True)
                     for lane, offset in keys
                 ]
-                values = iter(self.produce(operands, slots))
+                values = iter(self.produce(operands, slots).values)
                 mine = [jnp.stack([next(values) for _ in keys]) for keys in sent]
                 mine = [varying(x, self.ranks.axes) for x in mine]
             mine = self._apart(mine)

@@ -1,4 +1,4 @@
-"""What a rank holds while a schedule runs, and the messages that are made of it."""
+"""What a rank holds and is asked for while a schedule runs, and the messages made of it."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,6 +14,28 @@ class Key(NamedTuple):
 
     lane: int
     offset: int
+
+
+class Slot(NamedTuple):
+    """A shard that is asked for: of which rank, and which lane's share of it."""
+
+    origin: Array
+    lane: int
+
+
+class Shard(NamedTuple):
+    """A shard that has come: of which rank, and which lane's share of it."""
+
+    value: Array
+    origin: Array
+    lane: int
+
+
+class Made(NamedTuple):
+    """Contributions, and of which arrays they were made just before, if work hides the wire."""
+
+    values: Sequence[Array]
+    of: Sequence[Array] = ()
 
 
 def keys_sent(move: Move) -> list[Key]:

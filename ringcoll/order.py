@@ -36,11 +36,19 @@ class Order:
         """The same values: what needs one of them comes after all of them."""
         return values
 
-    def late(self, x: Array, steps: int = 1) -> Array:
-        """The same array, so many operations later: 1 or 2."""
+    def apart(self, x: Array) -> Array:
+        """The same array, computed once, by itself, and not in all that reads it."""
         return x
 
-    def in_turn(self, index: Array, after: Sequence[Array]) -> Array:
+    def late(self, x: Array, steps: int = 1) -> Array:
+        """The same array, so many operations later."""
+        return x
+
+    def after(self, x: Array, arrays: Sequence[Array]) -> Array:
+        """The same array, when these arrays are there."""
+        return x
+
+    def in_turn(self, index: Array, arrays: Sequence[Array]) -> Array:
         """The same index, when these arrays are there."""
         return index
 
@@ -61,17 +69,23 @@ class Ready(Order):
 
     clears_memory = True
 
+    def apart(self, x: Array) -> Array:
+        return lax.optimization_barrier(x)  # from jax 0.11 on; compilers before look through it
+
     def late(self, x: Array, steps: int = 1) -> Array:
         if not x.size:
             return x
-        if steps == 1:
-            bit = _bit(x)
-        else:  # a reduction, which is not fused with what follows
-            bit = lax.reduce_max(_bits(lax.slice_in_dim(x.reshape(-1), 0, min(x.size, 8))), (0,))
+        bit = _bit(x)
+        for _ in range(steps - 1):  # by reductions, which are not fused with what follows
+            some = _bits(lax.slice_in_dim(x.reshape(-1), 0, min(x.size, 8)))
+            bit = lax.reduce_max(jnp.where(bit <= 1, some, 0), (0,))
         return jnp.where(bit <= 1, x, jnp.zeros_like(x))
 
-    def in_turn(self, index: Array, after: Sequence[Array]) -> Array:
-        for x in after:
+    def after(self, x: Array, arrays: Sequence[Array]) -> Array:
+        return jnp.where(self.in_turn(jnp.int32(0), arrays) >= 0, x, jnp.zeros_like(x))
+
+    def in_turn(self, index: Array, arrays: Sequence[Array]) -> Array:
+        for x in arrays:
             if x.size:
                 index = lax.add(index, lax.min(_bit(x), jnp.int32(0)))
         return index

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll import engine
 from ringcoll.manual import empty
+from ringcoll.messages import Shard, Slot
 from ringcoll.wire import scaled
 
 
@@ -24,7 +24,7 @@ class Shares:
         start, stop = (i * self.size // self.lanes for i in (lane, lane + 1))
         return start, stop - start
 
-    def places(self, slots: Sequence[engine.Slot | engine.Shard]) -> list[tuple[Any, int]]:
+    def places(self, slots: Sequence[Slot | Shard]) -> list[tuple[Any, int]]:
         """The same in the whole, of the ranks that the slots are of."""
         return [
             (scaled(slot.origin, self.size, start), width)

@@ -1,6 +1,6 @@
 """Products that are computed while their shards are on the wire, and their gradients.
 
-Two functions, each the transpose of the other, by one schedule:
+Two functions, each the other's transpose, by one schedule:
 
 - `gathered`: every y = einsum(all shards of x, other): each shard is multiplied as it comes
   by, and the gathered x is never held;
@@ -16,6 +16,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from ringcoll import algorithms, engine, quickest
 from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
 from ringcoll.marks import marked
+from ringcoll.messages import Made, Shard, Slot
 from ringcoll.order import order_of_work
 from ringcoll.pieces import Shares, joined, placed, sliced_along, spread
 from ringcoll.schedule import Schedule
@@ -158,12 +160,12 @@ def _gathered_by_rounds(
         other = sliced_along(other, p.other, label, places)
         return how.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
-    def visit(carry: tuple[list[Any], Array | None], shards: list[engine.Shard]) -> Any:
+    def visit(carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
         for together in [[shard] for shard in shards] if joining == "apart" else [shards]:
             carry = visit_one(*carry, together)
         return carry
 
-    def visit_one(results: Sequence[Any], whole: Array | None, shards: list[engine.Shard]) -> Any:
+    def visit_one(results: Sequence[Any], whole: Array | None, shards: list[Shard]) -> Any:
         places = shares.places(shards)
         piece = joined([shard.value for shard in shards], dim)
         if joining == "copied" and whole is None and len(shards) > 1:  # else it is copied there
@@ -175,20 +177,18 @@ def _gathered_by_rounds(
                 made.append(y if result is None else result + y)
                 continue
             out, y = p.out.index(label), y.astype(p.dtype)
-            if result is None:
-                result = spread(y, out, shares.size * ranks.size)
-            made.append(placed(result, y, out, places))
+            buffer = spread(y, out, shares.size * ranks.size) if result is None else result
+            made.append(placed(buffer, y, out, places))
         return made, whole if whole is None else placed(whole, piece, dim, places)
 
     def of_all(shape: Sequence[int], dim: int) -> tuple[int, ...]:
         return tuple(s * ranks.size if d == dim else s for d, s in enumerate(shape))
 
-    def buffer(i: int) -> Any:
+    def begun(i: int) -> Any:
         if order.clears_memory:  # then a result begins with the first product
             return None
         p = products[i]
-        made = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))
-        y = made().out_avals[0]
+        y = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))().out_avals[0]
         if label not in p.out:
             return varying(jnp.zeros(y.shape, y.dtype), typed)
         whole = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
@@ -196,7 +196,7 @@ def _gathered_by_rounds(
 
     typed = jax.typeof(x).mat.varying
     whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
-    state = [buffer(i) for i in early], whole
+    state = [begun(i) for i in early], whole
     results, whole = engine.gather(schedule, ranks, own, visit, state, order=order)
     made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
     if whole is not None:
@@ -247,19 +247,20 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
     size = factors[some].shape[labels[some].index(label)] // ranks.size
     shares = Shares(size, schedule.lanes)
 
-    def produce(whole: list[Array], slots: list[engine.Slot]) -> list[Array]:
+    def produce(whole: list[Array], slots: list[Slot]) -> Made:
         places, rest = shares.places(slots), iter(whole)
         parts = [
-            sliced_along(x, own, label, places) if is_sliced else next(rest)
+            order.apart(sliced_along(x, own, label, places)) if is_sliced else next(rest)
             for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
         ]
-        y = summed(parts)
-        return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
+        made = jnp.split(summed(parts), np.cumsum([width for _, width in places])[:-1], dim)
+        return Made(made, list(compress(parts, sliced)))
 
     # Not the sliced ones: a slice that waits for a barrier is a copy.
     whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
+    order = order_of_work()
     with named("einsum_reduce_scatter", how.algorithm):
-        mine = engine.reduce(schedule, ranks, produce, lax.add, whole, order=order_of_work())
+        mine = engine.reduce(schedule, ranks, produce, lax.add, whole, order=order)
     return joined(mine, dim).astype(dtype)
 
 

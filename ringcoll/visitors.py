@@ -12,6 +12,7 @@ from ringcoll import engine
 from ringcoll.algorithms import Stages
 from ringcoll.manual import empty, sharded_dims
 from ringcoll.marks import scope
+from ringcoll.messages import Made, Shard, Slot
 from ringcoll.pieces import Shares, joined
 from ringcoll.schedule import AllToAllSchedule, Schedule
 from ringcoll.wire import Ranks, as_bits, scaled
@@ -53,7 +54,7 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
     bits, back = _bits_to_place(x)
     lane_dim, shares = _lane_shares(x, x.shape, schedule.lanes)
 
-    def visit(out: Array, shards: list[engine.Shard]) -> Array:
+    def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
             lo, _ = shares[shard.lane]
             start = _start(x.ndim, dim, shard.origin, x.shape[dim], lane_dim, lo)
@@ -94,14 +95,14 @@ def reduce_along(
     shape = [s // ranks.size if d == dim else s for d, s in enumerate(x.shape)]
     lane_dim, shares = _lane_shares(x, shape, schedule.lanes)
 
-    def contribution(slot: engine.Slot) -> Array:
+    def contribution(slot: Slot) -> Array:
         lo, size = shares[slot.lane]
         sizes = [size if d == lane_dim else s for d, s in enumerate(shape)]
         start = _start(x.ndim, dim, slot.origin, shape[dim], lane_dim, lo)
         return lax.dynamic_slice(x, start, sizes, allow_negative_indices=False)
 
     mine = engine.reduce(
-        schedule, ranks, lambda _, slots: [contribution(slot) for slot in slots], combine
+        schedule, ranks, lambda _, slots: Made([contribution(slot) for slot in slots]), combine
     )
     return joined(mine, lane_dim)
 

@@ -12,6 +12,7 @@ from jax import lax
 from support import SIZES, make_mesh, per_rank, runnable
 
 from ringcoll import algorithms, engine
+from ringcoll.messages import Made
 from ringcoll.schedule import Move, Schedule, stretches
 from ringcoll.wire import Ranks
 
@@ -108,7 +109,7 @@ def test_reduce_asks_once_for_every_slot_and_sums_all(shape, form, check_vma, mo
 
             def produce(_, slots):
                 asked.extend(slots)
-                return [x[origin, lane] for origin, lane in slots]
+                return Made([x[origin, lane] for origin, lane in slots])
 
             mine = engine.reduce(schedule, everyone(shape).cut(schedule.shape), produce, lax.add)
             if form == "loop":  # its slots are of another trace
@@ -151,7 +152,7 @@ def of_floats(schedule, ranks, x, w):
 
     def reduced(own):
         def produce(_, slots):
-            return [w[origin, lane] * own[lane] ** 2 for origin, lane in slots]
+            return Made([w[origin, lane] * own[lane] ** 2 for origin, lane in slots])
 
         return engine.reduce(schedule, ranks, produce, lax.add)
 
@@ -199,7 +200,8 @@ def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
 
     def program(x):
         ranks, shards = everyone(shape).cut(schedule.shape), list(x[0, : schedule.lanes, None])
-        mine = engine.reduce(schedule, ranks, lambda _, slots: [x[o, i] for o, i in slots], lax.add)
+        made = lambda _, slots: Made([x[o, i] for o, i in slots])  # noqa: E731
+        mine = engine.reduce(schedule, ranks, made, lax.add)
         return mine, diary(schedule, ranks, shards)
 
     for name in reversed("xyz"[: len(shape)]):
@@ -239,7 +241,8 @@ def test_ranks_in_groups_are_numbered_by_their_place():
     def program(x):
         ranks = Ranks.over(("x",), groups)
         ring = algorithms.ring(4)
-        mine = engine.reduce(ring, ranks, lambda _, slots: [x * (1 + o) for o, _ in slots], lax.add)
+        made = lambda _, slots: Made([x * (1 + o) for o, _ in slots])  # noqa: E731
+        mine = engine.reduce(ring, ranks, made, lax.add)
         return diary(ring, ranks, [x[None].astype(jnp.int32)]), mine[0], ranks.number()
 
     (_, _, values), mine, number = per_rank(make_mesh(8), program, x)

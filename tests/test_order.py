@@ -56,9 +56,15 @@ def test_the_products_of_a_sum_take_turns():
     assert len(products) == N
     before = [len(needs[product] & set(products)) for product in products]
     assert sorted(before) == list(range(N))
+    if jax.__version_info__ < (0, 11):
+        return  # that compiler looks through the barrier, and cuts what is read once more
+    for product in products:  # what it reads is not lost, or a message might come there
+        (cut,) = (of for of in all_of[product].operands if all_of[of].opcode == "fusion")
+        others = [name for name, of in all_of.items() if cut in of.operands and name != product]
+        assert any(product in needs[other] for other in others)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 3])
 def test_what_is_late_is_computed_first(steps):
     def call(x):
         return lax.ppermute(Ready().late(x, steps), "x", [(i, (i + 1) % N) for i in range(N)])
@@ -93,8 +99,9 @@ def test_a_product_does_not_wait_for_memory_to_be_cleared():
 def test_nothing_is_changed(dtype, shape):
     values = np.arange(-1, np.prod(shape, dtype=int) - 1).reshape(shape)
     x = jnp.asarray(values.astype(dtype))
-    for steps in (1, 2):
+    for steps in (1, 2, 3):
         np.testing.assert_array_equal(Ready().late(x, steps), x)
+    np.testing.assert_array_equal(Ready().apart(Ready().after(x, [x])), x)
     assert int(Ready().in_turn(jnp.int32(7), [x, x])) == 7
 
 
