@@ -77,7 +77,7 @@ class Wire:
     def paid(self, row: Row) -> Price | None:
         """What a model is fitted to: as `model.paid`, but for the link.
 
-        XLA:CPU runs the moves of a round one after the other, and where two hosts swap, gloo
+        XLA:CPU runs the moves of a round one after the other, and where two ranks swap, gloo
         sends one way after the other.
         """
         counts = paid(row)
@@ -87,7 +87,7 @@ class Wire:
         return replace(counts, link=Fraction(sum(busy)))
 
     def _moves(self, row: Row) -> Iterator[tuple[np.ndarray, bool]]:
-        """Of each: shards on every link, by who sends and to which side; whether hosts swap."""
+        """Of each: shards on every link, by who sends and to which side; whether two ranks swap."""
         name, shape = on_shape(row.resolved)
         made = build(row.collective, name, shape or (row.ranks,))
         for phase in phases(row.collective, made):

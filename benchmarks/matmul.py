@@ -6,8 +6,8 @@ compiler says one rank holds beside its operands and results; a chunk is what on
 what travels (its shard of x or w, its block of the result). The forms and their shapes,
 m x k x f, are those of `python -m benchmarks overlap`; float32.
 
-With --trace, by the profiler: how long the wire was busy and how long the work, on all ranks,
-and how much of the shorter both were at once. Over several processes: start it in each, or let
+With --trace, by the profiler: how long a rank is at messages in a call and how long at work, and
+how much of the shorter it is at both. Over several processes: start it in each, or let
 `python -m benchmarks cluster` do so.
 """
 

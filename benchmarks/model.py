@@ -38,16 +38,16 @@ def paid(row: Row) -> Price | None:
     return Price(rounds=1, messages=1, startups=1, sent=whole, raw=whole, link=whole)
 
 
-def predict(row: Row, model: Model, paid: Callable[[Row], Price | None] = paid) -> float | None:
-    """The seconds that a row's algorithm should take."""
-    counts = paid(row)
+def predict(row: Row, model: Model, counted: Callable[[Row], Price | None] = paid) -> float | None:
+    """The seconds that a row's algorithm should take, by what it is counted to pay."""
+    counts = counted(row)
     if counts is None:
         return None
     return seconds(counts, row.size / row.ranks, model)
 
 
 def fit_rows(
-    rows: Sequence[Row], paid: Callable[[Row], Price | None] = paid
+    rows: Sequence[Row], counted: Callable[[Row], Price | None] = paid
 ) -> tuple[dict[str, Fitted], list[Row]]:
     """The model of each dtype, and the rows with what it predicts.
 
@@ -55,11 +55,11 @@ def fit_rows(
 
     Args:
         rows: what was measured.
-        paid: what a row's algorithm pays, in 1/n of its size.
+        counted: what a row's algorithm pays, in 1/n of its size.
     """
     samples: dict[str, list[Sample]] = {}
     for row in rows:
-        counts = paid(row)
+        counts = counted(row)
         if row.algorithm == row.resolved and counts and row.seconds:
             shard = row.size / row.ranks
             link, added = float(counts.link) * shard, float(counts.additions) * shard
@@ -67,7 +67,7 @@ def fit_rows(
             samples.setdefault(row.type, []).append(sample)
     fitted = {name: Fitted(*fit(s), len(s)) for name, s in samples.items() if len(s) >= ENOUGH}
     return fitted, [
-        replace(row, predicted=predict(row, fitted[row.type].model, paid))
+        replace(row, predicted=predict(row, fitted[row.type].model, counted))
         if row.type in fitted
         else row
         for row in rows

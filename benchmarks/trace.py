@@ -1,4 +1,7 @@
-"""What a profiler's trace says: how long the wire was busy, how long the work, and both at once."""
+"""What a profiler's trace says: how long a rank is at messages, at work, at both.
+
+(At messages it also is while it waits for who sends.)
+"""
 
 import gzip
 import json
@@ -23,16 +26,24 @@ Spans = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Busy:
-    """Seconds, summed over the devices of all processes."""
+    """Seconds of a call, means over the ranks.
+
+    Attributes:
+        wire: at messages.
+        work: at everything else.
+        shorter: the lesser of the two.
+        both: at once.
+    """
 
     wire: float
     work: float
+    shorter: float
     both: float
 
     @property
     def hidden(self) -> float:
-        """The time of both, of the shorter one's."""
-        return self.both / max(min(self.wire, self.work), 1e-9)
+        """Both, of the shorter; nothing, if there is none."""
+        return self.both / self.shorter if self.shorter else 0.0
 
 
 def busy(program: Callable[[], Any], compiled: jax.stages.Compiled, times: int = 3) -> Busy:
@@ -59,11 +70,12 @@ def busy(program: Callable[[], Any], compiled: jax.stages.Compiled, times: int =
         for name, device, span in _events(written, module.name):
             if name in kinds and kinds[name] not in _AROUND:
                 spans.setdefault((device, kinds[name] in COLLECTIVES), []).append(span)
-    found = np.zeros(3)
+    found = np.zeros(4, np.float32)
     for device in {device for device, _ in spans}:
         wire, work = (union(spans.get((device, is_wire), [])) for is_wire in (True, False))
-        found += length(wire), length(work), length(both(wire, work))
-    return Busy(*(float(of) for of in processes.everyones(found.astype(np.float32)).sum(0)))
+        seconds = length(wire), length(work)
+        found += *seconds, min(seconds), length(both(wire, work))
+    return Busy(*(processes.everyones(found).sum(0) / times / module.ranks).tolist())
 
 
 def _events(trace: Path, module: str) -> Iterator[tuple[str, str, tuple[float, float]]]:

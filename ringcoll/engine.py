@@ -55,16 +55,16 @@ def gather(
         visit: `(carry, shards) -> carry`, called with what one round brought (first of
             all this rank's own) while the next round is on the wire.
         carry: what the first visit gets; its shapes, dtypes and types must not change.
-        order: that of visits, if they take work under which the wire can hide. No round is
-            sent before the visit of the round before is done, or begun if no compiler orders
-            them: or all of one might be done and then the other.
+        order: that of visits, if they take work under which the wire can hide. By a compiler:
+            a round is sent when the visit of the round before is done, or all of one might be
+            done, then all of the other. Else what is sent comes just after, but in a loop.
 
     Returns:
         What the last visit returned.
     """
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
-    before: list[Array] = []
+    before: list[Array] = []  # what the round sent that brought what came: kept until it is put
 
     def shards() -> list[Shard]:
         origins = [order.in_turn(ranks.origin(key.offset), before) for key in came]
@@ -155,7 +155,8 @@ def reduce(
         operands: what all contributions are produced from.
         order: that of producing, if it takes work under which the wire can hide. Every round
             ties the operands to its sums, so that the work of two is not merged: what waits
-            for the wire is not hidden. The next work waits until what is sent is there.
+            for the wire is not hidden. If no compiler orders them, the next work waits until
+            what is sent is there, but in a loop.
 
     Returns:
         This rank's shard, a share for each lane.
@@ -174,7 +175,8 @@ def reduce(
                 sums.send_back(start)
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
-    return [order.after(sums.partial[key], sums.made_of) for key in mine]
+    kept = sums.made_of if schedule.rounds else ()
+    return [order.after(sums.partial[key], kept) for key in mine]
 
 
 @dataclass
@@ -189,7 +191,7 @@ class _Sums:
     order: Order
     partial: dict[Key, Array] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
-    made_of: Sequence[Array] = ()  # the contributions that were produced last
+    made_of: Sequence[Array] = ()  # of which the last contributions were made
 
     def want(self, keys: Sequence[Key]) -> bool:
         """Produce this rank's contributions to those of which there are none yet, if any."""
@@ -211,7 +213,7 @@ class _Sums:
         if self.want([k for keys in arrived for k in keys]):  # these first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
         self.sent = [message(self.partial, keys) for keys in arrived]
-        messages = [self.order.late(x, steps=3) for x in self.sent]  # factors are cut meanwhile
+        messages = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
         name = f"round {len(self.schedule.rounds) - number}"
         received = self.ranks.hops(name, moves, messages, back=True)
         keys = [k for m in moves for k in keys_sent(m)]

@@ -3,13 +3,13 @@
 A compiler (for TPU, for GPU) orders all of them beforehand. It would rather have few large
 products than those of rounds: barriers keep it from merging what is of different rounds.
 
-XLA:CPU starts what has its operands, first come, first served; a barrier is nothing to it. A
-permute keeps its thread until all has come. A product is handed to another thread, but only if
-something else stands in line. So what is sent stands back a little (`late`), for the product
-of the same time to come just before it; and products take turns, or all would be made before
-anything is sent. A turn is a zero that is computed from what has to be there, and is added to
-an index. It does one thing more: memory that it is read from is not used again before, so that
-what comes by the wire does not have to wait for a product that reads there.
+XLA:CPU starts what has its operands, first come, first served; of barriers only the compiler
+before it knows. A permute keeps its thread until all has come. A product is handed to another
+thread, but only if something else stands in line. So what is sent stands back a little (`late`),
+for the product of the same time to come just before it; and products take turns, or all would be
+made before anything is sent. A turn is a zero that is computed from what has to be there, and is
+added to an index. It does one thing more: memory that it is read from is not used again before,
+so that what comes by the wire does not have to wait for a product that still reads there.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_batching import custom_vmap
 
 from ringcoll.manual import device_kind
 
@@ -29,8 +30,8 @@ class Order:
 
     #: Whether the rounds of a reduce may be written out.
     may_unroll = True
-    #: Whether an empty buffer is cleared when the program starts.
-    clears_memory = False
+    #: Whether a buffer of results is made of the first one.
+    begins_with_work = False
 
     def tied(self, values: T) -> T:
         """The same values: what needs one of them comes after all of them."""
@@ -45,16 +46,16 @@ class Order:
         return x
 
     def after(self, x: Array, arrays: Sequence[Array]) -> Array:
-        """The same array, when these arrays are there."""
+        """The same array, when these arrays are there, which are kept until then."""
         return x
 
     def in_turn(self, index: Array, arrays: Sequence[Array]) -> Array:
-        """The same index, when these arrays are there."""
+        """The same index, when these arrays are there, which are kept until then."""
         return index
 
 
-class Compiled(Order):
-    """By a compiler, beforehand."""
+class Beforehand(Order):
+    """By a compiler."""
 
     # It hides as much under a loop, and cannot cut all slices of the operands before the
     # first round (`benchmarks/overlap.md`).
@@ -64,10 +65,11 @@ class Compiled(Order):
         return lax.optimization_barrier(values)
 
 
-class Ready(Order):
-    """By what is ready. (What is done here no compiler can know to be nothing.)"""
+class WhenReady(Order):
+    """By what is ready. (That it changes nothing, no compiler has found yet.)"""
 
-    clears_memory = True
+    # An empty one is cleared when the program starts, and the first round waits for that.
+    begins_with_work = True
 
     def apart(self, x: Array) -> Array:
         return lax.optimization_barrier(x)  # from jax 0.11 on; compilers before look through it
@@ -75,9 +77,8 @@ class Ready(Order):
     def late(self, x: Array, steps: int = 1) -> Array:
         if not x.size:
             return x
-        bit = _bit(x)
+        bit, some = _bit(x), _bits(lax.slice_in_dim(x.reshape(-1), 0, min(x.size, 8)))
         for _ in range(steps - 1):  # by reductions, which are not fused with what follows
-            some = _bits(lax.slice_in_dim(x.reshape(-1), 0, min(x.size, 8)))
             bit = lax.reduce_max(jnp.where(bit <= 1, some, 0), (0,))
         return jnp.where(bit <= 1, x, jnp.zeros_like(x))
 
@@ -91,9 +92,15 @@ class Ready(Order):
         return index
 
 
+@custom_vmap
 def _bit(x: Array) -> Array:
     """0 or 1, by the first element."""
     return _bits(x[(0,) * x.ndim])
+
+
+@_bit.def_vmap
+def _bit_of_many(size: int, batched: Sequence[bool], xs: Array) -> tuple[Array, bool]:
+    return _bit(xs[0]), False  # one for all, or an index would be many, and a slice a gather
 
 
 def _bits(x: Array) -> Array:
@@ -105,6 +112,7 @@ def order_of_work() -> Order:
     mesh = jax.sharding.get_abstract_mesh()
     # On axes that are left to the compiler, the first element of an array may be anywhere.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
-    # Within a process there is no wire to hide, and what is ready takes more memory.
-    is_between = jax.process_count() > 1
-    return Ready() if device_kind() == "cpu" and is_between and is_manual else Compiled()
+    # Within a process there is no wire to hide, and this takes more memory. (Of a mesh within
+    # one of several, nothing says so.) Asked last: to ask starts the backend.
+    is_between = device_kind() == "cpu" and is_manual and jax.process_count() > 1
+    return WhenReady() if is_between else Beforehand()

@@ -185,7 +185,7 @@ def _gathered_by_rounds(
         return tuple(s * ranks.size if d == dim else s for d, s in enumerate(shape))
 
     def begun(i: int) -> Any:
-        if order.clears_memory:  # then a result begins with the first product
+        if order.begins_with_work:
             return None
         p = products[i]
         y = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))().out_avals[0]

@@ -269,7 +269,7 @@ def test_what_is_done_at_once_is_counted_once():
     assert wire == [(0, 3), (4, 6)]
     assert trace.length(wire) == 5
     assert trace.both(wire, work) == [(2, 3), (4, 5)]
-    assert trace.Busy(5, 3, 2).hidden == 2 / 3
+    assert trace.Busy(5, 3, 3, 2).hidden == 2 / 3
 
 
 def test_a_wrong_matmul_is_seen(monkeypatch, capsys):

@@ -200,8 +200,11 @@ def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
 
     def program(x):
         ranks, shards = everyone(shape).cut(schedule.shape), list(x[0, : schedule.lanes, None])
-        made = lambda _, slots: Made([x[o, i] for o, i in slots])  # noqa: E731
-        mine = engine.reduce(schedule, ranks, made, lax.add)
+
+        def produce(_, slots):
+            return Made([x[origin, lane] for origin, lane in slots])
+
+        mine = engine.reduce(schedule, ranks, produce, lax.add)
         return mine, diary(schedule, ranks, shards)
 
     for name in reversed("xyz"[: len(shape)]):
@@ -241,8 +244,11 @@ def test_ranks_in_groups_are_numbered_by_their_place():
     def program(x):
         ranks = Ranks.over(("x",), groups)
         ring = algorithms.ring(4)
-        made = lambda _, slots: Made([x * (1 + o) for o, _ in slots])  # noqa: E731
-        mine = engine.reduce(ring, ranks, made, lax.add)
+
+        def produce(_, slots):
+            return Made([x * (1 + origin) for origin, _ in slots])
+
+        mine = engine.reduce(ring, ranks, produce, lax.add)
         return diary(ring, ranks, [x[None].astype(jnp.int32)]), mine[0], ranks.number()
 
     (_, _, values), mine, number = per_rank(make_mesh(8), program, x)

@@ -1,5 +1,7 @@
 """On a CPU, where what is ready is done: that products take turns, and come before permutes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
-from ringcoll.order import Compiled, Ready, order_of_work
+from ringcoll.order import Beforehand, WhenReady, order_of_work
 from ringcoll.overlap.hlo import parse
 
 N = 4
@@ -56,6 +58,9 @@ def test_the_products_of_a_sum_take_turns():
     assert len(products) == N
     before = [len(needs[product] & set(products)) for product in products]
     assert sorted(before) == list(range(N))
+    hops = {name for name, of in all_of.items() if of.opcode == "collective-permute"}
+    # The one beside the first hop waits for none; the sum that each is of, for one more.
+    assert sorted(len(needs[product] & hops) for product in products) == [0, *range(N - 1)]
     if jax.__version_info__ < (0, 11):
         return  # that compiler looks through the barrier, and cuts what is read once more
     for product in products:  # what it reads is not lost, or a message might come there
@@ -67,7 +72,7 @@ def test_the_products_of_a_sum_take_turns():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_what_is_late_is_computed_first(steps):
     def call(x):
-        return lax.ppermute(Ready().late(x, steps), "x", [(i, (i + 1) % N) for i in range(N)])
+        return lax.ppermute(WhenReady().late(x, steps), "x", [(i, (i + 1) % N) for i in range(N)])
 
     all_of, needs = program(call, (P("x"),), P("x"))
     (sent,) = (of.operands[0] for of in all_of.values() if of.opcode == "collective-permute")
@@ -100,9 +105,9 @@ def test_nothing_is_changed(dtype, shape):
     values = np.arange(-1, np.prod(shape, dtype=int) - 1).reshape(shape)
     x = jnp.asarray(values.astype(dtype))
     for steps in (1, 2, 3):
-        np.testing.assert_array_equal(Ready().late(x, steps), x)
-    np.testing.assert_array_equal(Ready().apart(Ready().after(x, [x])), x)
-    assert int(Ready().in_turn(jnp.int32(7), [x, x])) == 7
+        np.testing.assert_array_equal(WhenReady().late(x, steps), x)
+    np.testing.assert_array_equal(WhenReady().apart(WhenReady().after(x, [x])), x)
+    assert int(WhenReady().in_turn(jnp.int32(7), [x, x])) == 7
 
 
 def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monkeypatch):
@@ -117,4 +122,14 @@ def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monk
         monkeypatch.setattr(jax, "process_count", lambda n=processes: n)
         mapped = jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names=axes)
         jax.jit(mapped).lower(np.ones(4, np.float32))
-    assert [type(order) for order in found] == [Ready, Compiled, Compiled]
+    assert [type(order) for order in found] == [WhenReady, Beforehand, Beforehand]
+
+
+def test_under_vmap_a_slice_is_a_slice():
+    def call(x, w):
+        scattered = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
+        return jax.vmap(lambda row: scattered(row, w))(jnp.stack([x, 2 * x]))
+
+    all_of, _ = program(call, (P(None, "x"), P("x")), P(None, "x"))
+    assert not {"gather", "scatter"} & {of.opcode for of in all_of.values()}
+    assert {of.shapes[0].dims for of in all_of.values() if of.opcode == "dot"} <= {(32, 64)}

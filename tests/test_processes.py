@@ -49,8 +49,8 @@ def test_matmuls_over_processes_are_right_and_traced(tmp_path):
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
     for busy in (row["busy"] for row in rows):
-        assert 0 <= busy["both"] <= min(busy["wire"], busy["work"])
-        assert min(busy["wire"], busy["work"]) > 0
+        assert 0 <= busy["both"] <= busy["shorter"] <= min(busy["wire"], busy["work"])
+        assert busy["shorter"] > 0
 
 
 def test_processes_choose_alike_and_write_one_table(tmp_path):
