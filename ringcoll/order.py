@@ -92,15 +92,19 @@ class WhenReady(Order):
         return index
 
 
-@custom_vmap
 def _bit(x: Array) -> Array:
-    """0 or 1, by the first element."""
+    """0 or 1, by the first element; under vmap, too."""
+    return _first_bit(lax.stop_gradient(x))
+
+
+@custom_vmap
+def _first_bit(x: Array) -> Array:
     return _bits(x[(0,) * x.ndim])
 
 
-@_bit.def_vmap
-def _bit_of_many(size: int, batched: Sequence[bool], xs: Array) -> tuple[Array, bool]:
-    return _bit(xs[0]), False  # one for all, or an index would be many, and a slice a gather
+@_first_bit.def_vmap
+def _first_bit_of_all(size: int, batched: Sequence[bool], xs: Array) -> tuple[Array, bool]:
+    return _first_bit(xs[0]), False  # one for all, or an index would be many
 
 
 def _bits(x: Array) -> Array:

@@ -125,11 +125,15 @@ def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monk
     assert [type(order) for order in found] == [WhenReady, Beforehand, Beforehand]
 
 
-def test_under_vmap_a_slice_is_a_slice():
+def test_under_vmap_there_is_one_index_for_all():
     def call(x, w):
-        scattered = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
-        return jax.vmap(lambda row: scattered(row, w))(jnp.stack([x, 2 * x]))
+        gathered = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm="ring")
+        return jax.vmap(lambda x: gathered(x, w))(jnp.stack([x, 2 * x]))
 
-    all_of, _ = program(call, (P(None, "x"), P("x")), P(None, "x"))
-    assert not {"gather", "scatter"} & {of.opcode for of in all_of.values()}
-    assert {of.shapes[0].dims for of in all_of.values() if of.opcode == "dot"} <= {(32, 64)}
+    specs = P("x"), P(None, "x")
+    mapped = jax.shard_map(call, mesh=make_mesh(N), in_specs=specs, out_specs=P(None, None, "x"))
+    compiled = jax.jit(mapped).lower(*[np.ones((64, 64), np.float32)] * 2).compile()
+    computations = parse(compiled.as_text()).computations.values()
+    opcodes = {of.opcode for computation in computations for of in computation.instructions}
+    assert "dynamic-update-slice" in opcodes
+    assert "scatter" not in opcodes
