@@ -9,9 +9,10 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import data, make_mesh
 
 import ringcoll
+from ringcoll import engine
 from ringcoll.order import Beforehand, WhenReady, order_of_work
 from ringcoll.overlap.hlo import parse
 
@@ -137,3 +138,26 @@ def test_under_vmap_there_is_one_index_for_all():
     opcodes = {of.opcode for computation in computations for of in computation.instructions}
     assert "dynamic-update-slice" in opcodes
     assert "scatter" not in opcodes
+
+
+@pytest.mark.parametrize("unroll", [24, 1])
+@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "two_ended"])
+def test_values_and_gradients_are_those_of_one_process(algorithm, unroll, monkeypatch):
+    """Also in loops, under vmap, and with fewer rows than lanes."""
+    mesh, specs = make_mesh(5), (P(None, None, "x"), P("x"))
+
+    def call(x, w):
+        def one(x):
+            y = ringcoll.matmul_reduce_scatter(x, w, "x", algorithm=algorithm)
+            return ringcoll.all_gather_matmul(y, w.T, "x", algorithm=algorithm)
+
+        y, pull_back = jax.vjp(jax.vmap(one), x)
+        return y, *pull_back(jnp.sign(y))
+
+    x, w = (data(shape, ranks=8) % 3 - 1 for shape in ((2, 5, 10), (10, 4)))
+    out = P(None, None, "x")
+    mapped = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=(out, out)))
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
+    y, dx = mapped(x, w)
+    np.testing.assert_array_equal(y, x @ w @ w.T)
+    np.testing.assert_array_equal(dx, np.sign(x @ w @ w.T) @ w @ w.T)
