@@ -26,7 +26,9 @@ def over_processes(devices, folder):
 
 
 @pytest.mark.parametrize(
-    "devices", [(1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2)], ids=lambda own: "+".join(map(str, own))
+    "devices",
+    [(1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2), (4, 4), (2, 2, 2, 2)],
+    ids=lambda own: "+".join(map(str, own)),
 )
 def test_every_rank_has_what_numpy_has_and_the_bits_of_one_process(devices, tmp_path):
     n = sum(devices)
