@@ -93,16 +93,16 @@ class Wire:
         for phase in phases(row.collective, made):
             for move in (move for moves in phase.rounds for move in moves):
                 step = partial(phase.schedule.step, axis=move.axis, shift=move.shift)
-                ways = [(rank, step(rank)) for rank in range(row.ranks)]
-                loads = np.zeros((self.hosts, 3))
-                for rank, to in ways:
+                loads, swaps = np.zeros((self.hosts, 3)), False
+                for rank in range(row.ranks):
+                    to = step(rank)
                     here, there = rank // self.local, to // self.local
+                    swaps |= here != there and step(to) == rank
                     while here != there:
                         side = way(here, there, self.hosts) if self.links == "ring" else 0
                         loads[here, side] += phase.shards * len(move.offsets) / phase.schedule.lanes
                         here = (here + side) % self.hosts if side else there
-                across = [rank for rank, to in ways if rank // self.local != to // self.local]
-                yield loads, any(step(step(rank)) == rank for rank in across)
+                yield loads, swaps
 
     def found(self, row: Row, by_link: np.ndarray) -> dict[str, float | None]:
         """What the counters and the links make of a row.

@@ -14,6 +14,7 @@ how much of the shorter it is at both. Over several processes: start it in each,
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -109,11 +110,12 @@ def _measured(
     """Plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, args.algorithm)]
-    ready = {name: _ready(mesh, form, direction, shape, name) for name in names}
+    operands = _operands(form, shape)
+    ready = {name: _ready(mesh, form, direction, shape, name, operands) for name in names}
     programs = {name: one.program for name, one in ready.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
     travels = (*ready[PLAIN].operands, results[PLAIN][0])[FORMS[form].travels]
-    truths = _truths(form, direction, shape)
+    truths = _truths(direction, *operands)
     times = interleave(programs, args.iters, end)
     return [
         Found(
@@ -132,13 +134,20 @@ def _measured(
     ]
 
 
-def _ready(mesh: Mesh, form: str, direction: str, shape: str, algorithm: str) -> Ready:
+def _ready(
+    mesh: Mesh,
+    form: str,
+    direction: str,
+    shape: str,
+    algorithm: str,
+    operands: Sequence[np.ndarray],
+) -> Ready:
     function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
     if direction == "both":  # by a cotangent of small integers too
         function = with_gradient(function, jnp.sign)
     placed = [
         jax.make_array_from_callback(whole.shape, of.sharding, whole.__getitem__)
-        for whole, of in zip(_operands(form, shape), shapes, strict=True)
+        for whole, of in zip(operands, shapes, strict=True)
     ]
     return Ready.of(function, tuple(placed))
 
@@ -149,9 +158,8 @@ def _operands(form: str, shape: str) -> list[np.ndarray]:
     return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
 
 
-def _truths(form: str, direction: str, shape: str) -> list[np.ndarray]:
+def _truths(direction: str, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
     """What NumPy makes of them: the product, and both gradients."""
-    x, w = _operands(form, shape)
     y = x @ w
     return [y] if direction == "forward" else [y, np.sign(y) @ w.T, x.T @ np.sign(y)]
 

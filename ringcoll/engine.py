@@ -31,8 +31,6 @@ UNROLL_UP_TO = 24
 _ANY = Order()
 Carry = TypeVar("Carry")
 Combine = Callable[[Array, Array], Array]
-
-
 Visit = Callable[[Carry, list[Shard]], Carry]
 Produce = Callable[[Any, list[Slot]], Made]
 

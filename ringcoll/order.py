@@ -77,9 +77,9 @@ class WhenReady(Order):
     def late(self, x: Array, steps: int = 1) -> Array:
         if not x.size:
             return x
-        bit, some = _bit(x), _bits(lax.slice_in_dim(x.reshape(-1), 0, min(x.size, 8)))
+        bit = _bit(x)
         for _ in range(steps - 1):  # by reductions, which are not fused with what follows
-            bit = lax.reduce_max(jnp.where(bit <= 1, some, 0), (0,))
+            bit = lax.reduce_max(jnp.where(bit <= 1, _bits(x.reshape(-1)[:8]), 0), (0,))
         return jnp.where(bit <= 1, x, jnp.zeros_like(x))
 
     def after(self, x: Array, arrays: Sequence[Array]) -> Array:

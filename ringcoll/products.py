@@ -191,8 +191,8 @@ def _gathered_by_rounds(
         y = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))().out_avals[0]
         if label not in p.out:
             return varying(jnp.zeros(y.shape, y.dtype), typed)
-        whole = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
-        return varying(whole, typed)
+        buffer = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
+        return varying(buffer, typed)
 
     typed = jax.typeof(x).mat.varying
     whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None

@@ -33,6 +33,8 @@ EXTREMA = {
     )
     for name, of in (("pmax", np.max), ("pmin", np.min))
 }
+#: All that more than four ranks run: what adds.
+SUMS = ("psum ", "psum_scatter ", "rows scattered", "rows gathered", "sum on every rank")
 #: Of real floats.
 REPEATS = 3
 
@@ -50,10 +52,6 @@ class Program(NamedTuple):
     shapes: Sequence[tuple[int, ...]]
     run: Callable
     right: Callable | None = None
-
-
-#: Of more than four ranks: what adds.
-SUMS = ("psum ", "psum_scatter ", "rows scattered", "rows gathered", "sum on every rank")
 
 
 def programs(n: int) -> dict[str, Program]:

@@ -49,9 +49,7 @@ def named(all_of, primitive):
 
 def test_the_products_of_a_sum_take_turns():
     all_of, needs = program(
-        lambda x, w: ringcoll.matmul_reduce_scatter(
-            x, w, "x", scatter_dimension=1, algorithm="ring"
-        ),
+        lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", algorithm="ring"),
         (P(None, "x"), P("x")),
         P("x"),
     )
