@@ -25,6 +25,8 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ringcoll import loops_on_cpu
+
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
 
@@ -132,6 +134,8 @@ def _lowering(platform: str):
         def by_hand(*xs: Array) -> list[Array]:
             return collective.by_hand_jointly(xs, platform)
 
+        if platform == "cpu":
+            loops_on_cpu.watch(ctx)
         return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
     return rule

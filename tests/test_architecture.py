@@ -29,6 +29,7 @@ ORDER = (
     "table",
     "manual",
     "marks",
+    "loops_on_cpu",
     "primitive",
     "wire",
     "messages",
