@@ -224,7 +224,9 @@ def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
     with debug.deadline(300):
         assert "callback" in text()[1]
     for module in ("wire", "scheduled", "products", "all_reduces"):
-        monkeypatch.setattr(f"ringcoll.{module}.marked", lambda send, messages: send(messages))
+        monkeypatch.setattr(
+            f"ringcoll.{module}.marked", lambda send, messages, *a, **k: send(messages)
+        )
     assert text() == (jaxpr, lowered)
 
 
