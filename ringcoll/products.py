@@ -133,8 +133,7 @@ def _gathered(
             return _gathered_by_rounds(how, gather, x, others, keep, late)
     dim = gather.moving.index(gather.label)
     with named("all_gather_einsum", LAX):
-        send = partial(lax.all_gather, axis_name=how.axes, axis=dim, tiled=True)
-        whole = marked(send, x, how.axes)
+        whole = marked(lambda x: lax.all_gather(x, how.axes, axis=dim, tiled=True), x, how.axes)
     results = [
         _multiplied(how, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
