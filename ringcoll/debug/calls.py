@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll import algorithms
@@ -81,7 +81,10 @@ def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Description:
         arguments=[f"argument {keystr(path)}: {_given(leaf)}" for path, leaf in leaves],
         program=[
             f"donated: {program.text(traced.donate_argnums)}",
-            *(f"result {keystr(path)}: {_type(x)}{_sharding(x)}" for path, x in results),
+            *(
+                f"result {keystr(at)}: {_type(x)} as {program.text(x.sharding)}"
+                for at, x in results
+            ),
             *program.lines(traced.jaxpr),
         ],
     )
@@ -174,7 +177,8 @@ def _given(leaf: Any) -> str:
 def _sharding(leaf: Any) -> str:
     """Over what an array is sharded that belongs to several processes."""
     sharding = getattr(leaf, "sharding", None)
-    if sharding is None or sharding.is_fully_addressable:
+    is_abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+    if sharding is None or (not is_abstract and sharding.is_fully_addressable):
         return ""
     return f" as {program.text(sharding)}"
 

@@ -78,7 +78,7 @@ def text(value: Any) -> str:
         return f"{{{', '.join(sorted(map(text, value)))}}}"
     if isinstance(value, tuple | list):
         return f"({', '.join(map(text, value))})"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    if hasattr(value, "tobytes") or isinstance(value, jax.Array):
         return _array(value)
     if is_dataclass(value):
         pairs = [(f.name, getattr(value, f.name), f.default) for f in fields(value)]
@@ -104,8 +104,6 @@ def _array(value: Any) -> str:
         return f"{kind} {text(sharding)}"
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"{kind} {text(jax.random.key_data(value))}"
-    if not isinstance(value, np.ndarray | np.generic | jax.Array) and not hasattr(value, "tobytes"):
-        return kind  # a shape
     own = np.asarray(value)
     if own.size <= _WRITTEN_OUT and own.dtype.kind in "biufc":
         return f"{kind} {own.tolist()}"
