@@ -207,6 +207,7 @@ def ended(only: str, way: str, count: int, seconds: float = 10, patience: float 
 #: What to look for in what a process has said, the telling first.
 _TELLING = (
     r"refused: .*: (process \d.*)",
+    r"ranks that are to exchange messages differ",
     r"rank \d+ \(.*\): ((?:in|after) .*?)(?:, time|, begun|, done)",
     r"no rank has come to a collective",
     r"Received data size doesn't match expected size",
