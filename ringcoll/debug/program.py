@@ -43,7 +43,7 @@ def lines(closed: Any) -> Iterator[str]:
         params = ", ".join(
             f"{key}={_held(value) if key == 'policy' else text(value)}"
             for key, value in sorted(eqn.params.items())
-            if not any(jaxprs_in_params({key: value}))
+            if value is not None and not any(jaxprs_in_params({key: value}))
         )
         operands = ", ".join(map(name, eqn.invars))
         yield f"{typed(eqn.outvars)} = {eqn.primitive.name}[{params}] {operands}"
