@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
@@ -64,6 +64,29 @@ def greatest_sum(x: Array) -> Array:
     return y + ringcoll.psum(x + 0 * y, "x", algorithm="exchange")
 
 
+def small_large(x: Array) -> Array:
+    return _scaled(x, {"small": 1, "large": 100})
+
+
+def large_small(x: Array) -> Array:
+    return _scaled(x, {"large": 100, "small": 1})
+
+
+def _scaled(x: Array, scales: dict[str, int]) -> Array:
+    """As by a set of names, whose order every process has for itself."""
+    sums, last = {}, x
+    for name, scale in scales.items():
+        sums[name] = last = ring(scale * x + 0 * last)
+    return sums["large"] - sums["small"]
+
+
+#: What becomes of a program's total over n processes, where it is no plain sum.
+RIGHT: dict[Program, Callable[[int, int], int]] = {
+    sum_greatest: lambda total, n: total + 2 * n,
+    small_large: lambda total, n: 99 * total,
+}
+
+
 def kill(seconds: float) -> None:
     """As the kernel would."""
     threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGKILL]).start()
@@ -83,6 +106,7 @@ class Failure:
     others: Program = ring
     rows: int = 1
     dtype: str = "float32"
+    turned: bool = False  # its mesh has the devices in another order, and no operand has a mesh
 
 
 FAILURES = {
@@ -96,6 +120,8 @@ FAILURES = {
     "has a dtype as wide": Failure(dtype="int32"),
     "has another algorithm": Failure(own=bruck),
     "has another order of calls": Failure(own=greatest_sum, others=sum_greatest),
+    "has equal calls in another order": Failure(own=large_small, others=small_large),
+    "has devices in another order": Failure(turned=True),
     "has a call less": Failure(own=ring, others=sum_twice),
     "has a call that is refused": Failure(own=misspelt),
 }
@@ -133,8 +159,9 @@ def _process(args: argparse.Namespace) -> int:
     processes.start(args)
     is_last = args.process_id == args.num_processes - 1
     mesh = jax.make_mesh((args.num_processes,), ("x",), axis_types=(AxisType.Auto,))
+    turned = Mesh(np.roll(mesh.devices, 1), ("x",))
 
-    def jitted(program: Program) -> Callable[..., Array]:
+    def jitted(program: Program, mesh: Mesh = mesh) -> Callable[..., Array]:
         return jax.jit(
             jax.shard_map(program, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
         )
@@ -148,8 +175,11 @@ def _process(args: argparse.Namespace) -> int:
     for name, failure in FAILURES.items():
         if args.only not in name:
             continue
-        program = jitted(failure.own if is_last else failure.others)
-        x = operand(failure.rows, failure.dtype) if is_last else healthy
+        own = failure.own if is_last else failure.others
+        program = jitted(own, turned if is_last and failure.turned else mesh)
+        x: Array | np.ndarray = operand(failure.rows, failure.dtype) if is_last else healthy
+        if failure.turned:
+            x = np.repeat(np.arange(1, args.num_processes + 1, dtype="float32"), 12).reshape(-1, 12)
         print(f"starts {time.time()}", flush=True)
         if args.ways == "checked":
             try:
@@ -162,7 +192,7 @@ def _process(args: argparse.Namespace) -> int:
                 failure.act()
             y = np.asarray(program(x).addressable_data(0))
         total = sum(range(1, args.num_processes + 1))
-        right = total + 2 * args.num_processes if failure.others is sum_greatest else total
+        right = RIGHT.get(failure.others, lambda total, n: total)(total, args.num_processes)
         print("right values" if np.all(y == right) else "wrong values", flush=True)
     return 0
 
@@ -177,6 +207,7 @@ def ended(only: str, way: str, count: int, seconds: float = 10, patience: float 
 #: What to look for in what a process has said, the telling first.
 _TELLING = (
     r"refused: .*: (process \d.*)",
+    r"ranks that are to exchange messages differ",
     r"rank \d+ \(.*\): ((?:in|after) .*?)(?:, time|, begun|, done)",
     r"no rank has come to a collective",
     r"Received data size doesn't match expected size",

@@ -75,7 +75,7 @@ class AllReduce(Scheduled):
         with scope("all_gather"):
             if self.gathers_as_bits:
                 whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
-                return marked(partial(moved_as_bits, whole), mine)
+                return marked(partial(moved_as_bits, whole), mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:

@@ -4,16 +4,22 @@ A `scope` names what is traced within. While a program is traced under `watching
 `ringcoll.debug.deadline`), what is sent passes a callback that notes the scope, and so does what
 has come. A callback gives back what selects between the message and zeros, so that nothing can
 be sent before it is noted; elsewhere not one instruction is added.
+
+Between processes, which may run different programs, the ranks first tell each other what they are
+about to exchange, and exchange nothing unless all say the same: a wire carries bytes, and would
+take as many of another dtype, or of another call, for what was expected.
 """
 
+import hashlib
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +33,7 @@ Arrays = TypeVar("Arrays")
 #: Whether what is traced is marked. A part of the key by which `jit` knows its programs.
 watching = jax.make_user_context(default_value=False)
 _path: ContextVar[tuple[str, ...]] = ContextVar("path", default=())
+_DIGEST, _TAG = 8, 128  # bytes of what ranks tell each other: of the digest, and in all
 
 
 class Mark(NamedTuple):
@@ -44,6 +51,9 @@ class Log:
     def __init__(self) -> None:
         self.last: dict[tuple[Axes, int], Mark] = {}
         self.times: Counter[tuple[Axes, int, str]] = Counter()
+        #: What is to be done where ranks differ, by the watches that there are, inmost last.
+        self.enders: list[Callable[[list[str]], None]] = []
+        self._ending = threading.Lock()
 
     def note(self, axes: Axes, rank: int, where: str, is_done: bool) -> None:
         """A rank begins, or is through."""
@@ -55,9 +65,25 @@ class Log:
         self.last.clear()
         self.times.clear()
 
-    def is_stuck(self) -> bool:
-        """Whether a rank has begun what it is not through with."""
-        return any(not mark.is_done for mark in list(self.last.values()))
+    def differ(self, lines: list[str]) -> NoReturn:
+        """Ranks are about to exchange different things, in words: this process ends."""
+        with self._ending:  # of the ranks of this process, the first that sees it
+            for end in reversed(self.enders):
+                end(lines)
+            raise RuntimeError("\n".join(lines))
+
+    def stuck(self) -> set[tuple[Axes, int]]:
+        """The ranks that have begun what they are not through with."""
+        return {rank for rank, mark in list(self.last.items()) if not mark.is_done}
+
+    def stays_stuck(self, seconds: float) -> bool:
+        """Whether one is, and no rank has noted anything for so long; waits until it is known."""
+        while self.stuck():
+            silent = time.monotonic() - max(mark.when for mark in list(self.last.values()))
+            if silent >= seconds:
+                return True
+            time.sleep(min(0.05, seconds - silent))
+        return False
 
     def said(self) -> list[str]:
         """Where every rank was last, one line each."""
@@ -79,38 +105,91 @@ def scope(name: str) -> Iterator[None]:
         _path.reset(token)
 
 
-def marked(send: Callable[[Arrays], Arrays], messages: Arrays) -> Arrays:
+def marked(
+    send: Callable[[Arrays], Arrays],
+    messages: Arrays,
+    over: Sequence[Hashable],
+    groups: Sequence[Sequence[int]] | None = None,
+    to: object = "",
+) -> Arrays:
     """`send(messages)`; under a watch every rank notes that it begins, and that it is through.
 
     JAX has callbacks only where every axis of the mesh is manual.
+
+    Args:
+        send: what sends them.
+        messages: an array, or a list of them.
+        over: the axes whose ranks, all or in `groups`, take part.
+        groups: as for a collective.
+        to: who sends to whom, if that is not said by where this is.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.shape.items())
     if not watching.value or not axes or set(mesh.axis_names) != set(mesh.manual_axes):
         return send(messages)
     where = "/".join(_path.get())
-    received = send(_noted(messages, axes, where, is_done=False))
-    return _noted(received, axes, where, is_done=True)
+    begun = _noted(messages, axes, where, is_done=False)
+    if jax.process_count() > 1:
+        types = ", ".join(f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in _leaves(messages))
+        begun &= _agreed(begun, f"{where}: {types}{to}", tuple(over), groups)
+    received = send(_once(begun, messages))
+    return _once(_noted(received, axes, where, is_done=True), received)
 
 
-def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Arrays:
-    """The messages, once all of them are there and it has been noted."""
-    leaves = [x for x in jax.tree.leaves(messages) if x.size]
-    firsts = [x[(0,) * x.ndim].real.astype(jnp.float32) for x in leaves]
-    there = jax.pure_callback(
+def _leaves(messages: Arrays) -> list[Array]:
+    return [x for x in jax.tree.leaves(messages) if x.size]
+
+
+def _once(there: Array, messages: Arrays) -> Arrays:
+    """The messages, not before a callback has given back that they may be used."""
+    return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), messages)
+
+
+def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Array:
+    """True, once all messages are there and it has been noted."""
+    firsts = [x[(0,) * x.ndim].real.astype(jnp.float32) for x in _leaves(messages)]
+    return jax.pure_callback(
         partial(_note, axes, where, is_done),
         jax.ShapeDtypeStruct((), bool),
         lax.axis_index(tuple(name for name, _ in axes)),
         *map(lax.stop_gradient, firsts),
         vmap_method="expand_dims",
     )
-    return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), messages)
 
 
 def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) -> np.ndarray:
     """What the callback does: no computing with arrays, which may need the thread it is on."""
     LOG.note(axes, int(np.asarray(rank).flat[0]), where, is_done)
     return np.ones(np.broadcast_shapes(rank.shape, *(x.shape for x in firsts)), bool)
+
+
+def _agreed(
+    begun: Array, words: str, over: tuple[Hashable, ...], groups: Sequence[Sequence[int]] | None
+) -> Array:
+    """True, once all that take part have said that they begin the same."""
+    own = hashlib.sha256(words.encode()).digest()[:_DIGEST] + words.encode()
+    tag = np.frombuffer(own[:_TAG].ljust(_TAG, b"\0"), np.uint8)
+    tags = lax.all_gather(
+        jnp.where(begun, tag, np.zeros_like(tag)), over, axis_index_groups=groups
+    )  # [n, _TAG]
+    return jax.pure_callback(
+        partial(_compare, over), jax.ShapeDtypeStruct((), bool), tags, vmap_method="expand_dims"
+    )
+
+
+def _compare(over: tuple[Hashable, ...], tags: Array) -> np.ndarray:
+    """What the callback does."""
+    of_ranks = np.asarray(tags).reshape(-1, *tags.shape[-2:])[0]  # alike in all of a batch
+    other = next((r for r, tag in enumerate(of_ranks) if np.any(tag != of_ranks[0])), None)
+    if other is not None:
+        said = {r: bytes(of_ranks[r][_DIGEST:]).rstrip(b"\0") for r in (0, other)}
+        LOG.differ(
+            [
+                f"rank {r} over {', '.join(map(str, over))} begins {text.decode(errors='replace')}"
+                for r, text in said.items()
+            ]
+        )
+    return np.ones(tags.shape[:-2], bool)
 
 
 def _place(axes: Axes, rank: int) -> str:

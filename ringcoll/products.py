@@ -133,7 +133,7 @@ def _gathered(
             return _gathered_by_rounds(how, gather, x, others, keep, late)
     dim = gather.moving.index(gather.label)
     with named("all_gather_einsum", LAX):
-        whole = marked(lambda x: lax.all_gather(x, how.axes, axis=dim, tiled=True), x)
+        whole = marked(lambda x: lax.all_gather(x, how.axes, axis=dim, tiled=True), x, how.axes)
     results = [
         _multiplied(how, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
@@ -239,7 +239,7 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
             lax.psum_scatter, axis_name=how.axes, scatter_dimension=dim, tiled=True
         )
         with named("einsum_reduce_scatter", LAX):
-            return marked(scatter_sum, summed(factors)).astype(dtype)
+            return marked(scatter_sum, summed(factors), how.axes).astype(dtype)
     schedule, ranks = how.schedule()
     labels = [labels for term in scatter.terms for labels in term]
     sliced = [label in own for own in labels]

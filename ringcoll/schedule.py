@@ -18,9 +18,11 @@ reduce-scatter: the partial sum of the shard at `offset + shift` returns to `off
 This file knows nothing of JAX; `ringcoll.engine` executes what is written here.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import count
 from math import prod
 from typing import TypeVar
 
@@ -106,7 +108,8 @@ class Schedule:
             ScheduleError: with the round, the offset and the lane.
         """
         self._check_moves()
-        came: list[dict[int, int]] = [{0: 0} for _ in range(self.lanes)]  # offset: its round
+        # By lane, then by offset: its round. Nothing is made that grows with ranks or lanes.
+        came: defaultdict[int, dict[int, int]] = defaultdict(lambda: {0: 0})
         for number, move in self.numbered_moves():
             of_lane = came[move.lane]
             for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
@@ -120,11 +123,15 @@ class Schedule:
                         f"round {number}: offset {arrived} arrives twice{self._in_lane(move.lane)}"
                     )
                 of_lane[arrived] = number
-        for lane, offsets in enumerate(came):
-            if len(offsets) < self.size:
-                missing = min(set(range(self.size)) - set(offsets))
+        for lane in self._lanes_to_look_at():
+            if len(came[lane]) < self.size:
+                missing = next(offset for offset in count() if offset not in came[lane])
                 raise ScheduleError(f"offset {missing} never arrives{self._in_lane(lane)}")
         return self
+
+    def _lanes_to_look_at(self) -> range:
+        """The lanes, up to one that no move can be in."""
+        return range(min(self.lanes, 1 + sum(map(len, self.rounds))))
 
     def _check_moves(self) -> None:
         if self.lanes < 1:
@@ -163,7 +170,7 @@ class AllToAllSchedule(Schedule):
             ScheduleError: with the slot and how far it went.
         """
         self._check_moves()
-        went = [[0] * self.size for _ in range(self.lanes)]
+        went: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by lane, then by slot
         for number, moves in enumerate(self.rounds, 1):
             sent: set[tuple[int, int]] = set()
             for move in moves:
@@ -174,11 +181,11 @@ class AllToAllSchedule(Schedule):
                             f"{self._in_lane(move.lane)}"
                         )
                     sent.add((move.lane, slot))
-                    so_far = went[move.lane][slot]
+                    so_far = went[move.lane].get(slot, 0)
                     went[move.lane][slot] = self.step(so_far, move.axis, move.shift)
-        for lane, ends in enumerate(went):
-            for slot, end in enumerate(ends):
-                if slot != end:
+        for lane in self._lanes_to_look_at():
+            for slot in range(self.size):  # no further than to the first that no move sends
+                if slot != (end := went[lane].get(slot, 0)):
                     raise ScheduleError(
                         f"the block for rank r + {slot} ends at r + {end}{self._in_lane(lane)}"
                     )

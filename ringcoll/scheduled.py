@@ -5,7 +5,7 @@ Every one is a primitive in the form that neither adds nor removes a dimension
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -56,10 +56,10 @@ class Scheduled(Collective):
         if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
             return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
         if algorithm == LAX:
-            by_lax = marked(lambda x: self.builtin(x, platform), self.widen(x))
-            return by_lax.astype(x.dtype)
+            send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
+            return marked(send, self.widen(x), self.axes, self.groups).astype(x.dtype)
         if algorithm == LAX_AS_BITS:
-            return marked(partial(moved_as_bits, self), x)
+            return marked(partial(moved_as_bits, self), x, self.axes, self.groups)
         ranks = ranks_of(algorithm, self.axes, self.groups)
         schedule = algorithms.build(self.collective, algorithm, ranks.shape)
         if isinstance(schedule, Schedule):

@@ -97,7 +97,7 @@ class Ppermute(Collective, name="ppermute"):
         if self.is_hop:
             return send(x)
         with scope("ringcoll.ppermute"):
-            return marked(send, x)
+            return marked(send, x, self.axes, to=self.pairs)
 
     def transpose(self, ct: Array) -> Array:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
@@ -203,7 +203,8 @@ class Ranks:
             return [self.hop(x, move.axis, sign * move.shift) for move, x in pairs]
 
         with scope(name):
-            return marked(send, list(messages))
+            shifts = [(move.axis, sign * move.shift) for move in moves]
+            return marked(send, list(messages), self.axes, self.groups, to=shifts)
 
     def hop(self, x: Array, axis: int, shift: int) -> Array:
         """x from the rank `shift` before this one along an axis of the schedule."""

@@ -64,6 +64,7 @@ ORDER = (
     "layers.fsdp",
     "layers.__init__",
     "__init__",
+    "debug.program",
     "debug.calls",
     "debug.consistent",
     "debug.watchdog",

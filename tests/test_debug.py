@@ -224,7 +224,9 @@ def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
     with debug.deadline(300):
         assert "callback" in text()[1]
     for module in ("wire", "scheduled", "products", "all_reduces"):
-        monkeypatch.setattr(f"ringcoll.{module}.marked", lambda send, messages: send(messages))
+        monkeypatch.setattr(
+            f"ringcoll.{module}.marked", lambda send, messages, *a, **k: send(messages)
+        )
     assert text() == (jaxpr, lowered)
 
 
@@ -251,6 +253,61 @@ def test_a_deadline_waits_for_what_was_dispatched_and_leaves_no_thread():
     assert {n for of in marks().values() for n in of.values()} == {200}
     time.sleep(0.1)
     assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+
+
+@pytest.fixture
+def held():
+    """A program whose rank 0 comes to its collective only when it is let; and what lets it."""
+    let = threading.Event()
+
+    def wait(x):
+        let.wait()
+        return x
+
+    def program(x):
+        mine = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        x = lax.cond(
+            lax.axis_index("x") == 0, lambda x: jax.pure_callback(wait, mine, x), lambda x: x, x
+        )
+        return ringcoll.pmax(x, "x", algorithm="lax")
+
+    yield jax.jit(mapped(program)), let
+    let.set()
+
+
+def left(program, then, grace):
+    """Leave a deadline by an exception, with a rank in a collective; what was dispatched."""
+    results = []
+
+    def leave():
+        with debug.deadline(300, grace=grace):
+            results.append(program(jnp.ones((8, 3))))
+            while not LOG.stuck():
+                time.sleep(0.01)
+            then()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        leave()
+    return results[0]
+
+
+def test_an_exception_beside_a_healthy_step_is_not_one_of_a_rank_that_is_stuck(held, capfd):
+    program, let = held
+    results = left(program, threading.Timer(0.2, let.set).start, grace=60)
+    assert not LOG.stuck()
+    assert capfd.readouterr().err == ""
+    assert results.tolist() == [[1] * 3] * 8
+
+
+def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capfd):
+    program, let = held
+    results = left(program, lambda: None, grace=0)
+    said = capfd.readouterr().err
+    assert "ringcoll.debug.deadline(300) is left by KeyError on " in said
+    assert "rank 1 (x=1): in ringcoll.pmax(lax), begun " in said
+    let.set()
+    assert results.tolist() == [[1] * 3] * 8
 
 
 def test_an_exception_passes(capfd):

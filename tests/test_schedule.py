@@ -1,5 +1,7 @@
 """`Schedule.check` against a machine that executes what it is told; see `machine`."""
 
+import re
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -90,6 +92,31 @@ def test_check_says_what_is_wrong(schedule, message):
     with pytest.raises(ScheduleError) as error:
         schedule.check()
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (one(RING[0], shape=(10**15,)), "offset 2 never arrives"),
+        (one(RING[0], shape=(10**9, 10**9)), "offset 1 never arrives"),
+        (one(RING[0], lanes=10**15), "offset 2 never arrives (lane 0)"),
+        (one(*RING, lanes=10**15), "offset 1 never arrives (lane 1)"),
+        (one(PAIRWISE[0], shape=(10**15,), kind=AllToAllSchedule), "rank r + 2 ends at r + 0"),
+        (one(*PAIRWISE, lanes=10**15, kind=AllToAllSchedule), "rank r + 1 ends at r + 0 (lane 1)"),
+    ],
+)
+def test_check_takes_memory_for_the_moves_alone(schedule, message):
+    tracemalloc.start()
+    with pytest.raises(ScheduleError, match=f"{re.escape(message)}$"):
+        schedule.check()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000  # bytes
+
+
+@pytest.mark.parametrize("kind", [Schedule, AllToAllSchedule])
+def test_where_there_is_one_rank_nothing_is_missing(kind):
+    assert passes(kind((1,), (), 10**15))
 
 
 def changed(draw, move, schedule):

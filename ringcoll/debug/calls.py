@@ -1,8 +1,9 @@
-"""What a program is about to do, in lines: whose, of what, and every collective in order."""
+"""What a program is about to do, in lines: where, of what, and every collective in order."""
 
+import os
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import prod
@@ -10,14 +11,23 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import Mesh, NamedSharding
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.sharding import AbstractMesh, Mesh
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll import algorithms
+from ringcoll.debug import program
 from ringcoll.primitive import Collective
 from ringcoll.scheduled import Scheduled, name_of, ranks_of
 from ringcoll.table import BUILT_INS, reducing_half
 
+#: Which options of JAX change what is compiled, and which flags of XLA's do not.
+_OPTIONS = (
+    *("default_prng_impl", "threefry_partitionable", "random_seed_offset", "enable_x64"),
+    *("default_matmul_precision", "numpy_dtype_promotion", "use_shardy_partitioner"),
+    *("cpu_collectives_implementation", "optimization_level", "memory_fitting_level"),
+)
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 #: They name axes of the mesh and send nothing.
 _SILENT = ("axis_index", "pvary", "pcast")
 _AXES = ("axes", "axis_name")
@@ -28,10 +38,19 @@ _SAID = (*_AXES, "axis_size", "algorithm", "is_hop")
 def environment() -> list[str]:
     """What has to be the same everywhere before programs can be."""
     sources = sorted(_sources(files("ringcoll")))
+    options = [f"{name}={getattr(jax.config, f'jax_{name}', None)}" for name in _OPTIONS]
     return [
         f"jax {jax.__version__}, ringcoll of sources {_digest(repr(sources))}",
         f"{jax.process_count()} processes, {jax.device_count()} devices",
+        f"options of JAX: {', '.join(options)}",
+        *(f"{name}: {' '.join(_flags(name))}" for name in _FLAGS),
+        f"the mesh that is set: {program.text(jax.sharding.get_mesh())}",
     ]
+
+
+def _flags(name: str) -> list[str]:
+    """Those of an environment variable that may not differ."""
+    return [flag for flag in os.environ.get(name, "").split() if not flag.startswith(_OWN_FLAGS)]
 
 
 def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:
@@ -43,15 +62,32 @@ def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:
             yield place + each.name, each.read_text(encoding="utf-8")
 
 
-def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
-    """The arguments of a function that is about to be called, and its collectives; as lines."""
-    program = jax.make_jaxpr(fn)(*args, **kwargs)
-    leaves = [leaf for given in (args, kwargs) for leaf in tree_flatten_with_path(given)[0]]
-    arguments = [
-        f"argument {keystr(path)}: {_type(aval)}{_sharding(leaf)}"
-        for (path, leaf), aval in zip(leaves, program.in_avals, strict=True)
-    ]
-    return arguments, list(_calls(program.jaxpr, (), {}, jax.default_backend()))
+@dataclass(frozen=True)
+class Description:
+    """A function that is about to be called, as lines."""
+
+    calls: list[str]
+    arguments: list[str]
+    program: list[str]
+
+
+def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Description:
+    """Its collectives, its arguments, and all that is computed."""
+    traced = (fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)).trace(*args, **kwargs)
+    leaves = tree_leaves_with_path((args, kwargs))
+    results = tree_leaves_with_path(traced.out_info)
+    return Description(
+        calls=list(_calls(traced.jaxpr.jaxpr, (), {}, jax.default_backend())),
+        arguments=[f"argument {keystr(path)}: {_given(leaf)}" for path, leaf in leaves],
+        program=[
+            f"donated: {program.text(traced.donate_argnums)}",
+            *(
+                f"result {keystr(at)}: {_type(x)} as {program.text(x.sharding)}"
+                for at, x in results
+            ),
+            *program.lines(traced.jaxpr),
+        ],
+    )
 
 
 def _calls(
@@ -132,15 +168,19 @@ def _type(aval: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
 
 
+def _given(leaf: Any) -> str:
+    """An argument; of a number or what is static, the kind."""
+    is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    return _type(leaf) + _sharding(leaf) if is_array else type(leaf).__qualname__
+
+
 def _sharding(leaf: Any) -> str:
-    """Over what an argument is sharded that belongs to several processes."""
+    """Over what an array is sharded that belongs to several processes."""
     sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:
+    is_abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+    if sharding is None or (not is_abstract and sharding.is_fully_addressable):
         return ""
-    mesh = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items())
-    devices = [device.id for device in sharding.mesh.devices.flat]
-    order = devices if len(devices) <= 16 else f"of digest {_digest(repr(devices))}"
-    return f" as {sharding.spec} on {mesh}, devices {order}"
+    return f" as {program.text(sharding)}"
 
 
 def _digest(text: str) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringcoll.debug.calls import described, environment
+from ringcoll.debug.calls import Description, described, environment
+from ringcoll.debug.program import without_addresses
 
 _DIGEST = 16  # bytes of each line
-_END = "no more calls"
 _CURE = (
     "let every process make the same calls in the same order, of the same shapes and dtypes, "
     "with the same code, versions, flags and RINGCOLL_TABLE"
@@ -24,43 +24,59 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
     """Compare what every process is about to run, before it runs.
 
     Every process calls it with the function and the arguments that it is about to call it with.
-    The function is traced, not run; then the processes compare the versions of JAX and ringcoll,
-    the arguments, and every collective in order, of ringcoll and of `jax.lax`: kind, axes and
-    their sizes, algorithm and schedule (what "auto" stands for here), dtype, shape, and where it
-    stands. What the compiler adds for shardings of `jit` is not seen.
+    The function is traced, not run; then the processes compare, in this order:
+
+    - versions, the options and flags that change what is compiled, the mesh that is set;
+    - every collective, of ringcoll and of `jax.lax`: kind, axes and their sizes, algorithm and
+      schedule (what "auto" stands for here), dtype, shape, and where it stands;
+    - the arguments: types, shardings and the order of devices;
+    - the whole program, equation by equation: what feeds what, constants, meshes with the order
+      of their devices, shardings and constraints, donation, the policies of `jax.checkpoint`.
+
+    What it cannot see: the values of arguments, how often a `while` turns and which branch of a
+    `cond` is taken, what a callback does, the `in_shardings` and compiler options of the
+    outermost `jit`, and what the compiler adds for shardings.
 
     Args:
-        fn: the function, with or without `jit`.
-        args, kwargs: arrays, or `jax.ShapeDtypeStruct`s of such.
+        fn: the function, with or without `jit`; with compiler options, the jitted one itself.
+        args, kwargs: arrays, or `jax.ShapeDtypeStruct`s of such; static ones as they are.
 
     Returns:
         The collectives in order, one line each.
 
     Raises:
-        ValueError: the programs differ; on every process in the same words: the first call and
+        ValueError: the programs differ; on every process in the same words: the first line and
             the first process that differ, and both lines. If `fn` cannot be traced on one
             process, that is what it is about, there with the error as its cause.
     """
     failure: Exception | None = None
     try:
-        arguments, calls = described(fn, *args, **kwargs)
+        found = described(fn, *args, **kwargs)
     except Exception as error:  # the others must hear of it, or they would wait
-        failure, arguments, calls = error, [], [f"no program, but {_said(error)}"]
-    if jax.process_count() > 1 and (words := _difference(environment(), calls, arguments)):
+        failure, found = error, Description([f"no program, but {_said(error)}"], [], [])
+    if jax.process_count() > 1 and (words := _difference(environment(), found)):
         raise ValueError(f"ringcoll.debug.check_consistent(fn, ...): {words}") from failure
     if failure is not None:
         raise failure
-    return calls
+    return found.calls
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return without_addresses(f"{type(error).__name__}: {error}").partition("\n")[0]
 
 
-def _difference(around: Sequence[str], calls: Sequence[str], arguments: Sequence[str]) -> str:
+def _difference(around: Sequence[str], found: Description) -> str:
     """Where the processes differ first, in words that are the same on all."""
-    lines = [*around, *calls, _END, *arguments]
-    counts = _gathered(np.array([len(lines), len(calls)], np.int32))
+    # Each part has an end of its own, so that all are in the same part where they differ first.
+    parts = {
+        "what it runs on": [*around, "no more of this"],
+        "call {}": [*found.calls, "no more calls"],
+        "its arguments": [*found.arguments, "no more arguments"],
+        "line {} of its program": [*found.program, "no more lines"],
+    }
+    lines = [line for part in parts.values() for line in part]
+    places = [place.format(i) for place, part in parts.items() for i, _ in enumerate(part, 1)]
+    counts = _gathered(np.array([len(lines), len(found.calls)], np.int32))
     digests = np.zeros((counts[:, 0].max(), _DIGEST), np.uint8)
     for i, line in enumerate(lines):
         digests[i] = np.frombuffer(hashlib.sha256(line.encode()).digest()[:_DIGEST], np.uint8)
@@ -74,13 +90,10 @@ def _difference(around: Sequence[str], calls: Sequence[str], arguments: Sequence
     usual = max(votes, key=votes.__getitem__)  # of as many, the first process's
     first = next(process for process, own in enumerate(everyones) if own[at] == usual)
     other = next(process for process, own in enumerate(everyones) if own[at] != usual)
-    texts = _texts(lines[at] if at < len(lines) else "no more arguments")
-    number = at - len(around) + 1
-    in_calls = 0 < number <= max(counts[first, 1], counts[other, 1])
-    what = f"call {number}" if in_calls else "what it runs on" if number < 1 else "its arguments"
+    texts = _texts(lines[at])
     more = f" (and {votes[usual] - 1} more)" if votes[usual] > 1 else ""
     return (
-        f"process {other} differs from process {first}{more} in {what}\n"
+        f"process {other} differs from process {first}{more} in {places[at]}\n"
         f"  process {first} (calls: {counts[first, 1]}): {texts[first]}\n"
         f"  process {other} (calls: {counts[other, 1]}): {texts[other]}\n{_CURE}"
     )

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import jax
 
@@ -16,6 +17,7 @@ from ringcoll import marks
 
 #: The exit status of a process that a deadline has ended, as of `timeout`.
 STATUS = 124
+_SILENT = 1.0  # seconds at least without a note, before a rank is taken for stuck
 _JAX = os.path.dirname(jax.__file__)
 
 
@@ -28,12 +30,18 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     every process on its own writes to stderr in which round of which collective each of its
     ranks is, and where its Python is; then it ends with status `STATUS`, for a program that waits
     for a message cannot be interrupted. If instead an exception is on its way (a neighbour that
-    is gone) while a rank is still in a collective, the same is written, and where JAX waits for
-    the others when Python ends, it does so no longer than that.
+    is gone) and a rank stays in a collective for `grace` (at least a second) in which no rank
+    notes anything, the same is written, and where JAX waits for the others when Python ends, it
+    does so no longer than that. Exit hooks of others are waited for.
+
+    Ranks of several processes tell each other what they are about to exchange: in which round of
+    which collective, of which dtype and shape. Where they differ, nothing is exchanged: every
+    process writes what two of them began, and ends with status `STATUS`.
 
     What is traced within is traced anew and is slower: each round makes two callbacks to this
-    process. Results are the same, bit by bit. Only collectives of ringcoll are marked, and only
-    where every axis of the mesh is manual; of others it is said after which mark they hang.
+    process; over several, one more and a small gather. Results are the same, bit by bit. Only
+    collectives of ringcoll are marked, and only where every axis of the mesh is manual; of others
+    it is said after which mark they hang, and nothing is compared.
     Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
 
     Args:
@@ -58,7 +66,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()
     except BaseException as error:
-        if marks.LOG.is_stuck():
+        if marks.LOG.stays_stuck(max(grace, _SILENT)):
             watch.say(f"is left by {type(error).__name__}")
             watch.limit_leaving()
             marks.LOG.clear()  # it has been said
@@ -79,9 +87,11 @@ class _Watch:
 
     def start(self) -> None:
         self.timer.start()
+        marks.LOG.enders.append(self._differ)
 
     def stop(self) -> None:
         self.timer.cancel()
+        marks.LOG.enders.remove(self._differ)
 
     def say(self, what: str, *more: str) -> None:
         """To stderr: where each rank was last, and more."""
@@ -92,15 +102,28 @@ class _Watch:
 
     def limit_leaving(self) -> None:
         """End Python itself in time, or soon: when it ends, JAX waits for the other processes."""
+        stuck = marks.LOG.stuck()
         leaving = threading.Event()
         atexit.register(leaving.set)  # at that time no thread can be started any more
 
         def limit() -> None:
             leaving.wait()
             time.sleep(max(self.grace, self.end - time.monotonic()))
-            os._exit(STATUS)
+            while not _is_in_jax(threading.main_thread().ident):  # but in a hook of another
+                time.sleep(0.1)
+            if stuck - marks.LOG.last.keys():  # who has noted something since was but slow
+                os._exit(STATUS)
 
         threading.Thread(target=limit, daemon=True).start()
+
+    def _differ(self, lines: list[str]) -> None:
+        self.timer.cancel()
+        self.say("ends: ranks that are to exchange messages differ", *lines)
+        self._exit()
+
+    def _exit(self) -> NoReturn:
+        time.sleep(self.grace)
+        os._exit(STATUS)
 
     def _is_over(self) -> None:
         frames = traceback.extract_stack(sys._current_frames().get(self.owner))
@@ -113,5 +136,11 @@ class _Watch:
                 if not frame.filename.startswith((_JAX, "<frozen"))
             ),
         )
-        time.sleep(self.grace)
-        os._exit(STATUS)
+        self._exit()
+
+
+def _is_in_jax(thread: int | None) -> bool:
+    frame = sys._current_frames().get(thread) if thread else None
+    while frame and not frame.f_code.co_filename.startswith(_JAX):
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,200 @@
+"""What `check_consistent` compares: all that makes a program another one, and nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh, python
+
+import ringcoll
+from ringcoll import debug
+from ringcoll.debug.calls import described, environment
+
+X = jax.ShapeDtypeStruct((8, 3), jnp.float32)
+KEEP = jax.checkpoint_policies
+
+
+ROWS = P("x")
+
+
+def mapped(function, mesh=None, out_specs=ROWS):
+    mesh = make_mesh(4) if mesh is None else mesh
+    return jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=out_specs, check_vma=False)
+
+
+def total(x):
+    return ringcoll.psum(x, "x", algorithm="ring")
+
+
+def sums(*scales):
+    """Of equal calls, by names in this order."""
+
+    def function(x):
+        made = {scale: total(scale * x) for scale in scales}
+        return made[1] - made[100]
+
+    return mapped(function)
+
+
+def shifted(by):
+    return mapped(lambda x: total(x) + by)
+
+
+def turned(most):
+    return mapped(lambda x: lax.while_loop(lambda c: c[0, 0] < most, total, x))
+
+
+def constrained(spec):
+    sharding = NamedSharding(make_mesh(4), spec)
+    return lambda x: lax.with_sharding_constraint(mapped(total)(x), sharding)
+
+
+def kept(policy, **more):
+    def loss(x):
+        named = jax.checkpoint(lambda x: checkpoint_name(jnp.sin(x), "a").sum(), policy=policy)
+        return named(x, **more)
+
+    return jax.grad(loss)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (sums(1, 100), sums(100, 1)),
+        (mapped(total), mapped(total, Mesh(make_mesh(4).devices[::-1], "x"))),
+        (turned(1.0), turned(2.0)),
+        (turned(np.arange(1.0)[0]), turned(np.arange(2.0)[1])),
+        (shifted(np.arange(6.0).reshape(2, 3)), shifted(np.arange(6.0)[::-1].reshape(2, 3))),
+        (shifted(np.zeros((2, 99, 3))[:, 0]), shifted(np.full((2, 3), 1e-30))),
+        (mapped(total), mapped(total, out_specs=P())),
+        (constrained(P("x")), constrained(P())),
+        (jax.jit(mapped(total)), jax.jit(mapped(total), donate_argnums=0)),
+        (
+            jax.jit(mapped(total), out_shardings=NamedSharding(make_mesh(4), P("x"))),
+            jax.jit(mapped(total), out_shardings=NamedSharding(make_mesh(4), P())),
+        ),
+        (kept(KEEP.save_only_these_names("a")), kept(KEEP.save_only_these_names("b"))),
+        (kept(KEEP.everything_saveable), kept(KEEP.dots_saveable)),
+        (
+            lambda x: jnp.dot(x, x.T, precision="highest"),
+            lambda x: jnp.dot(x, x.T, precision="default"),
+        ),
+        (lambda x: {"a": x, "b": 2 * x}, lambda x: {"b": x, "a": 2 * x}),
+        (
+            lambda x: jax.random.normal(jax.random.key(0), x.shape),
+            lambda x: jax.random.normal(jax.random.key(1), x.shape),
+        ),
+    ],
+)
+def test_what_makes_another_program_is_seen(one, other, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)  # then the devices are another's
+    first, second = described(one, X), described(other, X)
+    assert first == described(one, X)
+    assert first.calls == second.calls
+    assert first.program != second.program
+
+
+def test_a_program_on_devices_of_its_own_is_the_same_on_every_process():
+    orders = (make_mesh(4).devices, make_mesh(4).devices[::-1])
+    assert len({str(described(mapped(total, Mesh(each, "x")), X)) for each in orders}) == 1
+
+
+def test_what_changes_all_programs_is_seen(monkeypatch):
+    before = environment()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/own --xla_force_host_platform_device_count=2")
+    mine = environment()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/other")
+    assert environment() == mine
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert environment() != mine
+    monkeypatch.undo()
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion=true")
+    assert environment() != before
+    monkeypatch.undo()
+    for option, other in [("jax_default_prng_impl", "rbg"), ("jax_enable_x64", True)]:
+        usual = getattr(jax.config, option)
+        jax.config.update(option, other)
+        assert environment() != before
+        jax.config.update(option, usual)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    of_mesh = []
+    for devices in (make_mesh(4).devices, make_mesh(4).devices[::-1]):
+        with jax.set_mesh(Mesh(devices, "x")):
+            of_mesh.append(environment())
+    assert of_mesh[0] != of_mesh[1]
+    assert environment() == before
+
+
+def test_static_arguments_and_compiler_options_are_no_hindrance():
+    def step(x, activation, times=1):
+        return mapped(lambda x: activation(total(x)) * times)(x)
+
+    jitted = jax.jit(
+        step,
+        static_argnums=1,
+        static_argnames="times",
+        compiler_options={"xla_embed_ir_in_executable": True},
+    )
+    calls = debug.check_consistent(jitted, X, jnp.tanh, times=2)
+    assert [call.partition(" (")[0] for call in calls] == ["psum over x=4 by ring"]
+    programs = [described(jitted, X, jnp.tanh, times=times).program for times in (1, 2, 2)]
+    assert programs[0] != programs[1] == programs[2]
+
+
+VARIOUS = """
+import jax, jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+from jax.sharding import NamedSharding, PartitionSpec as P
+import ringcoll
+from ringcoll.debug.calls import described, environment
+
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+def various(x, key):
+    y = jax.random.normal(key, (4, 4)) + jax.random.normal(jax.random.PRNGKey(3), (4, 4))
+    y = lax.conv_general_dilated(x[None, None], y[None, None, :2, :2], (1, 1), "SAME")[0, 0]
+    y = y.at[0].set(3) + jnp.take(y, jnp.array([1, 0, 2, 3]), axis=0)
+    y = lax.with_sharding_constraint(y, NamedSharding(mesh, P("x")))
+    own = object()  # of a process: where it is differs
+    jax.debug.callback(lambda y: own, y)
+    y = jax.pure_callback(lambda y: (own, y)[1], jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+    y = io_callback(lambda y: (own, y)[1], jax.ShapeDtypeStruct(y.shape, y.dtype), y, ordered=True)
+    y = jax.nn.softmax(jnp.linalg.solve(y, y)) + lax.reduce(y, 0.0, lambda a, b: a + b, (0,))[None]
+    identity = jax.custom_vjp(lambda x: x)
+    identity.defvjp(lambda x: (x, (x,)), lambda residuals, ct: (ct * 2,))
+    y = identity(jax.nn.relu(y)) + lax.top_k(y, 4)[0] + jnp.fft.fft(y).real
+    total = jax.shard_map(
+        lambda x: ringcoll.psum(x, ("x", "y"), algorithm="ring") + lax.axis_index(("x", "y")),
+        mesh=mesh, in_specs=P(("x", "y")), out_specs=P(("x", "y")),
+    )
+    return total(y).sum()
+
+def loss(x, key):
+    names = KEEP.save_only_these_names("a", "b", "c", "d")
+    policy = KEEP.save_from_both_policies(names, KEEP.dots_saveable)
+    named = jax.checkpoint(lambda x: checkpoint_name(jnp.sin(x), "a").sum(), policy=policy)
+    return named(x) + various(lax.stop_gradient(x), key)
+
+KEEP = jax.checkpoint_policies
+found = described(jax.value_and_grad(loss), jnp.ones((4, 4)), jax.random.key(1))
+print(*environment(), *found.calls, *found.arguments, *found.program, sep="\\n")
+"""
+
+
+def test_nothing_of_a_process_is_in_the_text(monkeypatch):
+    texts = []
+    for seed in "12":
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        done = python("-c", VARIOUS)
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    assert "0x" not in texts[0]
+    for each in ("top_k", "custom_vjp_call", "io_callback", "'c'", "ringcoll_psum"):
+        assert each in texts[0]
