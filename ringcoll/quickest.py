@@ -1,7 +1,8 @@
 """What "auto" is for a matmul with a collective: the form that `ringcoll.cost` has quickest.
 
 Either the collective runs under the products, in as many rounds as ranks, or it runs beside
-them as the built-in does.
+them as the built-in does. (For a collective by itself, "auto" is what `ringcoll.table`
+has: there is nothing to weigh it against but what was measured.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
