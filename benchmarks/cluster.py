@@ -9,6 +9,7 @@ machine's own network, whose links are not shaped). Nothing is left behind, howe
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ def _places(args: argparse.Namespace) -> Iterator[tuple[str, list[list[str]]]]:
     """The coordinator's address, and what a command begins with to run on each host."""
     if args.loopback:
         with launch.loopback() as address:
-            yield address, [[]] * args.hosts
+            yield address, [["env", f"--chdir={os.getcwd()}"]] * args.hosts
         return
     with hosts.made(args.hosts, args.links, args.rate) as all_hosts:
         yield f"{all_hosts[0].address}:{_COORDINATOR}", [host.command() for host in all_hosts]

@@ -23,6 +23,7 @@ from benchmarks.cases import AXIS, Case
 from benchmarks.data import count_wrong, exact
 from benchmarks.row import Quartiles, Row
 from ringcoll.algorithms import COLLECTIVES
+from ringcoll.hosts import on_hosts
 from ringcoll.table import LAX, default_table
 
 T = TypeVar("T")
@@ -115,8 +116,9 @@ class Point:
             return algorithm
         # pmax and pmin run by the rows of psum: one all-reduce costs what another does.
         name = "psum" if self.case.name in ("pmax", "pmin") else self.case.name
-        nbytes, dtype = self.operand_bytes, self.dtype.name
-        return default_table().pick(name, self.platform, self.ranks, nbytes, dtype, jax.__version__)
+        call = name, self.platform, self.ranks, self.operand_bytes, self.dtype.name
+        lie = on_hosts(self.mesh, (AXIS,))
+        return default_table().pick(*call, jax.__version__, **lie._asdict())
 
 
 def platform_of(mesh: Mesh) -> str:

@@ -14,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from itertools import groupby, pairwise
 from math import isqrt
+from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from benchmarks import options, processes, report
 from benchmarks.cases import CASES
@@ -23,6 +26,7 @@ from benchmarks.measure import Point, measure, platform_of, sharing
 from benchmarks.row import Row
 from ringcoll import table
 from ringcoll.algorithms import COLLECTIVES
+from ringcoll.hosts import on_hosts
 from ringcoll.pricing import price
 from ringcoll.table import LAX
 
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             skipped.append((case, dtype, size))
     chosen = _choices(rows_of)
     made = table.Table(
-        tuple(table_rows(chosen, platform_of(mesh))),
+        tuple(table_rows(chosen, platform_of(mesh), **measured_bounds(mesh))),
         f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
         f"{header['load']}, jax {header['jax']}, {header['date']}"
         + (f", {header['processes']} processes" if header["processes"] > 1 else ""),
@@ -146,12 +150,25 @@ def choose(rows: Sequence[Row], before: str = LAX) -> Row:
     return next(row for row in rows if row.algorithm == best)
 
 
-def table_rows(chosen: Sequence[Row], platform: str) -> list[table.Row]:
+def measured_bounds(mesh: Mesh) -> dict[str, tuple[Any, Any]]:
+    """The bounds of what a mesh can tell: its ranks, their hosts, this minor version of JAX."""
+    hosts, local = on_hosts(mesh, mesh.axis_names)
+    major, minor = jax.__version_info__[:2]
+    return {
+        "ranks": (mesh.size, mesh.size + 1),
+        "hosts": (hosts, hosts + 1),
+        "ranks_a_host": (local, local + 1),
+        "jax": (f"{major}.{minor}", f"{major}.{minor + 1}"),
+    }
+
+
+def table_rows(chosen: Sequence[Row], platform: str, **within: tuple[Any, Any]) -> list[table.Row]:
     """The rows of a table, one for neighbouring sizes of the same choice.
 
     Args:
         chosen: what `choose` chose, from small sizes to large for each collective and type.
         platform: one of `ringcoll.table.PLATFORMS`.
+        within: bounds of all of them.
     """
     made = []
     for (collective, name), group in groupby(chosen, lambda row: (row.collective, row.type)):
@@ -171,6 +188,7 @@ def table_rows(chosen: Sequence[Row], platform: str) -> list[table.Row]:
                     bytes=(bounds[0][0], bounds[-1][1]),
                     dtypes=(name,),
                     why=f"{' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} of the time of lax",
+                    **within,
                 )
             )
     return made

@@ -11,6 +11,9 @@ Start it in a process on every host, or let `python -m benchmarks cluster` make 
 
 `ring@4x2` is the ring on 4 hosts of 2 ranks: between hosts first (a sum: last), so that least
 crosses the links. Each result is compared with NumPy's on every rank.
+
+With --algorithm auto, what "auto" picks is run beside lax and all others; the last table has its
+time over lax's and over that of the best.
 """
 
 import argparse
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ",".join(_NAMES)
     names = [case.name for case in CASES]
     add("--collective", type=listed(*names), default=default, metavar="LIST", help=f"({default})")
-    add("--algorithm", metavar="LIST", help="names, also as ring@4x2, or all (hand-written)")
+    add("--algorithm", metavar="LIST", help="names, as ring@4x2 too, auto, or all (hand-written)")
     add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
     add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
     add("-J", "--json", metavar="PATH", help="write everything measured")
@@ -80,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     fitted, rows = fit_rows(rows, wire.paid)
     found = [wire.found(row, by_link) for row, by_link in zip(rows, sent, strict=True)]
     _print(rows, found)
+    _print_auto(rows)
     report.print_models(fitted)
     if args.json and processes.leads():
         everything = {
@@ -123,7 +127,7 @@ def chosen(
 
     Args:
         collectives: names of `CASES`.
-        asked: with commas between, or "all".
+        asked: with commas between, or "all"; "auto" by itself is compared with all.
         hosts, local: how many, and the ranks of each.
 
     Raises:
@@ -133,6 +137,8 @@ def chosen(
     written = {case.name: _algorithms(case, hosts, local) for case in cases}
     if not asked:
         return written
+    if asked == "auto":
+        asked = "all"
     known = {case.name: [*written[case.name], *case.choices(hosts * local)] for case in cases}
     try:
         wanted = options.listed(*dict.fromkeys(chain(*known.values())))(asked)
@@ -168,7 +174,7 @@ def _cells(row: Row, found: Mapping[str, float | None]) -> list[str]:
         raise ValueError(f"not timed: {row}")
     compared = row.algorithm != LAX
     return [
-        *(row.type, bytes_in_words(row.size), row.algorithm),
+        *(row.type, bytes_in_words(row.size), _named(row)),
         *(f"{row.seconds.median * 1e3:.4g}", f"{row.seconds.spread:.0%}"),
         *((report.ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}") if compared else ("", "")),
         f"{sent / 1e6:.4g}" if (sent := found["sent"]) else "-",
@@ -176,3 +182,30 @@ def _cells(row: Row, found: Mapping[str, float | None]) -> list[str]:
         "-" if row.predicted is None else f"{row.predicted * 1e3:.4g}",
         report.wrong_cell(row.wrong, "-"),
     ]
+
+
+def _named(row: Row) -> str:
+    return row.algorithm if row.algorithm == row.resolved else f"auto: {row.resolved}"
+
+
+def _print_auto(rows: Sequence[Row]) -> None:
+    """How near to the best the choice of "auto" is, where it was measured beside others."""
+    heads = "type", "size", "auto", "over lax", "best", "over best"
+    made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
+    for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
+        times = {row.algorithm: (row.vs_lax.median, row) for row in some if row.vs_lax}
+        if "auto" not in times or len(times) < 3:
+            continue
+        ratio, auto = times["auto"]
+        least, best = min(times.values(), key=lambda pair: pair[0])
+        over_lax.append(ratio)
+        over_best.append(ratio / least)
+        made.add_row(
+            *(auto.collective, auto.type, bytes_in_words(auto.size), _named(auto)),
+            *(f"{ratio:.2f}", _named(best), f"{ratio / least:.2f}"),
+        )
+    if made.rows:
+        report.show("auto beside the best", made)
+        report.console().print(
+            f"auto over lax at most {max(over_lax):.2f}, over the best at most {max(over_best):.2f}"
+        )

@@ -10,8 +10,8 @@ the mesh (`hidden_seconds` against `bare_seconds`): "lax" for small matmuls, who
 latency, and where products would be added up in large results (shard w by columns rather than
 rows). Of several products, those that would be added up in large results may be made once, of
 the whole gathered factor, after the others. On GPUs it is "ring" in place of the first, as their
-compiler keeps one permute in flight at a time; on CPU, where the devices of a process share what
-they compute with, "lax".
+compiler keeps one permute in flight at a time. On CPU it is "lax" within a process, whose devices
+share what they compute with, and between processes "ring" where a model of them has it quicker.
 
 Below, n is the number of ranks over `axis_name`. All have derivatives of every order that
 overlap as well; forward mode (`jvp`) is refused by JAX, as for every `custom_vjp`.

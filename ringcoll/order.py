@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from ringcoll.manual import device_kind
+from ringcoll.hosts import are_cpu_processes
 
 T = TypeVar("T")
 
@@ -117,6 +117,5 @@ def order_of_work() -> Order:
     # On axes that are left to the compiler, the first element of an array may be anywhere.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
     # Within a process there is no wire to hide, and this takes more memory. (Of a mesh within
-    # one of several, nothing says so.) Asked last: to ask starts the backend.
-    is_between = device_kind() == "cpu" and is_manual and jax.process_count() > 1
-    return WhenReady() if is_between else Beforehand()
+    # one of several, nothing says so before the program is lowered.)
+    return WhenReady() if is_manual and are_cpu_processes() else Beforehand()

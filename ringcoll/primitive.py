@@ -24,8 +24,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import Mesh
 
 from ringcoll import loops_on_cpu
+from ringcoll.hosts import mesh_of
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
@@ -37,11 +39,15 @@ class Collective:
     `dims` are the positional dimensions it speaks of. No collective here adds or
     removes one (they are the `tiled=True` forms), so `vmap` only has to count past its
     own dimension.
+
+    The `mesh` is that of a program that is lowered, if its devices are known; a trace may be
+    of several.
     """
 
     axes: tuple[Hashable, ...]
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
+    mesh: Mesh | None = None
 
     primitive: ClassVar[Primitive]
 
@@ -131,8 +137,10 @@ def _jitted(collective: Collective):
 
 def _lowering(platform: str):
     def rule(ctx, *xs, collective: Collective):
+        placed = replace(collective, mesh=mesh_of(ctx))
+
         def by_hand(*xs: Array) -> list[Array]:
-            return collective.by_hand_jointly(xs, platform)
+            return placed.by_hand_jointly(xs, platform)
 
         if platform == "cpu":
             loops_on_cpu.watch(ctx)

@@ -13,7 +13,7 @@ one gather of its cotangent. So derivatives of every order overlap as the functi
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms, engine, quickest
+from ringcoll.forms import Form, by_platform
 from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
 from ringcoll.marks import marked
@@ -122,12 +123,15 @@ def _gathered(
     """
     if how.algorithm == "auto":
         model = quickest.machine(device_kind())
-        algorithm, late = quickest.to_gather(gather, x, others, how.rank_count(), model)
-        return _by_platform(
-            algorithm,
-            lambda by, x, others: _gathered(by, gather, x, others, keep, late),
-            *(how, x, others),
-        )
+        ranks = how.rank_count()
+        form = Form(*quickest.to_gather(gather, x, others, ranks, model))
+        between = Form(quickest.to_gather_between(gather, x, others, ranks))
+
+        def by(form: Form, x: Array, others: list[Array]) -> Any:
+            done = replace(how, algorithm=form.algorithm)
+            return _gathered(done, gather, x, others, keep, form.late)
+
+        return by_platform(how.axes, form, between, by, x, others)
     if how.algorithm != LAX:
         with named("all_gather_einsum", how.algorithm):
             return _gathered_by_rounds(how, gather, x, others, keep, late)
@@ -223,8 +227,14 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
             # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
             return scattered(replace(how, algorithm=quickest.HIDDEN), scatter, pairs)
         model = quickest.machine(device_kind())
-        algorithm = quickest.to_scatter(scatter, pairs, how.rank_count(), model)
-        return _by_platform(algorithm, lambda by, pairs: scattered(by, scatter, pairs), how, pairs)
+        n = how.rank_count()
+        form = Form(quickest.to_scatter(scatter, pairs, n, model))
+        between = Form(quickest.to_scatter_between(scatter, pairs, n, jax.__version__))
+
+        def by(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
+            return scattered(replace(how, algorithm=form.algorithm), scatter, pairs)
+
+        return by_platform(how.axes, form, between, by, pairs)
     label, dim, dtype = scatter.label, scatter.out.index(scatter.label), scatter.dtype
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     factors = [x for pair in pairs for x in pair]
@@ -282,18 +292,3 @@ def _scattered_backward(how, scatter, pairs, ct):
 
 
 scattered.defvjp(_scattered_forward, _scattered_backward)
-
-
-def _by_platform(algorithm: str, call: Callable[..., Any], how: How, *operands: Any) -> Any:
-    """`call(how, *operands)` by an algorithm, or by what is better on the platform.
-
-    (That is known when the program is lowered.)
-    """
-
-    def by(algorithm: str) -> Callable[..., Any]:
-        return partial(call, replace(how, algorithm=algorithm))
-
-    if algorithm == LAX:
-        return by(LAX)(*operands)
-    others = {platform: by(name) for platform, name in quickest.BY_PLATFORM.items()}
-    return lax.platform_dependent(*operands, default=by(algorithm), **others)

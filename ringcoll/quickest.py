@@ -1,7 +1,8 @@
 """What "auto" is for a matmul with a collective: the form that `ringcoll.cost` has quickest.
 
 Either the collective runs under the products, in as many rounds as ranks, or it runs beside
-them as the built-in does.
+them as the built-in does. (For a collective by itself, "auto" is what `ringcoll.table`
+has: there is nothing to weigh it against but what was measured.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from ringcoll.bounds import version
 from ringcoll.cost import DEVICES, KINDS, Model, Work, bare_seconds, hidden_seconds, links
 from ringcoll.labels import Gather, Scatter
 from ringcoll.table import LAX
@@ -18,6 +20,14 @@ HIDDEN = "bidirectional_ring"
 #: What is better there. The devices of a CPU share what they compute with. The scheduler for
 #: GPUs keeps one permute in flight: of two directions, one would be bare.
 BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
+#: Between hosts on CPU, whose runtime sends one message at a time.
+BETWEEN_HOSTS = "ring"
+#: How much longer the ring takes there at most than a built-in that sends as much.
+LONGER = 1.05
+#: Such hosts over gloo: measured, by `python -m benchmarks cluster`, but for the rate of the
+#: links, which is an assumption (500 Mbit/s) and decides little: where a built-in collective
+#: sends as much as the ring, both take as long on any wire.
+GLOO = Model(alpha=1e-3, beta=1 / 62.5e6, gamma=3 / 10e9, delta=1 / 80e9, axes=0)
 
 
 def machine(device_kind: str | None) -> Model:
@@ -53,6 +63,46 @@ def to_gather(
         key=lambda choice: choice[0],
     )
     return algorithm, tuple(i for i in every if i not in early)
+
+
+def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
+    """By which algorithm x is gathered between hosts on CPU."""
+    if not _are_known(x, *others):
+        return LAX
+    work = _sum(_works(gather, x, others, ranks))
+    return _between(work, _bytes(x), _widened(x.dtype), ranks)
+
+
+def to_scatter_between(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, jax: str
+) -> str:
+    """By which algorithm a sum of products is scattered between hosts on CPU.
+
+    Args:
+        scatter, pairs, ranks: as for `to_scatter`.
+        jax: the version of JAX. Before 0.11 lax's own psum_scatter is sometimes silently wrong
+            there (github.com/jax-ml/jax/issues/40830): it is not taken.
+    """
+    if not _are_known(*(x for pair in pairs for x in pair)):
+        return LAX
+    if version(jax) < (0, 11):
+        return BETWEEN_HOSTS
+    work, block = _summed(scatter, pairs, ranks)
+    return _between(work, block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
+
+
+def _between(work: Work, shard_bytes: int, sends: int, ranks: int) -> str:
+    """Where the built-in collective sends so many times the bytes of the ring."""
+    swaps = 2 if ranks == 2 else 1  # by gloo, one way after the other
+    one_way = 2 * swaps * shard_bytes  # no half either way
+    hidden = hidden_seconds(work, LONGER * one_way, ranks, GLOO)
+    bare = bare_seconds(work, sends * shard_bytes, ranks, GLOO, 1)
+    return BETWEEN_HOSTS if hidden < bare else LAX
+
+
+def _widened(dtype: Any) -> int:
+    """How many times its bytes the built-in collectives of XLA:CPU send of a dtype."""
+    return 2 if dtype.kind in "fV" and dtype.itemsize < 4 else 1  # NumPy's bfloat16 is of kind V
 
 
 def joining(
@@ -102,6 +152,13 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     """By which algorithm a sum of products is scattered."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
+    work, block = _summed(scatter, pairs, ranks)
+    hidden, bare = (of(work, block, ranks, model) for of in (hidden_seconds, bare_seconds))
+    return HIDDEN if hidden < bare else LAX
+
+
+def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
+    """What a sum of products is, and the bytes of a rank's block of it."""
     flops, block = 0, 0
     for (a, b), pair in zip(scatter.terms, pairs, strict=True):
         sizes = {
@@ -113,9 +170,7 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
     # What came and what was made of it are read, and their sum is written. (Beside it, two links:
     # on most topologies XLA scatters by an all-reduce, which uses more, and sends twice as much.)
-    work = Work(flops, 3 * block)
-    hidden, bare = (of(work, block, ranks, model) for of in (hidden_seconds, bare_seconds))
-    return HIDDEN if hidden < bare else LAX
+    return Work(flops, 3 * block), block
 
 
 def _are_known(*arrays: Any) -> bool:

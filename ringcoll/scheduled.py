@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
+from ringcoll.hosts import OnHosts, on_hosts
 from ringcoll.manual import empty
 from ringcoll.marks import marked, scope
 from ringcoll.primitive import Collective
@@ -45,7 +46,9 @@ class Scheduled(Collective):
         if not isinstance(algorithm, Table):
             return algorithm
         n = Ranks.over(self.axes, self.groups).size
-        return algorithm.pick(self.collective, platform, n, nbytes, dtype.name, jax.__version__)
+        lie = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
+        call = self.collective, platform, n, nbytes, dtype.name, jax.__version__
+        return algorithm.pick(*call, **lie._asdict())
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
         """By an algorithm that has been chosen."""

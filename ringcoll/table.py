@@ -5,10 +5,11 @@ none does, the answer is "lax", the built-in collective:
 
     {"measured_on": "8 virtual CPU devices, jax 0.10.2",
      "rows": [{"collective": "all_gather", "platform": "cpu", "algorithm": "ring",
-               "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"],
+               "hosts": [1, 2], "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"],
                "jax": ["0.12", null], "why": "..."}]}
 
-Bounds are as in `range`: the first value is in, the last is not; null is open.
+Bounds are as in `range`: the first value is in, the last is not; null is open. A host is a
+process of JAX: ranks of one process share its memory, ranks of several have a network between.
 
 Two of the algorithms are no schedules. "lax" is the built-in collective. "lax_as_bits" is
 that of the operand's bits, for collectives that only move data: where XLA would promote a
@@ -18,9 +19,7 @@ all-reduce may be "ring+lax_as_bits": reduce-scatter by the ring, all-gather by 
 
 import json
 import os
-import re
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -28,13 +27,12 @@ from typing import Any
 
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_REDUCES, build, names
+from ringcoll.bounds import Bounds, checked, number, version, within
 from ringcoll.schedule import ScheduleError
 
 #: The environment variable that names another file for `default_table`.
 VARIABLE = "RINGCOLL_TABLE"
 PLATFORMS = ("cpu", "gpu", "tpu", "*")
-
-Bounds = tuple[int | None, int | None]
 
 LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
 #: What is added to the name of a reduce-scatter.
@@ -69,6 +67,8 @@ class Row:
         platform: one of `PLATFORMS`; "*" is any.
         algorithm: one of `choices(collective)`.
         ranks: of the axis, or of all axes together.
+        hosts: that these ranks are on; a process of JAX counts as one.
+        ranks_a_host: the most of these ranks that one host has.
         bytes: of one rank's operand.
         dtypes: names or beginnings of names, such as "float8"; none is all. (XLA on CPU
             sends narrow floats as wide ones, but not narrow integers.)
@@ -83,6 +83,8 @@ class Row:
     platform: str
     algorithm: str
     ranks: Bounds = (None, None)
+    hosts: Bounds = field(default=(None, None), kw_only=True)
+    ranks_a_host: Bounds = field(default=(None, None), kw_only=True)
     bytes: Bounds = (None, None)
     dtypes: tuple[str, ...] = ()
     jax: tuple[str | None, str | None] = (None, None)
@@ -95,9 +97,10 @@ class Row:
             raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
         _check_choice("algorithm", self.algorithm, choices(self.collective))
         _check_choice("platform", self.platform, PLATFORMS)
-        for name, order in (("ranks", _number), ("bytes", _number), ("jax", _version)):
+        orders = dict.fromkeys(("ranks", "hosts", "ranks_a_host", "bytes"), number)
+        for name, order in {**orders, "jax": version}.items():
             # JSON has lists only, and a row of lists could not be hashed.
-            object.__setattr__(self, name, _bounds(name, getattr(self, name), order))
+            object.__setattr__(self, name, checked(name, getattr(self, name), order))
         if not isinstance(self.dtypes, tuple | list):
             raise ValueError(f"dtypes: {self.dtypes!r} is not a list of names")
         for dtype in self.dtypes:
@@ -105,15 +108,27 @@ class Row:
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
 
     def covers(
-        self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str, jax: str
+        self,
+        collective: str,
+        platform: str,
+        ranks: int,
+        nbytes: int,
+        dtype: str,
+        jax: str,
+        *,
+        hosts: int = 1,
+        ranks_a_host: int | None = None,
     ) -> bool:
-        """Whether the row is about such a call."""
+        """Whether the row is about such a call; the arguments are those of `Table.pick`."""
+        local = -(-ranks // hosts) if ranks_a_host is None else ranks_a_host
         return (
             self.collective == collective
             and self.platform in (platform, "*")
-            and _within(ranks, self.ranks, _number)
-            and _within(nbytes, self.bytes, _number)
-            and _within(jax, self.jax, _version)
+            and within(ranks, self.ranks, number)
+            and within(hosts, self.hosts, number)
+            and within(local, self.ranks_a_host, number)
+            and within(nbytes, self.bytes, number)
+            and within(jax, self.jax, version)
             and (not self.dtypes or dtype.startswith(self.dtypes))
         )
 
@@ -134,7 +149,16 @@ class Table:
         _check_string("measured_on", self.measured_on)
 
     def pick(
-        self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str, jax: str
+        self,
+        collective: str,
+        platform: str,
+        ranks: int,
+        nbytes: int,
+        dtype: str,
+        jax: str,
+        *,
+        hosts: int = 1,
+        ranks_a_host: int | None = None,
     ) -> str:
         """The algorithm of the first row that covers a call, or "lax".
 
@@ -146,13 +170,16 @@ class Table:
             nbytes: of one rank's operand.
             dtype: the name of its dtype.
             jax: the version of JAX.
+            hosts: on how many the ranks are.
+            ranks_a_host: the most that one has; None: as many on each.
 
         Raises:
             ValueError: no such collective.
         """
         names(collective)  # a misspelt one would match no row, and be LAX in silence
+        call = collective, platform, ranks, nbytes, dtype, jax
         for row in self.rows:
-            covers = row.covers(collective, platform, ranks, nbytes, dtype, jax)
+            covers = row.covers(*call, hosts=hosts, ranks_a_host=ranks_a_host)
             if covers and _runs(row, ranks):
                 return row.algorithm
         return LAX
@@ -188,12 +215,12 @@ class Table:
         if not isinstance(table.get("rows"), list):
             raise ValueError(f"rows: {table.get('rows')!r} is not a list of rows")
         rows = []
-        for number, row in enumerate(table["rows"], 1):
+        for place, row in enumerate(table["rows"], 1):
             try:
                 _check_fields(row, Row, "the row")
                 rows.append(Row(**row))
             except ValueError as error:
-                raise ValueError(f"row {number}: {error}") from error
+                raise ValueError(f"row {place}: {error}") from error
         return cls(tuple(rows), table.get("measured_on", ""))
 
 
@@ -225,28 +252,6 @@ def _runs(row: Row, ranks: int) -> bool:
     return True
 
 
-def _within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) -> bool:
-    first, end = bounds
-    return (first is None or order(first) <= order(value)) and (
-        end is None or order(value) < order(end)
-    )
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is neither null nor a whole number from 0")
-    return value
-
-
-def _version(value: Any) -> tuple[int, ...]:
-    """Its numbers: 0.12 and 0.12.0 are the same, and 0.12.1rc1 is 0.12.1."""
-    numbers = r"(\d+(?:\.\d+)*?)(?:\.0)*"
-    found = re.fullmatch(numbers + r"(?:(?:a|b|rc|\.dev|\.post|\+).*)?", str(value))
-    if not found or not isinstance(value, str):
-        raise ValueError(f"{value!r} is neither null nor a version such as '0.12'")
-    return tuple(map(int, found[1].split(".")))
-
-
 def _without_defaults(row: Row) -> dict[str, Any]:
     return {f.name: value for f in fields(row) if (value := getattr(row, f.name)) != f.default}
 
@@ -261,25 +266,12 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: there is no {value!r}; choose from {', '.join(choices)}")
 
 
-def _bounds(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, Any]:
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise ValueError(f"{name}: {bounds!r} is not a pair; write [first, end], null if open")
-    try:
-        places = [order(bound) for bound in bounds if bound is not None]
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-    first, end = bounds
-    if len(places) == 2 and places[0] >= places[1]:
-        raise ValueError(f"{name}: {first} to {end} covers nothing; the end is not in it")
-    return first, end
-
-
 def _check_fields(given: Any, kind: type, what: str) -> None:
     if not isinstance(given, dict):
         raise ValueError(f"{what} is {given!r}, not an object of fields")
-    known = {field.name: field for field in fields(kind)}
+    known = {each.name: each for each in fields(kind)}
     for name in given:
         _check_choice("field", name, tuple(known))
-    for name, field in known.items():
-        if name not in given and field.default is MISSING:
+    for name, each in known.items():
+        if name not in given and each.default is MISSING:
             raise ValueError(f"{name}: is missing")

@@ -6,6 +6,7 @@ So started in each of them, it writes into the folder what the ranks of each hol
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,8 @@ from test_autodiff import CASES, Case, bound, matrix
 from test_matmuls import FORMS, with_gradients
 
 from benchmarks import processes
-from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices
+from ringcoll import all_gather_matmul, psum
+from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Row, Table, choices
 
 #: As psum, but for what they do in place of adding; they have no gradient.
 EXTREMA = {
@@ -33,6 +35,8 @@ EXTREMA = {
     )
     for name, of in (("pmax", np.max), ("pmin", np.min))
 }
+#: One algorithm between hosts, another within one.
+BY_HOSTS = Table((Row("psum", "cpu", "exchange", hosts=(2, None)), Row("psum", "cpu", "direct")))
 #: All that more than four ranks run: what adds.
 SUMS = ("psum ", "psum_scatter ", "rows scattered", "rows gathered", "sum on every rank")
 #: Of real floats.
@@ -56,7 +60,7 @@ class Program(NamedTuple):
 
 def programs(n: int) -> dict[str, Program]:
     """All that is run on n ranks."""
-    every = {**_collectives(n), **_gradients(n), **_matmuls(n)}
+    every = {**_collectives(n), **_gradients(n), **_matmuls(n), **_by_hosts(n)}
     return {name: one for name, one in every.items() if n <= 4 or name.startswith(SUMS)}
 
 
@@ -71,6 +75,13 @@ def _collectives(n: int) -> dict[str, Program]:
             made[_named(name, how)] = Program([case.shape(n)], run, case.reference)
         seen.add(case.collective)
     return made
+
+
+def _by_hosts(n: int) -> dict[str, Program]:
+    """What depends on how many processes there are."""
+    case = CASES["psum"]
+    run = bound(case, n, algorithm=BY_HOSTS)
+    return {"psum by hosts": Program([case.shape(n)], run, case.reference)}
 
 
 def _gradients(n: int) -> dict[str, Program]:
@@ -173,12 +184,32 @@ def held(n: int) -> dict[str, np.ndarray]:
     return {name: np.stack([one[name] for one in found]) for name in found[0]}
 
 
+def chosen() -> str:
+    """By what "auto" runs along a mesh of hosts, of the ranks of each, and of all: in lines."""
+    own = jax.local_device_count()
+    mesh = make_mesh(jax.process_count(), own)
+    x = jax.ShapeDtypeStruct((1024, 1024), np.float32)
+    said = []
+    for axes in ("x", ("x", "y"), "y")[: 2 + (own > 1)]:
+        calls = {
+            "psum": lambda x, axes=axes: psum(x[:8], axes, algorithm=BY_HOSTS),
+            "matmul": lambda x, axes=axes: all_gather_matmul(x, x, axes),
+        }
+        for name, call in calls.items():
+            mapped = jax.shard_map(call, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+            text = jax.jit(mapped).lower(x).compile().as_text()
+            by = sorted(set(re.findall(r"ringcoll\.\w+\((\w+)\)", text)))
+            said.append(f"{name} over {axes}: {', '.join(by)}")
+    return "\n".join(said)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     processes.add_arguments(parser)
     args = parser.parse_args()
     processes.start(args)
+    args.folder.joinpath(f"{jax.process_index()}.txt").write_text(chosen(), encoding="utf-8")
     np.savez(args.folder / f"{jax.process_index()}.npz", **held(jax.device_count()))
 
 

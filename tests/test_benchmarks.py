@@ -232,9 +232,14 @@ def test_neighbouring_sizes_share_a_row():
         made_row("ring", 0.6, 16384),
         made_row("bruck", 0.5, 65536),
     ]
-    ring, bruck = tune.table_rows(chosen, "cpu")
+    ring, bruck = tune.table_rows(chosen, "cpu", **tune.measured_bounds(mesh_of(5)))
     assert (ring.algorithm, ring.bytes, ring.dtypes) == ("ring", (2048, 32768), ("float32",))
     assert (bruck.algorithm, bruck.bytes) == ("bruck", (32768, None))
+    for row in (ring, bruck):
+        assert (row.ranks, row.hosts, row.ranks_a_host) == ((5, 6), (1, 2), (5, 6))
+        call = "psum", "cpu", 5, 65536, "float32", jax.__version__
+        assert row.covers(*call) == (row is bruck)
+        assert not row.covers(*call[:-1], "99.0")
     assert ring.why.startswith("0.60 to 0.80 ")
     assert bruck.why.startswith("0.50 of ")
 

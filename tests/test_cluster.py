@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jax import __version__
 from support import HERE
 
 from benchmarks import hosts, network
@@ -19,6 +20,7 @@ from benchmarks.cases import CASES
 from benchmarks.links import Wire, bits
 from benchmarks.row import Row
 from benchmarks.wire import chosen
+from ringcoll.table import default_table
 
 as_root = pytest.mark.skipif(bool(hosts.cannot()), reason=hosts.cannot())
 
@@ -106,6 +108,18 @@ def test_processes_on_loopback_need_no_root(tmp_path, capfd):
     assert "2 hosts of 2 ranks" in capfd.readouterr().out
 
 
+def test_auto_is_held_against_the_best(tmp_path, capfd):
+    how = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
+    _, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "auto")
+    assert set(rows) == {"lax", "auto", "bruck", "pairwise", "lax_as_bits"}
+    ratios = {name: row["vs_lax"][1] for name, row in rows.items()}
+    auto, least = ratios["auto"], min(ratios.values())
+    said = capfd.readouterr().out
+    assert f"over lax at most {max(auto, 1):.2f}, over the best at most {auto / least:.2f}" in said
+    picked = default_table().pick("all_to_all", "cpu", 2, 4096, "float32", __version__, hosts=2)
+    assert rows["auto"]["resolved"] == picked
+
+
 def test_a_process_that_fails_is_said(capfd):
     assert main(["cluster", "--loopback", "--hosts", "2", "wire", "-g", "3"]) == 1
     assert "-g 3: there are 2 devices" in capfd.readouterr().out
@@ -167,6 +181,7 @@ def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
     by_default, by_all = (chosen(["psum"], asked, 2, 2)["psum"] for asked in (None, "all"))
     assert {"ring", "ring@2x2"} < set(by_default) < set(by_all)
     assert set(by_all) - set(by_default) >= {"auto", "ring+lax_as_bits"}
+    assert chosen(["psum"], "auto", 2, 2)["psum"] == by_all
 
 
 @pytest.mark.parametrize(

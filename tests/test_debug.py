@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, runnable
 
 import ringcoll
-from ringcoll import algorithms, debug, engine
+from ringcoll import algorithms, debug, engine, scheduled
 from ringcoll.debug.calls import environment
+from ringcoll.hosts import OnHosts
 from ringcoll.marks import LOG
 from ringcoll.table import Row, Table, choices
 
@@ -327,3 +328,21 @@ def test_an_exception_passes(capfd):
 def test_a_deadline_that_is_none_is_refused(arguments, complaint):
     with pytest.raises(ValueError, match=complaint), debug.deadline(**arguments):
         pass
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_what_a_table_picks_between_hosts_is_named(is_set, monkeypatch):
+    monkeypatch.setattr(scheduled, "on_hosts", lambda mesh, *_: OnHosts(mesh.size, 1))
+    table = Table((Row("psum", "cpu", "exchange", hosts=(4, 5)), Row("psum", "cpu", "ring")))
+
+    def call(x):
+        return ringcoll.psum(x, "x", algorithm=table)
+
+    if is_set:
+        with jax.set_mesh(make_mesh(4)):
+            here = jax.shard_map(call, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+            (found,) = debug.check_consistent(here, np.ones(8, np.float32))
+    else:
+        (found,) = calls(call)
+    assert " by exchange (" in found
+    assert "mesh" not in found

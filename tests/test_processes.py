@@ -58,7 +58,10 @@ def test_processes_choose_alike_and_write_one_table(tmp_path):
     how = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"
     said = together((1, 1, 1), "-m", "benchmarks", *how.split(), path)
     assert "#wrong 0" in said[0]
-    assert "3 processes" in Table.load(path).measured_on
+    table = Table.load(path)
+    assert "3 processes" in table.measured_on
+    for row in table.rows:
+        assert (row.ranks, row.hosts, row.ranks_a_host) == ((3, 4), (3, 4), (1, 2))
 
 
 @pytest.mark.parametrize(

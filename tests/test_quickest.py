@@ -2,12 +2,20 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ringcoll.cost import DEVICES
 from ringcoll.labels import Gather, Product, Scatter
-from ringcoll.quickest import joining, machine, to_gather, to_scatter
+from ringcoll.quickest import (
+    joining,
+    machine,
+    to_gather,
+    to_gather_between,
+    to_scatter,
+    to_scatter_between,
+)
 
 TWO_BYTES = np.dtype(np.float16)
 V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
@@ -83,6 +91,45 @@ def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():
     assert to_gather(gradients, ct, small, 8, V5E) == (RING, ())
 
 
+def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
+    """What is gathered and what is scattered, between hosts on CPU: rows(...) and summed(...)."""
+    kind = np.dtype(dtype)
+    x, w, columns, part = (
+        SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=kind)
+        for shape in ((m // n, k), (k, f), (m, k // n), (k // n, f))
+    )
+    gather = Gather("m", "mk", (Product("kf", "mf", kind),))
+    scatter = Scatter("m", "mf", (("mk", "kf"),), kind)
+    return (
+        to_gather_between(gather, x, [w], n),
+        to_scatter_between(scatter, [(columns, part)], n, jax),
+    )
+
+
+def test_between_hosts_the_ring_is_taken_where_it_hides_more_than_its_messages_cost():
+    assert between(1024, 1024, 16384) == ("ring", "ring")
+    assert between(128, 128, 128) == ("lax", "lax")
+    # Little work beside much to send: the built-in gather sends as much as the ring. The
+    # built-in sum sends twice that.
+    assert between(8192, 8192, 8) == ("lax", "ring")
+    assert between(8192, 8, 8192) == ("ring", "ring")
+
+
+def test_between_hosts_narrow_floats_are_sent_wide_by_the_built_in():
+    assert between(8192, 8192, 8, dtype=np.float16)[0] == "ring"
+    assert between(8192, 8192, 8, dtype=jnp.bfloat16)[0] == "ring"
+    assert between(8192, 8192, 8, dtype=np.int16)[0] == "lax"
+
+
+def test_between_two_hosts_a_hop_is_a_swap_that_takes_twice_its_bytes():
+    assert between(4096, 16, 4096, n=3)[1] == "ring"
+    assert between(4096, 16, 4096, n=2)[1] == "lax"
+
+
+def test_where_the_built_in_sum_is_sometimes_wrong_it_is_not_taken():
+    assert between(256, 64, 64, jax="0.10.2") == ("lax", "ring")
+
+
 def test_one_rank_has_nothing_to_hide():
     assert rows(V5E, 64, 64, 64, n=1) == ("lax", ())
 
@@ -91,6 +138,9 @@ def test_of_symbolic_sizes_nothing_is_guessed():
     gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
     symbolic = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES)
     assert to_gather(gather, symbolic, [array(64, 64)], 8, V5E) == ("lax", ())
+    assert to_gather_between(gather, symbolic, [array(64, 64)], 8) == "lax"
+    scatter = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
+    assert to_scatter_between(scatter, [(symbolic, array(64, 64))], 8, "0.10.2") == "lax"
 
 
 def test_machines_are_known_by_what_devices_call_themselves():

@@ -8,8 +8,8 @@ import spread
 from processes import together
 
 ALL_REDUCES = ("psum ", "pmean ", "pmax ", "pmin ", "sum on every rank ")
-#: What gloo adds in an order of its own.
-ADDED_BY_GLOO = ("psum lax", "pmean lax", "psum_scatter lax")
+#: What gloo adds in an order of its own, and what is added in another between hosts.
+ADDED_OTHERWISE = ("psum lax", "pmean lax", "psum_scatter lax", "psum by hosts")
 
 in_one_process = lru_cache(spread.held)
 
@@ -22,7 +22,15 @@ def over_processes(devices, folder):
         with np.load(folder / f"{i}.npz") as saved:
             parts.append(dict(saved))
         assert {leaf.shape[1] for leaf in parts[-1].values()} == {own}
+        assert (folder / f"{i}.txt").read_text(encoding="utf-8") == chosen(own)
     return {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
+
+
+def chosen(own):
+    """What `spread.chosen` should say."""
+    between = ["psum over x: exchange", "matmul over x: ring"]
+    both = [line.replace("x:", "('x', 'y'):") for line in between]
+    return "\n".join([*between, *both, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ def test_every_rank_has_what_numpy_has_and_the_bits_of_one_process(devices, tmp_
     assert found.keys() == of_one.keys()
     for part, (exact, *real) in found.items():
         np.testing.assert_array_equal(exact, of_one[part][0], part)
-        bits = real[0] if part.startswith(ADDED_BY_GLOO) else of_one[part][1]
+        bits = real[0] if part.startswith(ADDED_OTHERWISE) else of_one[part][1]
         for again in real:
             np.testing.assert_array_equal(again, bits, f"{part}: other bits")
     operands = spread.operands(n, spread.exact)

@@ -1,6 +1,7 @@
 """The table behind "auto": what it answers, and what it says of a bad file."""
 
 import json
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ TABLE = Table(
     ),
     measured_on="paper",
 )
+SHIPPED = Table.from_json(files("ringcoll").joinpath("table.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,49 @@ def test_a_row_may_be_of_some_versions_of_jax():
     assert list(picked.values()) == ["lax", "bruck", "bruck", "lax", "lax", "ring", "ring"]
 
 
+BY_HOSTS = Table(
+    (
+        Row("psum", "cpu", "exchange", hosts=(2, 4), ranks_a_host=(1, 2)),
+        Row("psum", "cpu", "ring", hosts=(2, None)),
+        Row("psum", "cpu", "bruck", ranks_a_host=(4, 8)),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "algorithm"),
+    [
+        (2, {"hosts": 2}, "exchange"),
+        (3, {"hosts": 3}, "exchange"),
+        (4, {"hosts": 4}, "ring"),
+        (4, {"hosts": 2}, "ring"),  # two on each
+        (4, {"hosts": 2, "ranks_a_host": 1}, "exchange"),
+        (3, {"hosts": 2}, "ring"),  # two on one of them
+        (4, {"hosts": 3, "ranks_a_host": 2}, "ring"),
+        (4, {"hosts": 1}, "bruck"),
+        (4, {}, "bruck"),  # on one host, if nothing is said
+        (8, {}, "lax"),
+        (8, {"hosts": 1, "ranks_a_host": 4}, "bruck"),
+    ],
+)
+def test_a_row_may_be_of_some_hosts(ranks, hosts, algorithm):
+    assert BY_HOSTS.pick("psum", "cpu", ranks, 8, "float32", "0.12.0", **hosts) == algorithm
+
+
+def test_the_shipped_table_knows_one_host_from_several():
+    """What was measured within a process says nothing of a network, and the other way about."""
+    assert {(row.platform, *row.hosts) for row in SHIPPED.rows} == {("cpu", 1, 2), ("cpu", 2, None)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("hosts", [2, 3, 4, 64])
+def test_between_hosts_a_sum_that_is_sometimes_wrong_is_not_taken(hosts, dtype):
+    for nbytes in (1, 2**12, 2**17, 2**20, 2**24):
+        call = "psum_scatter", "cpu", hosts, nbytes, dtype
+        assert SHIPPED.pick(*call, "0.10.2", hosts=hosts) != "lax"
+    assert SHIPPED.pick(*call[:3], 1, dtype, "0.12.0", hosts=hosts) == "lax"
+
+
 def test_bits_may_be_moved_and_not_added():
     assert Row("all_gather", "cpu", "lax_as_bits").algorithm == "lax_as_bits"
     with pytest.raises(ValueError, match="there is no 'lax_as_bits'; choose from ring, "):
@@ -84,6 +129,8 @@ rows = st.sampled_from([c for c in COLLECTIVES if c not in ("pmean", "pmax", "pm
         st.sampled_from(PLATFORMS),
         st.sampled_from(choices(collective)),
         ranks=bounds,
+        hosts=bounds,
+        ranks_a_host=bounds,
         bytes=bounds,
         dtypes=st.lists(st.sampled_from(["bfloat16", "float8"])).map(tuple),
         why=st.text(),
@@ -123,6 +170,9 @@ BAD_ROWS = [
     ({"size": 3}, "field: there is no 'size'; choose from collective, platform, algorithm, ranks,"),
     ({"ranks": 8}, "ranks: 8 is not a pair; write [first, end], null if open"),
     ({"ranks": [8]}, "ranks: [8] is not a pair; write [first, end], null if open"),
+    ({"hosts": 2}, "hosts: 2 is not a pair; write [first, end], null if open"),
+    ({"hosts": [2, 2]}, "hosts: 2 to 2 covers nothing; the end is not in it"),
+    ({"ranks_a_host": ["1", 2]}, "ranks_a_host: '1' is neither null nor a whole number from 0"),
     ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
     ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
     ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),

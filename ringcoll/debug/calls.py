@@ -3,7 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import prod
@@ -32,7 +32,7 @@ _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 _SILENT = ("axis_index", "pvary", "pcast")
 _AXES = ("axes", "axis_name")
 #: What is said otherwise, or of nobody's concern.
-_SAID = (*_AXES, "axis_size", "algorithm", "is_hop")
+_SAID = (*_AXES, "axis_size", "algorithm", "is_hop", "mesh")
 
 
 def environment() -> list[str]:
@@ -91,21 +91,32 @@ def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Description:
 
 
 def _calls(
-    jaxpr: Any, place: tuple[str, ...], sizes: Mapping[Hashable, int], platform: str
+    jaxpr: Any,
+    place: tuple[str, ...],
+    sizes: Mapping[Hashable, int],
+    platform: str,
+    devices: Mesh | None = None,
 ) -> Iterator[str]:
     """Those of a jaxpr at a place of the program, and of the jaxprs within."""
     for eqn in jaxpr.eqns:
         scope = str(eqn.source_info.name_stack)
         here = (*place, scope) if scope else place
-        if words := _words(eqn, sizes, platform):
+        if words := _words(eqn, sizes, platform, devices):
             yield words + "".join(f", in {name}" for name in reversed(here))
         inner = list(jaxprs_in_params(eqn.params))
         mesh = eqn.params.get("mesh")
         within = {**sizes, **(mesh.shape if mesh else {})}
-        on = mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else platform
+        known = _devices(mesh) if mesh else devices
+        on = known.devices.flat[0].platform if known else platform
         for number, each in enumerate(inner):
             outer = _around(eqn, number)
-            yield from _calls(getattr(each, "jaxpr", each), (*here, *outer), within, on)
+            yield from _calls(getattr(each, "jaxpr", each), (*here, *outer), within, on, known)
+
+
+def _devices(mesh: Mesh | AbstractMesh) -> Mesh | None:
+    """Those that a program is lowered for: the mesh that is set fills in what has names alone."""
+    placed = mesh if isinstance(mesh, Mesh) else jax.sharding.get_mesh()
+    return None if placed.empty else placed
 
 
 def _around(eqn: Any, number: int) -> tuple[str, ...]:
@@ -118,12 +129,13 @@ def _around(eqn: Any, number: int) -> tuple[str, ...]:
     return (f"branch {number} of a cond",) if name == "cond" else ()
 
 
-def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str) -> str:
+def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh | None) -> str:
     """A collective in words; of what is none, nothing."""
     name, params = eqn.primitive.name, dict(eqn.params)
     collective = params.get("collective")
     by = ""
     if isinstance(collective, Collective):
+        collective = replace(collective, mesh=devices)
         axes: Any = collective.axes
         by = _algorithm(collective, [v.aval for v in eqn.invars], sizes, platform)
         params = {f.name: (getattr(collective, f.name), f.default) for f in fields(collective)}
