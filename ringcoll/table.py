@@ -28,6 +28,7 @@ from typing import Any
 
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_REDUCES, build, names
+from ringcoll.files import write
 from ringcoll.schedule import ScheduleError
 
 #: The environment variable that names another file for `default_table`.
@@ -171,10 +172,14 @@ class Table:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to a file, one row a line."""
+        """Write the table to a file, one row a line, whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         rows = ",\n".join(f"  {json.dumps(_without_defaults(row))}" for row in self.rows)
         text = f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
-        Path(path).write_text(text, encoding="utf-8")
+        write(path, text)
 
     @classmethod
     def from_json(cls, text: str) -> "Table":

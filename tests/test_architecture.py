@@ -26,6 +26,7 @@ ORDER = (
     "formulas",
     "precision",
     "cost",
+    "files",
     "table",
     "manual",
     "marks",
@@ -67,9 +68,9 @@ ORDER = (
     "debug.consistent",
     "debug.watchdog",
     "debug.__init__",
-    "arguments",
     "text",
     "figure",
+    "arguments",
     "draw.plan",
     "draw.steps",
     "draw.words",
@@ -116,7 +117,7 @@ WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
     "labels",
     "quickest",
-    *ORDER[ORDER.index("arguments") : ORDER.index("overlap.gpus")],
+    *ORDER[ORDER.index("text") : ORDER.index("overlap.gpus")],
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = (

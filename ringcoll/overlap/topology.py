@@ -25,6 +25,9 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
+#: Kinds whose chips are joined along two axes.
+FLAT = ("v5e", "v6e")
+
 
 def devices(topology: str, **options: Any) -> list[Any]:
     """The devices of a topology, to be compiled for; none of them need be there.
@@ -47,6 +50,9 @@ def devices(topology: str, **options: Any) -> list[Any]:
             f"overlap: to compile for {topology!r} needs the TPU compiler: "
             "pip install 'ringcoll[tpu]' (no TPU is needed)"
         )
+    kind, _, size = topology.partition(":")
+    if kind in FLAT and any(n != "1" for n in size.split("x")[2:]):  # of which libtpu aborts
+        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except Exception as error:  # what is raised has differed from version to version
@@ -107,7 +113,7 @@ def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
     The last axis is the cores of a chip.
     """
     chips = tuple(size[:3])
-    if kind in ("v5e", "v6e"):
+    if kind in FLAT:
         return (*(n == 16 for n in chips), False)
     cubes = all(n % 4 == 0 for n in chips)
     return (*(cubes,) * len(chips), False)
