@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks import report
-from ringcoll.arguments import size
+from ringcoll.arguments import Picture, size, writing
 from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
 from ringcoll.commands.plot import Line, plot
 from ringcoll.text import bytes_in_words, seconds_in_words
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--bytes", type=size, default="64M", metavar="SIZE", help="of the full vector (64M)")
     add("--ranks", type=shapes, default="16..65536", metavar="LIST", help="(16..65536)")
-    add("--plot", metavar="FILE", help="the same as a picture, svg or png")
+    add("--plot", type=Picture, metavar="FILE", help="the same as a picture, svg or png")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     report.show(title, table)
     if args.plot:
         where = f"tori of {TPU}; hosts of {LOCAL} x {GPU} on {NETWORK}"
-        plot(args.plot, f"{title}: {where}", "ranks", lines, lambda n: f"{n:g}")
+        with writing(args, "plot"):
+            plot(args.plot, f"{title}: {where}", "ranks", lines, lambda n: f"{n:g}")
     return 0
 
 

@@ -35,13 +35,17 @@ def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run the command that was asked for, its files looked at first; the exit status.
 
-    That is 130 after Ctrl-C, as a shell has it.
+    That is 130 after Ctrl-C, as a shell has it, also if a command goes on to tell what it has
+    found so far, and sets `args.interrupted`.
     """
     try:
         args = parser.parse_args(argv)
         arguments.check_files(args)
+        args.interrupted = False
         status = args.run(args)
         sys.stdout.flush()
+        if args.interrupted:
+            raise KeyboardInterrupt
     except BrokenPipeError:  # who reads has seen enough: `head`, or a pager that was left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at exit
         return 1
