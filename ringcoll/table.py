@@ -18,9 +18,8 @@ all-reduce may be "ring+lax_as_bits": reduce-scatter by the ring, all-gather by 
 
 import json
 import os
-import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -30,6 +29,9 @@ from ringcoll import algorithms
 from ringcoll.algorithms import ALL_REDUCES, build, names
 from ringcoll.files import write
 from ringcoll.schedule import ScheduleError
+from ringcoll.strict import check_choice, check_dtype, check_fields, check_string, parsed, shown
+from ringcoll.strict import number as _number
+from ringcoll.strict import version as _version
 
 #: The environment variable that names another file for `default_table`.
 VARIABLE = "RINGCOLL_TABLE"
@@ -91,18 +93,18 @@ class Row:
 
     def __post_init__(self) -> None:
         for name in ("collective", "platform", "algorithm", "why"):
-            _check_string(name, getattr(self, name))
+            check_string(name, getattr(self, name))
         if self.collective in ("pmean", "pmax", "pmin"):
             raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
-        _check_choice("algorithm", self.algorithm, choices(self.collective))
-        _check_choice("platform", self.platform, PLATFORMS)
+        check_choice("algorithm", self.algorithm, choices(self.collective))
+        check_choice("platform", self.platform, PLATFORMS)
         for name, order in (("ranks", _number), ("bytes", _number), ("jax", _version)):
             # JSON has lists only, and a row of lists could not be hashed.
             object.__setattr__(self, name, _bounds(name, getattr(self, name), order))
         if not isinstance(self.dtypes, tuple | list):
-            raise ValueError(f"dtypes: {self.dtypes!r} is not a list of names")
+            raise ValueError(f"dtypes: {shown(self.dtypes)} is not a list of names")
         for dtype in self.dtypes:
-            _check_string("dtypes", dtype)
+            check_dtype("dtypes", dtype)
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
 
     def covers(
@@ -132,7 +134,7 @@ class Table:
     measured_on: str = ""
 
     def __post_init__(self) -> None:
-        _check_string("measured_on", self.measured_on)
+        check_string("measured_on", self.measured_on)
 
     def pick(
         self, collective: str, platform: str, ranks: int, nbytes: int, dtype: str, jax: str
@@ -167,6 +169,8 @@ class Table:
             OSError: the file cannot be read.
         """
         try:
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+                raise ValueError("is no regular file")  # to read a pipe may take for ever
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
@@ -188,14 +192,14 @@ class Table:
         Raises:
             ValueError: with the number of the row, the field, its value and the cure.
         """
-        table = json.loads(text)  # its JSONDecodeError is a ValueError with the line
-        _check_fields(table, cls, "the table")
+        table = parsed(text)
+        check_fields(table, cls, "the table")
         if not isinstance(table.get("rows"), list):
-            raise ValueError(f"rows: {table.get('rows')!r} is not a list of rows")
+            raise ValueError(f"rows: {shown(table.get('rows'))} is not a list of rows")
         rows = []
         for number, row in enumerate(table["rows"], 1):
             try:
-                _check_fields(row, Row, "the row")
+                check_fields(row, Row, "the row")
                 rows.append(Row(**row))
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from error
@@ -215,7 +219,13 @@ def default_table() -> Table:
         ValueError, OSError: as `Table.load`.
     """
     if path := os.environ.get(VARIABLE):
-        return Table.load(path)
+        try:
+            return Table.load(path)
+        except OSError as error:
+            why = f"{VARIABLE}: {error.strerror}"
+            raise type(error)(error.errno, why, error.filename) from error
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from error
     return Table.from_json(files("ringcoll").joinpath("table.json").read_text(encoding="utf-8"))
 
 
@@ -237,54 +247,20 @@ def _within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) ->
     )
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is neither null nor a whole number from 0")
-    return value
-
-
-def _version(value: Any) -> tuple[int, ...]:
-    """Its numbers: 0.12 and 0.12.0 are the same, and 0.12.1rc1 is 0.12.1."""
-    numbers = r"(\d+(?:\.\d+)*?)(?:\.0)*"
-    found = re.fullmatch(numbers + r"(?:(?:a|b|rc|\.dev|\.post|\+).*)?", str(value))
-    if not found or not isinstance(value, str):
-        raise ValueError(f"{value!r} is neither null nor a version such as '0.12'")
-    return tuple(map(int, found[1].split(".")))
-
-
 def _without_defaults(row: Row) -> dict[str, Any]:
     return {f.name: value for f in fields(row) if (value := getattr(row, f.name)) != f.default}
 
 
-def _check_string(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: {value!r} is not a string")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: there is no {value!r}; choose from {', '.join(choices)}")
-
-
 def _bounds(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, Any]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise ValueError(f"{name}: {bounds!r} is not a pair; write [first, end], null if open")
+        raise ValueError(f"{name}: {shown(bounds)} is not a pair; write [first, end], null if open")
     try:
         places = [order(bound) for bound in bounds if bound is not None]
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     first, end = bounds
     if len(places) == 2 and places[0] >= places[1]:
-        raise ValueError(f"{name}: {first} to {end} covers nothing; the end is not in it")
+        raise ValueError(
+            f"{name}: {first!s:.60} to {end!s:.60} covers nothing; the end is not in it"
+        )
     return first, end
-
-
-def _check_fields(given: Any, kind: type, what: str) -> None:
-    if not isinstance(given, dict):
-        raise ValueError(f"{what} is {given!r}, not an object of fields")
-    known = {field.name: field for field in fields(kind)}
-    for name in given:
-        _check_choice("field", name, tuple(known))
-    for name, field in known.items():
-        if name not in given and field.default is MISSING:
-            raise ValueError(f"{name}: is missing")

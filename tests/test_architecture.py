@@ -27,6 +27,7 @@ ORDER = (
     "precision",
     "cost",
     "files",
+    "strict",
     "table",
     "manual",
     "marks",
