@@ -71,15 +71,20 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
         "--check", action="store_true", help="against the same run on one device; 1 if it differs"
     )
     processes.add_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
+        try:
+            if folder := getattr(args, name):
+                files.check_folder(folder)
+        except OSError as error:
+            parser.error(f"--{name} {folder}: {error}; name a folder that can be written to")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit status is 1 if --check found a difference."""
     args = flags(argv)
     processes.start(args)
-    if processes.leads():
-        _check_folders(args)
     mesh = training.make_mesh(args.data, args.fsdp, args.model)
     sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
     how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm")}
@@ -124,16 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for page in write(config, trainer, args.sequence, args.seed)[:2]:
         report.console().print(page, "\n", markup=False)
     return check.verdict() if check else 0
-
-
-def _check_folders(args: argparse.Namespace) -> None:
-    """Refuse folders that could not be written to, before the work."""
-    for option, folder in (("--output", args.output), ("--checkpoint", args.checkpoint)):
-        try:
-            if folder:
-                files.check_folder(folder)
-        except OSError as error:
-            raise SystemExit(f"{option} {folder}: {error}") from None
 
 
 def learn(

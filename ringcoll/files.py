@@ -62,7 +62,9 @@ def check_folder(path: Path) -> None:
     there = os.path.abspath(path)
     while not os.path.lexists(there):
         there = os.path.dirname(there)
-    check(os.path.join(there, "file"))
+    if not os.path.isdir(there):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), there)
+    check(os.path.join(there, secrets.token_hex(4)))
 
 
 @contextmanager
