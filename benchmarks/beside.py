@@ -15,6 +15,7 @@ from benchmarks import compiled, files, options, report
 from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import PLAIN, TUNED
 from benchmarks.row import Quartiles
+from ringcoll.arguments import in_a_line
 
 #: From what says which program it is, the algorithm among it, to that with its operands in place.
 Make = Callable[..., Ready]
@@ -107,7 +108,11 @@ def measure_all(
     with report.until_interrupted(args, found):
         for task, seconds in bar:
             if seconds:
-                found += _beside_plain(task, make, args.iters, time.perf_counter() + seconds)
+                end = time.perf_counter() + seconds
+                try:
+                    found += _beside_plain(task, make, args.iters, end)
+                except ValueError as error:  # sizes that do not divide
+                    args.error(f"--shape {task.which['shape']}: {in_a_line(error)}")
             else:
                 words = " ".join(task.which.values())
                 report.console().print(f"no time within --budget for {words}")

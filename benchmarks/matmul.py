@@ -34,6 +34,7 @@ from benchmarks.programs import (
     with_gradient,
 )
 from benchmarks.row import Quartiles
+from ringcoll.arguments import in_a_line
 
 SHAPES = ("256x512x512", "1024x1024x1024")
 
@@ -101,7 +102,10 @@ def run(args: argparse.Namespace) -> int:
             if not seconds:
                 report.console().print(f"no time within --budget for {form} {direction} {shape}")
                 continue
-            found += _measured(args, mesh, form, direction, shape, seconds)
+            try:
+                found += _measured(args, mesh, form, direction, shape, seconds)
+            except ValueError as error:  # sizes that do not divide
+                args.error(f"--shape {shape}: {in_a_line(error)}")
     _print(found)
     if processes.leads():
         rows = [asdict(one) for one in found]

@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     processes.start(args)
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
+    options.sizes(args)  # refused now if there are none
     header = options.described(mesh)
     report.print_header(header)
     dtypes = [np.dtype(name) for name in args.datatype]

@@ -103,6 +103,34 @@ def test_what_names_no_function_is_refused(capsys, text):
     assert f"{text!r} is no module:function (" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("-f 1", "-f 1: sizes would not grow"),
+        ("loop --ranks x", "argument --ranks: 'x' is no number above 0"),
+        ("join -k 0", "argument -k/--leaves: '0' is no number above 0"),
+        ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
+        ("matmul --shape 7x7x7", "error: --shape 7x7x7: IndivisibleError: "),
+        ("layers --mesh q", "argument --mesh: 'q' is no mesh; write x=4,y=2"),
+        ("scale --ranks 4x4", "argument --ranks: '4x4': give powers of two from 8"),
+        ("scale --ranks 12", "argument --ranks: '12': give powers of two from 8"),
+        ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),
+    ],
+)
+def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, command, said):
+    monkeypatch.setattr(sweep, "check", stopped)
+    with pytest.raises(SystemExit) as ended:
+        benchmarks(command.split())
+    line = capsys.readouterr().err.splitlines()[-1:] or [ended.value.code]
+    assert said in line[0]
+
+
+def test_no_algorithm_is_refused_as_such(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["draw", "psum", "-n", "4", "--algorithm", ""])
+    assert "no algorithm ''; choose from ring, " in capsys.readouterr().err
+
+
 # -- Ctrl-C --
 
 

@@ -48,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw; returns the exit status."""
+    algorithm = args.function if args.algorithm is None else args.algorithm
     try:
-        made = plan(args.collective, args.algorithm or args.function, args.ranks)
+        made = plan(args.collective, algorithm, args.ranks)
         if args.round is not None and not args.svg:
             raise ValueError("--round: is of a picture: give --svg too")
         drawn = as_svg(made, args.round) if args.svg else ""
