@@ -86,11 +86,11 @@ def test_a_picture_is_written_whole(tmp_path, monkeypatch):
 def test_pipes_and_standard_output_are_written_to(tmp_path):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     files.check(pipe)  # it does not wait for who reads
     reader.start()
     files.write(pipe, "through")
-    reader.join()
+    reader.join(10)
     assert read == ["through"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
