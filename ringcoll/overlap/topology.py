@@ -43,6 +43,9 @@ def devices(topology: str, **options: Any) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology, **options)
+    kind, _, size = topology.partition(":")
+    if kind in FLAT and any(n != "1" for n in size.split("x")[2:]):  # of which libtpu aborts
+        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -50,9 +53,6 @@ def devices(topology: str, **options: Any) -> list[Any]:
             f"overlap: to compile for {topology!r} needs the TPU compiler: "
             "pip install 'ringcoll[tpu]' (no TPU is needed)"
         )
-    kind, _, size = topology.partition(":")
-    if kind in FLAT and any(n != "1" for n in size.split("x")[2:]):  # of which libtpu aborts
-        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except Exception as error:  # what is raised has differed from version to version
