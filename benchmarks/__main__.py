@@ -28,7 +28,7 @@ from benchmarks import (
     tune,
     wire,
 )
-from ringcoll.__main__ import add_commands
+from ringcoll.__main__ import add_commands, run
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
@@ -57,11 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sweep.add_arguments(parser)
-    parser.set_defaults(run=sweep.run)
+    parser.set_defaults(run=sweep.run, error=parser.error)
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
     add_commands(commands, COMMANDS)
-    args = parser.parse_args(argv)
-    return args.run(args)
+    return run(parser, argv)
 
 
 if __name__ == "__main__":

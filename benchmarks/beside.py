@@ -1,11 +1,9 @@
 """Programs on the devices there are, each beside plain: compared first, then timed in turn."""
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import compiled, options, report
+from benchmarks import compiled, files, options, report
 from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import PLAIN, TUNED
 from benchmarks.row import Quartiles
+from ringcoll.arguments import in_a_line
 
 #: From what says which program it is, the algorithm among it, to that with its operands in place.
 Make = Callable[..., Ready]
@@ -74,7 +73,8 @@ def add_arguments(
     """
     add = parser.add_argument
     add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
-    add("--shape", metavar="LIST", help=f"({measured}; compiled: {compiled_as})")
+    shapes = options.shapes(measured.count("x") + 1)
+    add("--shape", type=shapes, metavar="LIST", help=f"({measured}; compiled: {compiled_as})")
     listed, names = options.listed(*known), ", ".join(known)
     add("--algorithm", type=listed, default="all", metavar="LIST", help=names)
     options.add_machine(parser, budget=120, rounds=30)
@@ -105,17 +105,20 @@ def measure_all(
         sharing(todo, args.budget, lambda task: task.weight),
         *(len(todo), "programs", lambda shared: " ".join(shared[0].which.values())),
     )
-    for task, seconds in bar:
-        if seconds:
-            found += _beside_plain(task, make, args.iters, time.perf_counter() + seconds)
-        else:
-            words = " ".join(task.which.values())
-            report.console().print(f"no time within --budget for {words}")
+    with report.until_interrupted(args, found):
+        for task, seconds in bar:
+            if seconds:
+                end = time.perf_counter() + seconds
+                try:
+                    found += _beside_plain(task, make, args.iters, end)
+                except ValueError as error:  # sizes that do not divide
+                    args.error(f"--shape {task.which['shape']}: {in_a_line(error)}")
+            else:
+                words = " ".join(task.which.values())
+                report.console().print(f"no time within --budget for {words}")
     _print(title, found)
-    if args.json:
-        rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
-        everything = {"measured_on": header, "rows": rows}
-        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
+    files.write_json(args, {"measured_on": header, "rows": rows})
     return 1 if any(one.wrong for one in found) else 0
 
 

@@ -1,7 +1,6 @@
 """Compiling programs for machines that are not there, and what is found of each: tables, files."""
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,10 +9,11 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import report
+from benchmarks import files, options, report
 from benchmarks.found import Found, hidden_of, print_counted, print_timed
 from benchmarks.programs import tuning
 from ringcoll import overlap
+from ringcoll.arguments import Folder
 from ringcoll.overlap.command import add_option
 
 #: From what says which program it is to that and its operands, as `overlap.compile_for` takes them.
@@ -25,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--profile", action="store_true", help="costs from the static profile (slow)")
     add_option(parser)
-    add("-J", "--json", metavar="PATH", help="write what was found")
-    add("--draw", metavar="DIR", help="write a timeline of every program, a PNG each")
+    options.add_json(parser, "what was found")
+    what = "write a timeline of every program, a PNG each"
+    add("--draw", type=Folder, metavar="DIR", help=what)
 
 
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
@@ -39,22 +40,23 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
         make: the program of these.
     """
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
-    found, failed = [], []
-    for which in report.progress(todo, len(todo), "compiling", lambda one: " ".join(one.values())):
-        try:
-            found.append(_found(args, which, make))
-        except Exception as error:  # a compiler may refuse a program; the others still count
-            words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            failed.append(f"{' '.join(which.values())}: {words}")
+    found: list[Found] = []
+    failed: list[str] = []
+    bar = report.progress(todo, len(todo), "compiling", lambda one: " ".join(one.values()))
+    with report.until_interrupted(args, found, failed):
+        for which in bar:
+            try:
+                found.append(_found(args, which, make))
+            except Exception as error:  # a compiler may refuse a program; the others still count
+                words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                failed.append(f"{' '.join(which.values())}: {words}")
     if timed := [one for one in found if one.timed]:
         print_timed(timed)
     if counted := [one for one in found if not one.timed]:
         print_counted(counted)
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
-    if args.json:
-        rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    files.write_json(args, [{**row.pop("which"), **row} for row in map(asdict, found)])
     return 1 if failed else 0
 
 

@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks import launch, processes
+from benchmarks import launch, options, processes
 from benchmarks.launch import End
 from ringcoll import debug
 
@@ -131,7 +131,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     processes.add_arguments(parser)
     add = parser.add_argument
     add("--only", metavar="WORDS", default="", help="the rows with these words")
-    add("--ways", default=",".join(WAYS), help="which columns (%(default)s)")
+    ways = options.listed(*WAYS)
+    add("--ways", type=ways, default="all", metavar="LIST", help=f"columns, of {', '.join(WAYS)}")
     add("--seconds", type=float, default=10, help="of the deadline (%(default)g)")
     add("--patience", type=float, default=150, help="who has not ended then hangs (%(default)g s)")
 
@@ -139,16 +140,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.process_id is not None:
         return _process(args)
-    ways = args.ways.split(",")
-    print("|", " | ".join(["the last process", *ways]), "|")
-    print("|---" * (len(ways) + 1) + "|")
+    print("|", " | ".join(["the last process", *args.ways]), "|")
+    print("|---" * (len(args.ways) + 1) + "|")
     for name, failure in FAILURES.items():
         if args.only in name:
             ends = [
                 "as today"
                 if way == "checked" and failure.act
                 else words(ended(name, way, args.num_processes or 3, args.seconds, args.patience))
-                for way in ways
+                for way in args.ways
             ]
             print("|", " | ".join([name, *ends]), "|", flush=True)
     return 0
@@ -181,13 +181,13 @@ def _process(args: argparse.Namespace) -> int:
         if failure.turned:
             x = np.repeat(np.arange(1, args.num_processes + 1, dtype="float32"), 12).reshape(-1, 12)
         print(f"starts {time.time()}", flush=True)
-        if args.ways == "checked":
+        if args.ways == ("checked",):
             try:
                 debug.check_consistent(program, x)
             except ValueError as error:
                 print(f"refused: {error}", flush=True)
             continue
-        with debug.deadline(args.seconds, grace=2) if args.ways == "deadline" else nullcontext():
+        with debug.deadline(args.seconds, grace=2) if args.ways == ("deadline",) else nullcontext():
             if is_last and failure.act:
                 failure.act()
             y = np.asarray(program(x).addressable_data(0))

@@ -1,39 +1,49 @@
 """What a run writes: everything measured as JSON, the rows as CSV. Seconds and bytes."""
 
+import argparse
 import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
+from io import StringIO
 from typing import Any
 
 from benchmarks.model import Fitted
 from benchmarks.row import Row
+from ringcoll.arguments import writing
+from ringcoll.files import write
 
 
-def write_json(
-    path: str,
+def write_json(args: argparse.Namespace, found: Any) -> None:
+    """Write what was found to --json, if that is asked for."""
+    if args.json:
+        with writing(args, "json"):
+            write(args.json, json.dumps(found, indent=1) + "\n")
+
+
+def everything(
     header: Mapping[str, Any],
     checks: Sequence[Row],
     rows: Sequence[Row],
     fitted: Mapping[str, Fitted],
-) -> None:
-    """Everything measured: seconds, bytes, bytes per second."""
+) -> dict[str, Any]:
+    """All that was measured: seconds, bytes, bytes per second."""
     models = {
         name: {**asdict(model), "median_error": error, "rows": count}
         for name, (model, error, count) in fitted.items()
     }
-    all_of_it = {
+    return {
         "measured_on": dict(header),
         "checks": [_fields(row) for row in checks],
         "rows": [_fields(row) for row in rows],
         "models": models,
     }
-    Path(path).write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
 
 
-def write_csv(path: str, rows: Sequence[Row]) -> None:
-    """The rows, quartiles in columns of their own."""
+def write_csv(args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Write the rows to --csv, if that is asked for, quartiles in columns of their own."""
+    if not args.csv:
+        return
     flat = []
     for row in rows:
         line: dict[str, Any] = {}
@@ -43,10 +53,12 @@ def write_csv(path: str, rows: Sequence[Row]) -> None:
             else:
                 line[name] = value
         flat.append(line)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(flat[0]) if flat else [])
-        writer.writeheader()
-        writer.writerows(flat)
+    lines = StringIO(newline="")
+    writer = csv.DictWriter(lines, fieldnames=list(flat[0]) if flat else [])
+    writer.writeheader()
+    writer.writerows(flat)
+    with writing(args, "csv"):
+        write(args.csv, lines.getvalue())
 
 
 def _plain(value: Any) -> Any:

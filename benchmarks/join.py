@@ -5,10 +5,8 @@ bytes of one leaf on one rank; all leaves are float32, the algorithm is the ring
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import options, report
+from benchmarks import files, options, report
 from benchmarks.cases import AXIS
 from benchmarks.data import exact
 from benchmarks.measure import interleave, sharing
@@ -33,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many leaves of how many bytes."""
     options.add_sizes(parser, "256", "1M")
     options.add_machine(parser, budget=120)
-    parser.add_argument("-k", "--leaves", default="4,16", metavar="LIST", help="default 4,16")
-    parser.add_argument("-J", "--json", metavar="PATH", help="write what was measured")
+    add, numbers = parser.add_argument, options.numbers
+    add("-k", "--leaves", type=numbers, default="4,16", metavar="LIST", help="default 4,16")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,31 +41,27 @@ def run(args: argparse.Namespace) -> int:
     mesh = options.mesh(args)
     header = options.described(mesh)
     report.print_header(header)
-    points = [
-        (int(k), size) for k in args.leaves.split(",") for size in sorted(options.sizes(args))
-    ]
+    points = [(k, size) for k in args.leaves for size in sorted(options.sizes(args))]
     shares = sharing(points, args.budget, lambda point: 1 + point[0] / 8)
     made = report.table(
         *("leaves\n", "size\nB", "joined\nus", "leaf by leaf\nus", "lax\nus"),
         *("joined over\nleaf by leaf", "±\n"),
     )
-    found = []
-    for (k, size), seconds in report.progress(
-        shares, len(points), "joining", lambda s: "{} x {}".format(*s[0])
-    ):
-        if not seconds:
-            break
-        times = _times(mesh, k, size, args.iters, seconds)
-        ratio = Quartiles.of(times["joined"] / times["leaf by leaf"])
-        medians = {name: Quartiles.of(some).median for name, some in times.items()}
-        found.append({"leaves": k, "size": size, **medians, "ratio": ratio._asdict()})
-        cells = (f"{median * 1e6:.1f}" for median in medians.values())
-        made.add_row(str(k), str(size), *cells, f"{ratio.median:.2f}", f"{ratio.spread:.0%}")
+    found: list[dict[str, Any]] = []
+    bar = report.progress(shares, len(points), "joining", lambda s: "{} x {}".format(*s[0]))
+    with report.until_interrupted(args, found):
+        for (k, size), seconds in bar:
+            if not seconds:
+                break
+            times = _times(mesh, k, size, args.iters, seconds)
+            ratio = Quartiles.of(times["joined"] / times["leaf by leaf"])
+            medians = {name: Quartiles.of(some).median for name, some in times.items()}
+            found.append({"leaves": k, "size": size, **medians, "ratio": ratio._asdict()})
+            cells = (f"{median * 1e6:.1f}" for median in medians.values())
+            made.add_row(str(k), str(size), *cells, f"{ratio.median:.2f}", f"{ratio.spread:.0%}")
     report.show("psum by a ring", made)
     report.console().print(f"JOIN_UP_TO = {calls.JOIN_UP_TO}: leaves of up to so many bytes join")
-    if args.json:
-        everything = {"measured_on": header, "rows": found}
-        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    files.write_json(args, {"measured_on": header, "rows": found})
     return 0
 
 

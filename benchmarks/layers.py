@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, on what, and where to write what is found."""
     parser.add_argument(
         "--mesh",
+        type=_mesh,
         action="append",
         metavar="data=2,model=8",
         help=f"again for more (those of {' '.join(MESHES)} that fit)",
@@ -66,10 +67,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     beside.add_arguments(parser, known, measured=MEASURED, compiled_as=COMPILED)
 
 
+def _mesh(text: str) -> str:
+    """A mesh, as it is written.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    axes(text)
+    return text
+
+
 def run(args: argparse.Namespace) -> int:
     """Compile, or compare and time; 1 if anything was refused or wrong."""
     if not args.topology:
         return _measure(args)
+    try:
+        devices = {name: len(topologies.devices(name)) for name in args.topology.split(",")}
+    except (ValueError, ModuleNotFoundError) as error:
+        args.error(f"--topology {args.topology}: {' '.join(str(error).split())}")
     todo = [
         {
             "topology": topology,
@@ -78,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
             "shape": shape,
             "algorithm": algorithm,
         }
-        for topology in args.topology.split(",")
-        for mesh in _meshes(args, len(topologies.devices(topology)), topology)
+        for topology, count in devices.items()
+        for mesh in _meshes(args, count, topology)
         for direction in args.direction
         for shape in (args.shape or COMPILED).split(",")
         for algorithm in algorithms_of(axes(mesh), args.algorithm)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import jax
 import numpy as np
 
-from benchmarks import options, report
+from benchmarks import files, options, report
 from benchmarks.cases import CASES
 from benchmarks.measure import Point, interleave
 from benchmarks.row import Quartiles
@@ -35,18 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many ranks, how many bytes each."""
     add = parser.add_argument
     ranks = "8,16,24,32,48,64,128"
-    add("--ranks", default=ranks, metavar="LIST", help=f"default {ranks}")
+    add("--ranks", type=options.numbers, default=ranks, metavar="LIST", help=f"default {ranks}")
     add("--bytes", type=size, default="4K", metavar="SIZE", help="of a chunk (4K)")
-    add("-J", "--json", metavar="PATH", help="write what was measured")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """A process for every number of ranks, and a table."""
-    ranks = [int(n) for n in args.ranks.split(",")]
-    found = [
-        {"ranks": n, **_in_a_process(n, args.bytes)}
-        for n in report.progress(ranks, len(ranks), "compiling", lambda n: f"{n} ranks")
-    ]
+    found: list[dict[str, Any]] = []
+    bar = report.progress(args.ranks, len(args.ranks), "compiling", lambda n: f"{n} ranks")
+    with report.until_interrupted(args, found):
+        for n in bar:
+            found.append({"ranks": n, **_in_a_process(n, args.bytes)})
     columns = ["compile s", "instructions", "call us"]
     heads = [f"{column}\n{way}" for column in columns for way in WAYS]
     made = report.table("ranks\n", *heads)
@@ -64,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
         f"UNROLL_UP_TO = {engine.UNROLL_UP_TO}: rings of up to {engine.UNROLL_UP_TO + 1} ranks are "
         "written out, longer ones are loops"
     )
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    files.write_json(args, found)
     return 0
 
 
@@ -78,7 +77,13 @@ def _in_a_process(ranks: int, chunk: int) -> dict[str, Any]:
     }
     command = [sys.executable, "-m", "benchmarks.loop", str(chunk)]
     ran = subprocess.run(
-        command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        start_new_session=True,  # Ctrl-C is for this process, which then ends that one
     )
     return json.loads(ran.stdout)
 

@@ -12,18 +12,16 @@ how much of the shorter it is at both. Over several processes: start it in each,
 """
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import options, processes, report, trace
+from benchmarks import files, options, processes, report, trace
 from benchmarks.data import count_wrong, exact
 from benchmarks.measure import Ready, interleave, sharing
 from benchmarks.programs import (
@@ -36,6 +34,7 @@ from benchmarks.programs import (
     with_gradient,
 )
 from benchmarks.row import Quartiles
+from ringcoll.arguments import in_a_line
 
 SHAPES = ("256x512x512", "1024x1024x1024")
 
@@ -69,12 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = ", ".join(OURS)
     add("--algorithm", type=listed(*OURS), default="all", metavar="LIST", help=known)
-    add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
+    add(
+        "--shape",
+        type=options.shapes(3),
+        default=",".join(SHAPES),
+        metavar="LIST",
+        help="m x k x f",
+    )
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     options.add_machine(parser, budget=120, rounds=30)
     processes.add_arguments(parser)
     add("--trace", action="store_true", help="how much of the wire lies under work")
-    add("-J", "--json", metavar="PATH", help="write what was found")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,15 +97,19 @@ def run(args: argparse.Namespace) -> int:
     found: list[Found] = []
     shares = sharing(todo, args.budget, lambda one: 1 + (one[1] == "both"))
     bar = report.progress(shares, len(todo), "matmuls", lambda shared: " ".join(shared[0]))
-    for (form, direction, shape), seconds in bar:
-        if not seconds:
-            report.console().print(f"no time within --budget for {form} {direction} {shape}")
-            continue
-        found += _measured(args, mesh, form, direction, shape, seconds)
+    with report.until_interrupted(args, found):
+        for (form, direction, shape), seconds in bar:
+            if not seconds:
+                report.console().print(f"no time within --budget for {form} {direction} {shape}")
+                continue
+            try:
+                found += _measured(args, mesh, form, direction, shape, seconds)
+            except ValueError as error:  # sizes that do not divide
+                args.error(f"--shape {shape}: {in_a_line(error)}")
     _print(found)
-    if args.json and processes.leads():
-        everything = {"measured_on": header, "rows": [asdict(one) for one in found]}
-        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    if processes.leads():
+        rows = [asdict(one) for one in found]
+        files.write_json(args, {"measured_on": header, "rows": rows})
     return 1 if any(one.wrong for one in found) else 0
 
 

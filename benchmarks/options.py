@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.cases import AXIS
-from ringcoll.arguments import size
+from ringcoll.algorithms import in_lax
+from ringcoll.arguments import SIZES, File, collective, count, shape, size
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
 DATATYPES = (
@@ -36,10 +37,54 @@ def listed(*choices: str):
     return parse
 
 
+def collectives(*names: str):
+    """The same for collectives, which may be written with hyphens, or as the literature does."""
+    several = listed(*names)
+
+    def parse(text: str) -> tuple[str, ...]:
+        return several(",".join(in_lax(collective(name)) for name in text.split(",")))
+
+    return parse
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers above 0, of "4,16".
+
+    Raises:
+        argparse.ArgumentTypeError: one is none.
+    """
+    return [count(one) for one in text.split(",")]
+
+
+def shapes(*axes: int):
+    """A type for argparse: shapes of so many sizes, comma between; as they are written."""
+
+    def parse(text: str) -> str:
+        for one in text.split(","):
+            if len(shape(one)) not in axes:
+                wanted = " or ".join(map(str, axes))
+                raise argparse.ArgumentTypeError(f"{one!r} is not of {wanted} sizes")
+        return text
+
+    return parse
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "everything measured") -> None:
+    """-J."""
+    parser.add_argument("-J", "--json", type=File, metavar="PATH", help=f"write {what}")
+
+
 def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M") -> None:
     """-b, -e, -f and -i."""
     add = parser.add_argument
-    add("-b", "--minbytes", type=size, default=least, metavar="SIZE", help=f"from ({least})")
+    add(
+        "-b",
+        "--minbytes",
+        type=size,
+        default=least,
+        metavar="SIZE",
+        help=f"from ({least}); {SIZES}",
+    )
     add("-e", "--maxbytes", type=size, default=most, metavar="SIZE", help=f"to ({most})")
     add("-f", "--stepfactor", type=int, default=4, metavar="N", help="multiply by (4)")
     add("-i", "--stepbytes", type=size, metavar="SIZE", help="or add")

@@ -48,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in place of ours, the same ring written in many ways, forward",
     )
-    add("--shape", default=",".join(SHAPES), metavar="LIST", help="m x k x f")
+    add(
+        "--shape",
+        type=options.shapes(3),
+        default=",".join(SHAPES),
+        metavar="LIST",
+        help="m x k x f",
+    )
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     compiled.add_arguments(parser)
 

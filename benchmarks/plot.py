@@ -6,17 +6,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.model import Fitted, predict
 from benchmarks.row import Row
+from ringcoll.figure import save
 from ringcoll.table import LAX
 from ringcoll.text import bytes_in_words
-
-matplotlib.use("Agg")
 
 _INK, _MUTED, _GRID = "#0b0b0b", "#52514e", "#e1e0d9"
 #: An algorithm keeps its colour whatever else is drawn; lax is the grey that others
@@ -36,7 +34,7 @@ def draw(
     for collective, some in groupby(rows, lambda row: row.collective):
         figure = _figure(collective, header, list(some), fitted)
         paths.append(Path(folder) / f"{collective}.png")
-        figure.savefig(paths[-1], dpi=150)
+        save(figure, paths[-1])
     return paths
 
 

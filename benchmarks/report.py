@@ -1,6 +1,8 @@
 """What a run shows: a progress bar and tables."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -45,6 +47,22 @@ def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]
             bar.update(task, description=say(item))
             yield item
             bar.advance(task)
+
+
+@contextmanager
+def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]:
+    """What is found until Ctrl-C is told like all of it; where nothing is, the program ends.
+
+    Args:
+        args: is told, so that the exit status is that of Ctrl-C.
+        found: where what is measured within is put.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not any(found):
+            raise
+        args.interrupted = True
 
 
 def point(shared: tuple[Place, float]) -> str:

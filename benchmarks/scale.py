@@ -6,10 +6,11 @@ one port to InfiniBand. The model, its constants and their sources are those of 
 
 import argparse
 from collections.abc import Callable
+from math import prod
 from typing import NamedTuple
 
 from benchmarks import report
-from ringcoll.arguments import size
+from ringcoll.arguments import Picture, size, writing
 from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
 from ringcoll.commands.plot import Line, plot
 from ringcoll.text import bytes_in_words, seconds_in_words
@@ -53,13 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How large, and where to draw it."""
     add = parser.add_argument
     add("--bytes", type=size, default="64M", metavar="SIZE", help="of the full vector (64M)")
-    add("--ranks", type=shapes, default="16..65536", metavar="LIST", help="(16..65536)")
-    add("--plot", metavar="FILE", help="the same as a picture, svg or png")
+    add("--ranks", type=_ranks, default="16..65536", metavar="LIST", help="(16..65536)")
+    add("--plot", type=Picture, metavar="FILE", help="the same as a picture, svg or png")
+
+
+def _ranks(text: str) -> list[int]:
+    """Numbers of ranks, of "16..64" or "8,32".
+
+    Raises:
+        argparse.ArgumentTypeError: one has several axes, or makes no such tori and hosts.
+    """
+    made = [prod(shape) for shape in shapes(text) if len(shape) == 1]
+    if len(made) < len(shapes(text)) or any(n & (n - 1) or n < LOCAL for n in made):
+        raise argparse.ArgumentTypeError(f"{text!r}: give powers of two from {LOCAL}")
+    return made
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, draw a picture."""
-    ranks = [n for (n,) in args.ranks]
+    ranks = args.ranks
     title = f"all_reduce of {bytes_in_words(args.bytes)}, modelled"
     lines = [
         Line(form.name, ranks, [_seconds(form, n, args.bytes) for n in ranks]) for form in FORMS
@@ -70,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
     report.show(title, table)
     if args.plot:
         where = f"tori of {TPU}; hosts of {LOCAL} x {GPU} on {NETWORK}"
-        plot(args.plot, f"{title}: {where}", "ranks", lines, lambda n: f"{n:g}")
+        with writing(args, "plot"):
+            plot(args.plot, f"{title}: {where}", "ranks", lines, lambda n: f"{n:g}")
     return 0
 
 

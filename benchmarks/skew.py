@@ -10,16 +10,14 @@ announcement takes do both directions run at once.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import options, processes, report
+from benchmarks import files, options, processes, report
 from benchmarks.cases import CASES
 from benchmarks.measure import Point
 from benchmarks.row import Quartiles
@@ -35,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--bytes", type=size, default="4M", metavar="SIZE", help="each way (4M)")
     add("-n", "--iters", type=int, default=20, metavar="N", help="swaps for each delay (20)")
-    add("-J", "--json", metavar="PATH", help="write what was measured")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     report.show(
         f"a swap of {args.bytes} bytes, until both are done, from when both are there", made
     )
-    if args.json and processes.leads():
+    if processes.leads():
         everything = {"measured_on": header, "bytes": args.bytes, "seconds": found}
-        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+        files.write_json(args, everything)
     return 0
 
 

@@ -78,20 +78,22 @@ def run(args: argparse.Namespace) -> int:
     tally: Counter[str] = Counter()
     samples: list[memory.Sample] = []
     parts = _of_one_place(which)
-    for numbers in report.progress(parts, len(parts), "soaking", lambda part: f"call {part[0]}"):
-        if args.budget and processes.first_says(time.perf_counter() - start) > args.budget:
-            break
-        calls = [draw(args.seed, i, mesh.size, jax.process_count() == 1) for i in numbers]
-        if args.only:
-            _say("\n".join(f"{call.number}: {call}" for call in calls))
-        for fault in faults(calls):
-            tally["wrong"] += 1
-            _say(f"wrong: {fault}\n  again: {_again(args.seed, mesh.size, fault.shown_by)}")
-        tally.update(label for call in calls for label in _labels(call))
-        if tally["calls"] % EVERY == 0:
-            jax.clear_caches()  # no program is run twice, and JAX would keep them all
-            if memory.is_known():
-                _watch(samples, tally["calls"])
+    bar = report.progress(parts, len(parts), "soaking", lambda part: f"call {part[0]}")
+    with report.until_interrupted(args, tally):
+        for numbers in bar:
+            if args.budget and processes.first_says(time.perf_counter() - start) > args.budget:
+                break
+            calls = [draw(args.seed, i, mesh.size, jax.process_count() == 1) for i in numbers]
+            if args.only:
+                _say("\n".join(f"{call.number}: {call}" for call in calls))
+            for fault in faults(calls):
+                tally["wrong"] += 1
+                _say(f"wrong: {fault}\n  again: {_again(args.seed, mesh.size, fault.shown_by)}")
+            tally.update(label for call in calls for label in _labels(call))
+            if tally["calls"] % EVERY == 0:
+                jax.clear_caches()  # no program is run twice, and JAX would keep them all
+                if memory.is_known():
+                    _watch(samples, tally["calls"])
     _say(_summary(tally, time.perf_counter() - start))
     grows = _judge(samples)
     return int(tally["wrong"] > 0 or processes.total(grows) > 0)

@@ -27,6 +27,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.measure import Point, check, measure, sharing
 from benchmarks.model import fit_rows
 from benchmarks.row import Row
+from ringcoll.arguments import File, Folder
 from ringcoll.table import LAX
 
 #: Elements of a block in the first comparison: odd, so that no lane and no rank gets the
@@ -48,12 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
     names = options.listed
     add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
-    add("--collective", type=names(*_NAMES), metavar="LIST", help=f"of {', '.join(_NAMES)}")
+    of = options.collectives(*_NAMES)
+    add("--collective", type=of, metavar="LIST", help=f"of {', '.join(_NAMES)}")
     algorithms = dict.fromkeys(name for case in CASES for name in case.choices(8))
     add("--algorithm", type=names(*algorithms), metavar="LIST", help="names, auto, or all")
-    add("-J", "--json", metavar="PATH", help="write everything measured")
-    add("--csv", metavar="PATH", help="write the rows")
-    add("--plot", metavar="DIR", help="draw bus bandwidth against size, a PNG a collective")
+    options.add_json(parser)
+    add("--csv", type=File, metavar="PATH", help="write the rows")
+    what = "draw bus bandwidth against size, a PNG a collective"
+    add("--plot", type=Folder, metavar="DIR", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,21 +64,29 @@ def run(args: argparse.Namespace) -> int:
     processes.start(args)
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
+    options.sizes(args)  # refused now if there are none
     header = options.described(mesh)
     report.print_header(header)
     dtypes = [np.dtype(name) for name in args.datatype]
-    checks = _check_all(args, mesh, dtypes) if args.check else []
+    checks: list[Row] = []
+    measured: list[Row] = []
+    skipped: list[report.Place] = []
+    with report.until_interrupted(args, checks):
+        if args.check:
+            _check_all(args, mesh, dtypes, checks)
     report.print_checks(checks)
-    rows, skipped = _time_all(args, mesh, dtypes, end - time.perf_counter())
-    fitted, rows = fit_rows(rows)
+    if not args.interrupted:
+        with report.until_interrupted(args, checks, measured):
+            _time_all(args, mesh, dtypes, end - time.perf_counter(), measured, skipped)
+    places = [(case.name, dtype.name) for case in CASES for dtype in dtypes]
+    measured.sort(key=lambda row: (places.index((row.collective, row.type)), row.asked))
+    fitted, rows = fit_rows(measured)
     report.print_rows(rows)
     report.print_summary(rows, fitted, skipped)
     if not processes.leads():
         return report.print_verdict([*checks, *rows])
-    if args.json:
-        files.write_json(args.json, header, checks, rows, fitted)
-    if args.csv:
-        files.write_csv(args.csv, rows)
+    files.write_json(args, files.everything(header, checks, rows, fitted))
+    files.write_csv(args, rows)
     if args.plot and mesh.size == 1:
         report.console().print("one device has no bus whose bandwidth could be drawn")
     elif args.plot:
@@ -90,25 +101,30 @@ def _cases(args: argparse.Namespace, ops: Sequence[str]) -> list[Case]:
     return [case for case in CASES if case.name in names and case.redop in ("", *ops)]
 
 
-def _check_all(args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype]) -> list[Row]:
+def _check_all(
+    args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype], rows: list[Row]
+) -> None:
     """Every algorithm of every collective, on `CHECK_COUNT` elements."""
     points = [
         (case, dtype, case.size(CHECK_COUNT, dtype.itemsize, mesh.size))
         for case in _cases(args, args.op or _OPS)
         for dtype in dtypes
     ]
-    rows = []
     shares = sharing(points, args.budget, lambda point: 1)
     for (case, dtype, size), _ in report.progress(shares, len(points), "checking", report.point):
         wanted = args.algorithm or case.choices(mesh.size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
         rows += check(Point(case, dtype, size, mesh), [LAX, *names])
-    return rows
 
 
 def _time_all(
-    args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype], seconds: float
-) -> tuple[list[Row], list[report.Place]]:
+    args: argparse.Namespace,
+    mesh: Mesh,
+    dtypes: Sequence[np.dtype],
+    seconds: float,
+    rows: list[Row],
+    skipped: list[report.Place],
+) -> None:
     """The chosen algorithms at all sizes; and what there was no time for."""
     ops = args.op or (_OPS if args.collective else ("sum",))
     points = [
@@ -117,8 +133,6 @@ def _time_all(
         for case in _cases(args, ops)
         for dtype in dtypes
     ]
-    rows: list[Row] = []
-    skipped = []
     # A small size takes as long as it takes to compile.
     shares = sharing(points, seconds, lambda point: 2 + point[2] / 2**23)
     for (case, dtype, size), share in report.progress(shares, len(points), "timing", report.point):
@@ -129,6 +143,3 @@ def _time_all(
         wanted = args.algorithm or case.timed(size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
         rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))
-    places = [(case.name, dtype.name) for case in CASES for dtype in dtypes]
-    rows.sort(key=lambda row: (places.index((row.collective, row.type)), row.asked))
-    return rows, skipped

@@ -26,6 +26,7 @@ from benchmarks.measure import Point, measure, platform_of, sharing
 from benchmarks.row import Row
 from ringcoll import table
 from ringcoll.algorithms import COLLECTIVES
+from ringcoll.arguments import File, writing
 from ringcoll.hosts import on_hosts
 from ringcoll.pricing import price
 from ringcoll.table import LAX
@@ -47,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_datatypes(parser)
     options.add_machine(parser, budget=900)
     processes.add_arguments(parser)
-    names = [case.name for case in _TUNED]
+    names = options.collectives(*(case.name for case in _TUNED))
     add = parser.add_argument
-    add("--collective", type=options.listed(*names), default="all", metavar="LIST")
-    add("--table", default="table.json", metavar="PATH", help="default: table.json")
+    add("--collective", type=names, default="all", metavar="LIST")
+    add("--table", type=File, default="table.json", metavar="PATH", help="default: table.json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,23 +70,25 @@ def run(args: argparse.Namespace) -> int:
     rows_of: dict[report.Place, list[Row]] = {}
     skipped = []
     shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
-    for (case, dtype, size), seconds in report.progress(
-        shares, len(points), "tuning", report.point
-    ):
-        if seconds:
-            point = Point(case, dtype, size, mesh)
-            rows_of[case, dtype, size] = _measured(point, seconds, args.iters)
-        else:
-            skipped.append((case, dtype, size))
+    with report.until_interrupted(args, rows_of):
+        for place, seconds in report.progress(shares, len(points), "tuning", report.point):
+            if seconds:
+                case, dtype, size = place
+                point = Point(case, dtype, size, mesh)
+                rows_of[place] = _measured(point, seconds, args.iters)
+            else:
+                skipped.append(place)
     chosen = _choices(rows_of)
     made = table.Table(
         tuple(table_rows(chosen, platform_of(mesh), **measured_bounds(mesh))),
         f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
         f"{header['load']}, jax {header['jax']}, {header['date']}"
-        + (f", {header['processes']} processes" if header["processes"] > 1 else ""),
+        + (f", {header['processes']} processes" if header["processes"] > 1 else "")
+        + (f", {len(rows_of)} of {len(points)} points" if args.interrupted else ""),
     )
     if processes.leads():
-        made.save(args.table)
+        with writing(args, "table"):
+            made.save(args.table)
         if table.Table.load(args.table) != made:
             raise AssertionError(f"{args.table} does not say what was measured")
     report.print_matrix("The choice, its time over lax's", chosen)

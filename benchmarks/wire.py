@@ -17,18 +17,16 @@ time over lax's and over that of the best.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, groupby
-from pathlib import Path
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import network, options, processes, report
+from benchmarks import files, network, options, processes, report
 from benchmarks.cases import CASES, Case
 from benchmarks.links import LINKS, Wire, bits, in_bits
 from benchmarks.measure import Point, measure, sharing
@@ -47,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_datatypes(parser)
     options.add_machine(parser, budget=300, rounds=10)
     processes.add_arguments(parser)
-    add, listed = parser.add_argument, options.listed
+    add = parser.add_argument
     default = ",".join(_NAMES)
-    names = [case.name for case in CASES]
-    add("--collective", type=listed(*names), default=default, metavar="LIST", help=f"({default})")
-    add("--algorithm", metavar="LIST", help="names, as ring@4x2 too, auto, or all (hand-written)")
+    names = options.collectives(*(case.name for case in CASES))
+    add("--collective", type=names, default=default, metavar="LIST", help=f"({default})")
+    add("--algorithm", metavar="LIST", help="names, ring@4x2 too, auto, or all (hand-written)")
     add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
     add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
-    add("-J", "--json", metavar="PATH", help="write everything measured")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,13 +77,16 @@ def run(args: argparse.Namespace) -> int:
         f"({'as made' if args.rate else 'as measured'}); TCP from each host to the next, all at "
         f"once: {in_bits(tcp)}"
     )
-    rows, sent = _measured(args, mesh, algorithms, end)
-    fitted, rows = fit_rows(rows, wire.paid)
+    measured: list[Row] = []
+    sent: list[np.ndarray] = []
+    with report.until_interrupted(args, sent):
+        _measure(args, mesh, algorithms, end, measured, sent)
+    fitted, rows = fit_rows(measured, wire.paid)
     found = [wire.found(row, by_link) for row, by_link in zip(rows, sent, strict=True)]
     _print(rows, found)
     _print_auto(rows)
     report.print_models(fitted)
-    if args.json and processes.leads():
+    if processes.leads():
         everything = {
             "measured_on": header,
             "wire": asdict(wire),
@@ -94,14 +95,19 @@ def run(args: argparse.Namespace) -> int:
                 for row, one, by_link in zip(rows, found, sent, strict=True)
             ],
         }
-        Path(args.json).write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+        files.write_json(args, everything)
     return report.print_verdict(rows)
 
 
-def _measured(
-    args: argparse.Namespace, mesh: Mesh, algorithms: Mapping[str, Sequence[str]], end: float
-) -> tuple[list[Row], list[np.ndarray]]:
-    """The rows, and what each call sent by every interface of every host."""
+def _measure(
+    args: argparse.Namespace,
+    mesh: Mesh,
+    algorithms: Mapping[str, Sequence[str]],
+    end: float,
+    rows: list[Row],
+    sent: list[np.ndarray],
+) -> None:
+    """Fill in the rows, and what each call sent by every interface of every host."""
     points = [
         (case, np.dtype(name), size)
         for case in CASES
@@ -109,15 +115,13 @@ def _measured(
         for name in args.datatype
         for size in sorted(options.sizes(args))
     ]
-    rows: list[Row] = []
-    sent: list[np.ndarray] = []
     shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
         some = measure(point, algorithms[case.name], share, args.iters, args.warmup_iters, True)
+        by_link = [network.sent_by(point.program(row.algorithm)) for row in some]
         rows += some
-        sent += [network.sent_by(point.program(row.algorithm)) for row in some]
-    return rows, sent
+        sent += by_link
 
 
 def chosen(

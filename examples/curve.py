@@ -5,6 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ringcoll.figure import save
+
 _INK, _MUTED, _GRID = "#0b0b0b", "#52514e", "#e1e0d9"
 
 
@@ -23,4 +25,4 @@ def draw(path: Path, title: str, seen: Mapping[int, float], held_out: Mapping[in
     panel.tick_params(colors=_MUTED)
     panel.spines[:].set_visible(False)
     panel.legend(frameon=False, labelcolor=_INK)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

@@ -31,6 +31,7 @@ from examples import curve, text, training
 from examples.check import Check
 from examples.transformer import Config
 from examples.writing import write
+from ringcoll import files
 
 
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -64,13 +65,20 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--save-every", 200, "steps between checkpoints")
     option = parser.add_argument
     option("--checkpoint", type=Path, metavar="DIR", help="where states are saved, and looked for")
-    how = "from a state (the last); later ones are deleted"
+    how = "from a state (the last); later ones are deleted once this run has saved"
     option("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
     option(
         "--check", action="store_true", help="against the same run on one device; 1 if it differs"
     )
     processes.add_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
+        try:
+            if folder := getattr(args, name):
+                files.check_folder(folder)
+        except OSError as error:
+            parser.error(f"--{name} {folder}: {error}; name a folder that can be written to")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.resume is not None:
         if saved is None:
             raise SystemExit("--resume: from where? Say --checkpoint DIR")
-        first, trainer.state = saved.restore(args.resume, trainer.state)
+        try:
+            first, trainer.state = saved.restore(args.resume, trainer.state)
+        except (FileNotFoundError, ValueError) as error:
+            raise SystemExit(f"--resume: {error}") from None
+    elif saved and saved.steps():
+        raise SystemExit(
+            f"--checkpoint {args.checkpoint}: has states of steps {saved.steps()} of another run; "
+            "go on from one by --resume, or name another folder"
+        )
     if first >= args.steps:
         raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
     ranks = max(args.data * args.fsdp, args.model)
@@ -108,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.output.mkdir(parents=True, exist_ok=True)
         title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
         curve.draw(args.output / "loss.png", title, train_losses, held_out_losses)
-        (args.output / "losses.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        files.write(args.output / "losses.json", json.dumps(found, indent=1))
     report.console().print(f"{args.output / 'loss.png'}, {args.output / 'losses.json'}\n")
     for page in write(config, trainer, args.sequence, args.seed)[:2]:
         report.console().print(page, "\n", markup=False)

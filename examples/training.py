@@ -1,6 +1,7 @@
 """A training step over a mesh, what it starts from, and checkpoints that fit any mesh."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,31 +169,97 @@ class Checkpoints:
 
     Nothing in one depends on the mesh that wrote it: weights are in the ordinary layout, and a
     moment is as its weight.
+
+    A run that goes on from an earlier state replaces the later ones, which are of another run:
+    they are put aside when it first saves, and deleted once it has. What a run that was ended in
+    between had put aside is put back.
     """
 
     def __init__(self, folder: Path, every: int) -> None:
+        self._folder, self._every = folder.absolute(), every
+        self._replaced = self._folder / "replaced"
+        self._later: list[int] = []
+        self._move(self._replaced, self._folder)
         options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=3)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._manager = ocp.CheckpointManager(
+            self._folder, options=options, item_handlers=ocp.StandardCheckpointHandler()
+        )
+
+    def steps(self) -> list[int]:
+        """Those of which there are states."""
+        return sorted(self._manager.all_steps())
 
     def save(self, number: int, state: State, is_last: bool) -> None:
         """If it is time to."""
+        if self._later and (is_last or number % self._every == 0):
+            self._move(self._folder, self._replaced, self._later)
+            self._manager.reload()
+            self._later = []
         if self._manager.save(number, args=ocp.args.StandardSave(state), force=is_last):
             self._manager.wait_until_finished()  # the next step overwrites the state
+            self._delete_replaced()
 
     def restore(self, number: int, like: State) -> tuple[int, State]:
         """The state after so many steps, or, of a negative number, the last.
 
-        Each device reads its part of `like`. What was saved later is deleted: from here on it
-        is another run.
+        Each device reads its part of `like`. What was saved later is deleted when this run saves:
+        from here on it is another one.
 
         Raises:
             FileNotFoundError: there is none.
+            ValueError: it is of another model, or damaged.
         """
-        known = self._manager.all_steps()
+        known = self.steps()
         number = max(known, default=0) if number < 0 else number
         if number not in known:
-            raise FileNotFoundError(f"no state of step {number}; there are {sorted(known)}")
-        for later in known:
-            if later > number:
-                self._manager.delete(later)
-        return number, self._manager.restore(number, args=ocp.args.StandardRestore(like))
+            raise FileNotFoundError(f"no state of step {number} in {self._folder}; {self._have()}")
+        try:
+            found = _shapes(self._manager.item_metadata(number).tree)
+            if wrong := _mismatch(found, _shapes(like)):
+                raise ValueError(f"of another model: {wrong}")
+            state = self._manager.restore(number, args=ocp.args.StandardRestore(like))
+        except Exception as error:  # of many kinds, where a file is damaged
+            why = " ".join(str(error).split())
+            why = why if why.startswith("of another") else f"damaged: {why[:200]}"
+            raise ValueError(
+                f"the state of step {number} in {self._folder} is {why}; {self._have()}"
+            ) from error
+        self._later = [later for later in known if later > number]
+        return number, state
+
+    def _have(self) -> str:
+        return f"nothing was deleted, there are {self.steps()}"
+
+    def _move(self, here: Path, there: Path, steps: Sequence[int] | None = None) -> None:
+        """The states of some steps, or all, from one folder to another: by one process for all."""
+        if jax.process_index() == 0 and here.is_dir():
+            there.mkdir(parents=True, exist_ok=True)
+            for state in list(here.iterdir()):
+                if steps is None or state.name in map(str, steps):
+                    state.rename(there / state.name)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("states are moved")
+
+    def _delete_replaced(self) -> None:
+        """At once, so that nothing half deleted is ever put back."""
+        if jax.process_index() == 0:
+            gone = self._folder / "deleted"
+            shutil.rmtree(gone, ignore_errors=True)
+            if self._replaced.is_dir():
+                self._replaced.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Of each array, by its name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(at, simple=True, separator="."): x.shape for at, x in leaves}
+
+
+def _mismatch(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> str:
+    """The first array that is not alike; empty if all are."""
+    for name in [*own, *saved]:
+        if saved.get(name) != own.get(name):
+            there, here = (f"{of[name]}" if name in of else "not there" for of in (saved, own))
+            return f"{name} is {there}, in this run {here}"
+    return ""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringcoll import arguments
 from ringcoll.commands import cost, explain
 from ringcoll.draw import command as draw
 from ringcoll.overlap import command as overlap
@@ -31,19 +32,34 @@ def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
         command.set_defaults(run=module.run, error=command.error)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command."""
-    parser = argparse.ArgumentParser(prog="python -m ringcoll")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    add_commands(commands, COMMANDS)
-    args = parser.parse_args(argv)
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run the command that was asked for, its files looked at first; the exit status.
+
+    That is 130 after Ctrl-C, as a shell has it, also if a command goes on to tell what it has
+    found so far, and sets `args.interrupted`.
+    """
     try:
+        args = parser.parse_args(argv)
+        arguments.check_files(args)
+        args.interrupted = False
         status = args.run(args)
         sys.stdout.flush()
+        if args.interrupted:
+            raise KeyboardInterrupt
     except BrokenPipeError:  # who reads has seen enough: `head`, or a pager that was left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at exit
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(prog="python -m ringcoll")
+    add_commands(parser.add_subparsers(metavar="COMMAND", required=True), COMMANDS)
+    return run(parser, argv)
 
 
 if __name__ == "__main__":

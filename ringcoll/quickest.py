@@ -10,9 +10,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.bounds import version
 from ringcoll.cost import DEVICES, KINDS, Model, Work, bare_seconds, hidden_seconds, links
 from ringcoll.labels import Gather, Scatter
+from ringcoll.strict import version
 from ringcoll.table import LAX
 
 #: By which a collective is hidden: half of each shard goes round either way.

@@ -19,7 +19,7 @@ all-reduce may be "ring+lax_as_bits": reduce-scatter by the ring, all-gather by 
 
 import json
 import os
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,8 +27,19 @@ from typing import Any
 
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_REDUCES, build, names
-from ringcoll.bounds import Bounds, checked, number, version, within
+from ringcoll.bounds import Bounds, checked, within
+from ringcoll.files import write
 from ringcoll.schedule import ScheduleError
+from ringcoll.strict import (
+    check_choice,
+    check_dtype,
+    check_fields,
+    check_string,
+    number,
+    parsed,
+    shown,
+    version,
+)
 
 #: The environment variable that names another file for `default_table`.
 VARIABLE = "RINGCOLL_TABLE"
@@ -92,19 +103,19 @@ class Row:
 
     def __post_init__(self) -> None:
         for name in ("collective", "platform", "algorithm", "why"):
-            _check_string(name, getattr(self, name))
+            check_string(name, getattr(self, name))
         if self.collective in ("pmean", "pmax", "pmin"):
             raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
-        _check_choice("algorithm", self.algorithm, choices(self.collective))
-        _check_choice("platform", self.platform, PLATFORMS)
+        check_choice("algorithm", self.algorithm, choices(self.collective))
+        check_choice("platform", self.platform, PLATFORMS)
         orders = dict.fromkeys(("ranks", "hosts", "ranks_a_host", "bytes"), number)
         for name, order in {**orders, "jax": version}.items():
             # JSON has lists only, and a row of lists could not be hashed.
             object.__setattr__(self, name, checked(name, getattr(self, name), order))
         if not isinstance(self.dtypes, tuple | list):
-            raise ValueError(f"dtypes: {self.dtypes!r} is not a list of names")
+            raise ValueError(f"dtypes: {shown(self.dtypes)} is not a list of names")
         for dtype in self.dtypes:
-            _check_string("dtypes", dtype)
+            check_dtype("dtypes", dtype)
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
 
     def covers(
@@ -146,7 +157,7 @@ class Table:
     measured_on: str = ""
 
     def __post_init__(self) -> None:
-        _check_string("measured_on", self.measured_on)
+        check_string("measured_on", self.measured_on)
 
     def pick(
         self,
@@ -193,15 +204,21 @@ class Table:
             OSError: the file cannot be read.
         """
         try:
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+                raise ValueError("is no regular file")  # to read a pipe may take for ever
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to a file, one row a line."""
+        """Write the table to a file, one row a line, whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         rows = ",\n".join(f"  {json.dumps(_without_defaults(row))}" for row in self.rows)
         text = f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
-        Path(path).write_text(text, encoding="utf-8")
+        write(path, text)
 
     @classmethod
     def from_json(cls, text: str) -> "Table":
@@ -210,14 +227,14 @@ class Table:
         Raises:
             ValueError: with the number of the row, the field, its value and the cure.
         """
-        table = json.loads(text)  # its JSONDecodeError is a ValueError with the line
-        _check_fields(table, cls, "the table")
+        table = parsed(text)
+        check_fields(table, cls, "the table")
         if not isinstance(table.get("rows"), list):
-            raise ValueError(f"rows: {table.get('rows')!r} is not a list of rows")
+            raise ValueError(f"rows: {shown(table.get('rows'))} is not a list of rows")
         rows = []
         for place, row in enumerate(table["rows"], 1):
             try:
-                _check_fields(row, Row, "the row")
+                check_fields(row, Row, "the row")
                 rows.append(Row(**row))
             except ValueError as error:
                 raise ValueError(f"row {place}: {error}") from error
@@ -237,7 +254,13 @@ def default_table() -> Table:
         ValueError, OSError: as `Table.load`.
     """
     if path := os.environ.get(VARIABLE):
-        return Table.load(path)
+        try:
+            return Table.load(path)
+        except OSError as error:
+            why = f"{VARIABLE}: {error.strerror}"
+            raise type(error)(error.errno, why, error.filename) from error
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from error
     return Table.from_json(files("ringcoll").joinpath("table.json").read_text(encoding="utf-8"))
 
 
@@ -254,24 +277,3 @@ def _runs(row: Row, ranks: int) -> bool:
 
 def _without_defaults(row: Row) -> dict[str, Any]:
     return {f.name: value for f in fields(row) if (value := getattr(row, f.name)) != f.default}
-
-
-def _check_string(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: {value!r} is not a string")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: there is no {value!r}; choose from {', '.join(choices)}")
-
-
-def _check_fields(given: Any, kind: type, what: str) -> None:
-    if not isinstance(given, dict):
-        raise ValueError(f"{what} is {given!r}, not an object of fields")
-    known = {each.name: each for each in fields(kind)}
-    for name in given:
-        _check_choice("field", name, tuple(known))
-    for name, each in known.items():
-        if name not in given and each.default is MISSING:
-            raise ValueError(f"{name}: is missing")

@@ -26,6 +26,8 @@ ORDER = (
     "formulas",
     "precision",
     "cost",
+    "files",
+    "strict",
     "bounds",
     "table",
     "manual",
@@ -72,9 +74,9 @@ ORDER = (
     "debug.consistent",
     "debug.watchdog",
     "debug.__init__",
-    "arguments",
     "text",
     "figure",
+    "arguments",
     "draw.plan",
     "draw.steps",
     "draw.words",
@@ -121,7 +123,7 @@ WITHOUT_JAX = (
     *ORDER[: ORDER.index("manual")],
     "labels",
     "quickest",
-    *ORDER[ORDER.index("arguments") : ORDER.index("overlap.gpus")],
+    *ORDER[ORDER.index("text") : ORDER.index("overlap.gpus")],
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = (

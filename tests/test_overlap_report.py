@@ -250,3 +250,42 @@ def test_what_is_no_number_is_refused(capsys, arguments, complaint):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["overlap", "--example", "ring_matmul", *arguments.split()])
     assert complaint in capsys.readouterr().err
+
+
+def no_program(mesh):
+    """Nothing that could be compiled."""
+
+
+def raises(mesh):
+    return {}[mesh.size]
+
+
+def does_not_trace(mesh):
+    operand = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    return lambda x: x @ jnp.ones((3, 3)), (operand,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--function {own}:no_program", "--function: no_program gave None; return a function and"),
+        ("--function {own}:raises", "--function {own}:raises: called with the mesh: KeyError: 8 ("),
+        ("--function {own}:does_not_trace", "cannot compile it: TypeError: dot_general requires"),
+        ("--function {own}:raises", "test_overlap_report.py, line "),
+        ("--function {own}:does_not_trace", "test_overlap_report.py, line "),
+        ("--example ring_matmul --shape 16x16x16 --option foo=bar", "No such compile option: 'foo"),
+        ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
+        ("--example ring_matmul --shape 16x16x16 --topology v4:2x2x1", "knows no chip named 'cpu'"),
+        ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_in_a_line(capsys, monkeypatch, arguments, complaint):
+    """Compiled for the devices that are there, as if they were a host of GPUs."""
+    real = overlap.topology.mesh
+    monkeypatch.setattr(
+        overlap.topology, "mesh", lambda of, **_: real(of) if "v5e" in of else make_mesh(8)
+    )
+    given = arguments.format(own=__name__).split()
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["overlap", "--topology", "h200:8", *given])
+    assert complaint.format(own=__name__) in capsys.readouterr().err.splitlines()[-1]

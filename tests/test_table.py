@@ -1,13 +1,18 @@
 """The table behind "auto": what it answers, and what it says of a bad file."""
 
 import json
+import os
+import random
+import re
 from importlib.resources import files
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import COLLECTIVES
+from ringcoll.strict import DTYPES
 from ringcoll.table import PLATFORMS, VARIABLE, Row, Table, choices, default_table
 
 TABLE = Table(
@@ -185,6 +190,13 @@ BAD_ROWS = [
     ({"dtypes": [2]}, "dtypes: 2 is not a string"),
     ({"ranks": [8, 8]}, "ranks: 8 to 8 covers nothing; the end is not in it"),
     ({"why": 3}, "why: 3 is not a string"),
+    ({"dtypes": ["blfoat16"]}, "dtypes: 'blfoat16' begins no dtype of JAX; there are bool, "),
+    ({"dtypes": ["float32 "]}, "dtypes: 'float32 ' begins no dtype of JAX; there are bool, "),
+    ({"bytes": [10**30, None]}, f"bytes: {10**30} is more than there can be; null is open"),
+    ({"jax": ["1" * 60_000, None]}, f"jax: '{'1' * 119}... (60002 characters) is neither null nor"),
+    ({"jax": ["0" + ".0" * 30_000 + "x", None]}, "jax: '0.0.0"),
+    ({"jax": ["1" + ".1" * 30_000, "1"]}, "jax: 1.1.1"),
+    ({"ranks": [[[[]]], 2]}, "ranks: [[[]]] is neither null nor a whole number from 0"),
 ]
 
 
@@ -208,12 +220,80 @@ def test_a_bad_row_is_named_with_field_and_value(tmp_path, change, message):
         ('{"rows": [], "row": []}', "field: there is no 'row'; choose from rows, measured_on"),
         ("[]", "the table is [], not an object of fields"),
         ('{"rows": [}', "Expecting value: line 1 column 11"),
+        ('{"rows": [], "rows": []}', "field: 'rows' is there twice"),
+        ('{"rows": [{"ranks": [NaN, 3]}]}', "NaN is no number of JSON"),
+        ('{"rows": [-Infinity]}', "-Infinity is no number of JSON"),
+        ('{"rows": ' + "[" * 17 + "]" * 17 + "}", "lists and objects are nested more than 16 deep"),
+        ("[" * 200_000, "lists and objects are nested more than 16 deep"),
+        ('{"rows":' * 200_000, "lists and objects are nested more than 16 deep"),
+        ('{"rows": [' + "9" * 9999 + "]}", "Exceeds the limit"),
     ],
 )
 def test_a_bad_table_says_what_is_wrong(text, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the message is compared below)
         Table.from_json(text)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe{}", "'utf-8' codec can't decode byte 0xff in position 0"),
+        (b'\xef\xbb\xbf{"rows": []}', "Unexpected UTF-8 BOM"),
+        (b"", "Expecting value: line 1 column 1"),
+        (None, "is no regular file"),  # a pipe, of which nobody writes the other end
+    ],
+)
+def test_a_file_that_is_no_text_is_named(tmp_path, content, message):
+    path = tmp_path / "mine.json"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
+        Table.load(path)
+
+
+def test_dtypes_are_those_of_jax():
+    known = {
+        jnp.dtype(kind).name for kind in vars(jnp).values() if isinstance(kind, type(jnp.int8))
+    }
+    assert {"bool", "bfloat16", "float8_e4m3fn", "int4", "complex128"} <= known <= set(DTYPES)
+
+
+GOOD_TABLE = {"rows": [GOOD | {"ranks": [2, None], "dtypes": ["bf"], "jax": [None, "0.12"]}]}
+#: What takes the place of a part of a good table.
+STRANGE = (None, True, -1, 0.5, 10**400, "", "\ud800", "0.1.", [], [[]], {}, {"rows": []}, "psum")
+
+
+def spoilt(value, choose):
+    """The value with something in it changed, dropped or in another's place."""
+    if not isinstance(value, list | dict) or not value or choose(4) == 0:
+        return STRANGE[choose(len(STRANGE))]
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    key = keys[choose(len(keys))]
+    made = dict(value) if isinstance(value, dict) else list(value)
+    if choose(6) == 0:
+        del made[key]
+    else:
+        made[key] = spoilt(value[key], choose)
+    return made
+
+
+def test_no_bad_table_is_refused_by_anything_but_a_line():
+    choose = random.Random(0).randrange
+    said = []
+    for _ in range(600):
+        text = json.dumps(spoilt(GOOD_TABLE, choose))
+        if choose(3) == 0:  # and a letter of it
+            at = choose(len(text))
+            text = text[:at] + chr(choose(0x250)) + text[at + choose(3) :]
+        try:
+            Table.from_json(text)
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 400
+    assert [line for line in said if "\n" in line or len(line) > 700] == []
 
 
 def test_a_row_written_in_python_is_held_to_the_same():
@@ -247,5 +327,9 @@ def test_the_environment_names_another_table(monkeypatch, tmp_path):
     assert default_table() == TABLE
     default_table.cache_clear()
     monkeypatch.setenv("RINGCOLL_TABLE", str(tmp_path / "none.json"))
-    with pytest.raises(FileNotFoundError, match=r"none\.json"):
+    with pytest.raises(FileNotFoundError, match=r"RINGCOLL_TABLE: No such .*none\.json"):
+        default_table()
+    (tmp_path / "bad.json").write_text("[]")
+    monkeypatch.setenv("RINGCOLL_TABLE", str(tmp_path / "bad.json"))
+    with pytest.raises(ValueError, match=r"^RINGCOLL_TABLE: .*bad\.json: the table is \[\]"):
         default_table()

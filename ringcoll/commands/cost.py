@@ -44,7 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     arguments.add_collective(parser)
-    add("--bytes", type=_sizes, default="64M", metavar="LIST", help="B; a table each (64M)")
+    add(
+        "--bytes",
+        type=_sizes,
+        default="64M",
+        metavar="LIST",
+        help=f"B; a table each (64M); {arguments.SIZES}",
+    )
     add("--algorithm", metavar="LIST", help="only these, by name")
     add(
         "--function",
@@ -53,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="beside them, from the sizes of the axes to a Schedule",
     )
     machine.add_arguments(parser)
-    add("--plot", metavar="FILE", help="time against size; of several rows, against ranks")
+    where = "time against size; of several rows, against ranks (svg, png)"
+    add("--plot", type=arguments.Picture, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,10 +87,8 @@ def run(args: argparse.Namespace) -> int:
     for why in refused:
         print(f"- {why}")
     if args.plot:
-        try:
+        with arguments.writing(args, "plot"):
             _plot(args, rows)
-        except (ValueError, OSError, ModuleNotFoundError) as error:  # no such format, no such place
-            args.error(f"--plot {args.plot}: {error}")
     return 0
 
 

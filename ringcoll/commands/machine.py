@@ -172,9 +172,12 @@ def shapes(text: str) -> list[Shape]:
     """The shapes of "2..8,3,4x4": ranges are of powers of two, and may be axes too.
 
     Raises:
-        argparse.ArgumentTypeError: it is no such list.
+        argparse.ArgumentTypeError: it is no such list, or one of more ranks than can be priced.
     """
-    return [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    made = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    for shape in made:
+        arguments.check_ranks(shape)
+    return made
 
 
 def network(text: str) -> str | Shape:

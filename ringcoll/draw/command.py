@@ -10,9 +10,8 @@
 
 import argparse
 import shutil
-from pathlib import Path
 
-from ringcoll import arguments
+from ringcoll import arguments, files
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import plan
 from ringcoll.draw.svg import as_svg
@@ -33,28 +32,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=arguments.shape,
+        type=arguments.ranks,
         required=True,
         metavar="N",
         help="how many; over several axes 4x2, major first",
     )
-    parser.add_argument("--svg", metavar="FILE", help="all rounds as one picture")
+    parser.add_argument(
+        "--svg", type=arguments.Svg, metavar="FILE", help="all rounds as one picture"
+    )
     parser.add_argument("--round", type=int, metavar="K", help="of the picture: this one alone")
-    parser.add_argument("--html", metavar="FILE", help="a page that plays the rounds")
+    parser.add_argument(
+        "--html", type=arguments.Page, metavar="FILE", help="a page that plays the rounds"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw; returns the exit status."""
+    algorithm = args.function if args.algorithm is None else args.algorithm
     try:
-        made = plan(args.collective, args.algorithm or args.function, args.ranks)
+        made = plan(args.collective, algorithm, args.ranks)
         if args.round is not None and not args.svg:
             raise ValueError("--round: is of a picture: give --svg too")
-        if args.svg:
-            Path(args.svg).write_text(as_svg(made, args.round), encoding="utf-8")
-        if args.html:
-            Path(args.html).write_text(as_page(made), encoding="utf-8")
-    except (ValueError, OSError) as error:
+        drawn = as_svg(made, args.round) if args.svg else ""
+        page = as_page(made) if args.html else ""
+    except ValueError as error:
         args.error(str(error))
+    if args.svg:
+        with arguments.writing(args, "svg"):
+            files.write(args.svg, drawn)
+    if args.html:
+        with arguments.writing(args, "html"):
+            files.write(args.html, page)
     if not args.svg and not args.html:
         print(as_text(made, shutil.get_terminal_size().columns))
     return 0

@@ -12,17 +12,18 @@ exposed than --max-exposed.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from ringcoll import arguments
-from ringcoll.overlap import examples, topology
+from ringcoll import arguments, files
+from ringcoll.overlap import examples, gpus, topology
 from ringcoll.overlap.chips import Chip, chip
 from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.examples import Made
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--example", choices=examples.NAMES, metavar="EXAMPLE", help=known)
     what.add_argument(
         "--function",
-        type=arguments.function,
+        type=arguments.program,
         metavar="MODULE:FUNCTION",
         help="a program of one's own",
     )
@@ -73,14 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help=f"of the chip, in place of ours: {', '.join(_CONSTANTS)}; again for more",
     )
-    parser.add_argument("--draw", metavar="FILE", help="the timeline, as svg or png")
+    parser.add_argument(
+        "--draw", type=arguments.Picture, metavar="FILE", help="the timeline, as svg or png"
+    )
     parser.add_argument(
         "--against",
         choices=examples.NAMES,
         metavar="EXAMPLE",
         help="report this one too, and draw it above",
     )
-    parser.add_argument("--text", metavar="FILE", help="write the scheduled program there")
+    parser.add_argument(
+        "--text", type=arguments.File, metavar="FILE", help="write the scheduled program there"
+    )
     parser.add_argument(
         "--json", action="store_true", help="JSON instead of a table; with --against, a list"
     )
@@ -102,41 +107,70 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw; returns the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    names = [name for name in (args.against, args.example) if name]
     try:
         mesh = topology.mesh(args.topology, **args.mesh)
-        above = [_reported(args, mesh, name) for name in (args.against, args.example) if name]
+        if not gpus.is_named(args.topology):
+            chip(mesh.devices.flat[0].device_kind)  # one that is not known, before it is compiled
+        above = [_reported(args, *examples.example(name, mesh, args.shape)) for name in names]
+        if args.function:
+            above.append(_reported(args, *_program(args.function, mesh)))
     except (ValueError, ModuleNotFoundError) as error:
-        args.error(str(error))
-    if args.function:  # what it raises is best seen whole
-        above.append(_reported(args, mesh, None))
+        args.error(" ".join(str(error).split()))
     (program, made), reports = above[-1], [one for _, one in above]
     if args.json and args.against:
         print(json.dumps([one.to_dict() for one in reports], indent=2))
     else:
         print(*(one.to_json() if args.json else one for one in reports), sep="\n")
-    try:
-        if args.text:
-            Path(args.text).write_text(program.text, encoding="utf-8")
-        if args.draw:
-            reports[0].draw(args.draw, *reports[1:])
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        args.error(str(error))
+    if args.text:
+        with arguments.writing(args, "text"):
+            files.write(args.text, program.text)
+    if args.draw:
+        try:
+            with arguments.writing(args, "draw"):
+                reports[0].draw(args.draw, *reports[1:])
+        except ValueError as error:  # of what is not timed
+            args.error(str(error))
     if args.max_exposed is not None and made.exposed_share > args.max_exposed:
         print(f"more than {args.max_exposed:.1%} is exposed", file=sys.stderr)
         return 1
     return 0
 
 
-def _reported(args: argparse.Namespace, mesh: Mesh, name: str | None) -> tuple[Program, Report]:
-    """An example, or the function that was given, compiled and read."""
-    if name:
-        function, operands = examples.example(name, mesh, args.shape)
-    else:
-        function, operands = args.function(mesh)
-    options = dict(args.option)
-    program = compile_for(
-        args.topology, function, *operands, profile=args.profile, compiler_options=options
+def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Made:
+    """What a function makes for a mesh.
+
+    Raises:
+        ValueError: it is no function with its operands.
+    """
+    made = function(mesh)
+    match made:
+        case (program, tuple() | list() as operands) if callable(program):
+            return program, tuple(operands)
+    raise ValueError(
+        f"--function: {function.__name__} gave {repr(made)[:80]}; return a function and a tuple of "
+        "its operands"
     )
+
+
+def _reported(
+    args: argparse.Namespace, function: Callable, operands: tuple[Any, ...]
+) -> tuple[Program, Report]:
+    """A program, compiled and read.
+
+    Raises:
+        ValueError: JAX or the compiler refuse it, or it cannot be read.
+    """
+    try:
+        program = compile_for(
+            args.topology,
+            function,
+            *operands,
+            profile=args.profile,
+            compiler_options=dict(args.option),
+        )
+    except Exception as error:  # all that JAX, a compiler and one's own function raise
+        raise ValueError(f"cannot compile it: {arguments.in_a_line(error)}") from error
     constants = dict(args.constant)
     changed = replace(chip(program.kind or ""), **constants) if constants else None
     return program, report(program, chip=changed)

@@ -25,6 +25,9 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
+#: Kinds whose chips are joined along two axes.
+FLAT = ("v5e", "v6e")
+
 
 def devices(topology: str, **options: Any) -> list[Any]:
     """The devices of a topology, to be compiled for; none of them need be there.
@@ -40,6 +43,9 @@ def devices(topology: str, **options: Any) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology, **options)
+    kind, _, size = topology.partition(":")
+    if kind in FLAT and any(n != "1" for n in size.split("x")[2:]):  # of which libtpu aborts
+        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -107,7 +113,7 @@ def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
     The last axis is the cores of a chip.
     """
     chips = tuple(size[:3])
-    if kind in ("v5e", "v6e"):
+    if kind in FLAT:
         return (*(n == 16 for n in chips), False)
     cubes = all(n % 4 == 0 for n in chips)
     return (*(cubes,) * len(chips), False)

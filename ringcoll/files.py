@@ -1,0 +1,106 @@
+"""Files that are written whole or not at all, and refused before the work if they cannot be."""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+Path = str | os.PathLike[str]
+
+#: Names of what a process has open already: written to, for who reads there holds on to it.
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Replace what a file holds: whoever reads it finds all of the old content or of the new.
+
+    The new content goes into a file beside it, which then takes its name. So the old file is
+    left if the disk is full, or the program ends in the middle. A link stays a link, and a file
+    keeps its mode. A pipe, a device or /dev/stdout is written to as it is.
+
+    Args:
+        path: of the file; its folder must be there.
+        content: text is written as UTF-8.
+
+    Raises:
+        OSError: as `check`; or the disk is full.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if _is_stream(path):
+        with open(path, "wb") as stream:
+            stream.write(data)
+        return
+    with _new_beside(path) as temporary:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # some disks say only now that they are full
+        os.replace(temporary, os.path.realpath(path))
+
+
+def check(path: Path) -> None:
+    """Refuse a file that `write` could not write, while no work for it is lost.
+
+    Raises:
+        OSError: its folder is missing or cannot be written to, it is a folder, or protected.
+    """
+    if _is_stream(path):
+        _check_access(path)
+        return
+    with _new_beside(path):
+        pass
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that could not be made, or in which no file could be.
+
+    Raises:
+        OSError: it, or the nearest folder above that is there, is a file or cannot be written to.
+    """
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), there)
+    check(os.path.join(there, secrets.token_hex(4)))
+
+
+@contextmanager
+def _new_beside(path: Path) -> Iterator[str]:
+    """An empty file beside a file, with its mode; gone at the end, if it is still there."""
+    folder, name = os.path.split(os.path.realpath(path))
+    mode = None
+    with suppress(FileNotFoundError):  # there is nothing yet to keep the mode of
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        _check_access(path)
+    # Of a name that is as long as can be, an end would make it too long.
+    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError as error:  # named after the file that was asked for
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+    try:
+        if mode is not None:
+            os.chmod(temporary, mode)
+        yield temporary
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is there and no regular file nor a folder, or is named as what is open."""
+    if os.path.abspath(path).startswith(_STREAMS):
+        return True
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def _check_access(path: Path) -> None:
+    """Refuse what may not be written to: a new file in its place would pass over its protection."""
+    if not os.access(path, os.W_OK):
+        number = errno.EACCES if os.path.exists(path) else errno.ENOENT
+        raise OSError(number, os.strerror(number), os.fspath(path))
