@@ -7,7 +7,6 @@ What only lax can do (see `Call._is_for_lax`) it does.
 
 import math
 import operator
-import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.manual import is_unreduced_or_reduced, varying
+from ringcoll.refusals import REFUSALS, cure_of, kind_of
 from ringcoll.scheduled import ranks_of
 from ringcoll.table import BUILT_INS, LAX, Algorithm, Table, choices, reducing_half
 
@@ -33,24 +33,6 @@ T = TypeVar("T")
 #: Leaves of up to this many bytes share a message: below it, the rounds cost more than
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
 JOIN_UP_TO = 1 << 18
-
-#: The exceptions by which lax refuses a call. (Their subclasses may not take a text.)
-_REFUSALS = (NameError, TypeError, ValueError, NotImplementedError)
-
-#: What to do about lax's refusals, by their words.
-_CURES = (
-    (r"unbound axis name", "the axes here are {mesh}"),
-    (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
-    (r"divisible", "pad that dimension to a multiple of {n}"),
-    (r"out of bounds", "count dimensions from 0, or from the last with -1"),
-    (r"axis_index_groups must cover", "name every rank of the axis in exactly one group"),
-    (r"must be unique", "let every rank send once and receive once at most"),
-    (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
-    (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
-    (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
-    (r"not supported in vmap", "use a mesh axis"),
-    (r"not a valid JAX type", "pass an array"),
-)
 
 
 @dataclass(frozen=True)
@@ -108,7 +90,7 @@ class Call:
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         args = {"axis_name": self.axis_name, **self.dims, **self.said, **groups}
         call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
-        cure = cure or next((cure for p, cure in _CURES if re.search(p, words)), "")
+        cure = cure or cure_of(words)
         words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:
             cure = cure.format(n=self.group_size())
@@ -178,8 +160,8 @@ class Call:
             raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
             return lax_s(*args)
-        except _REFUSALS as error:
-            kind = next(kind for kind in _REFUSALS if isinstance(error, kind))
+        except REFUSALS as error:
+            kind = kind_of(error)
             unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
             cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
             raise self.refusal(kind, str(error), cure) from error
