@@ -288,6 +288,6 @@ def test_python_scalars_in_a_program_that_is_run_under_vmap(name):
             return jaxpr_as_fun(jax.make_jaxpr(reduce)(x))(x)[0]
 
         mapped = jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=None)
-        return mapped(jnp.arange(4.0), 2.0)
+        return jnp.asarray(mapped(jnp.arange(4.0), 2.0))
 
     assert_same(of_all(ringcoll.lax), of_all(lax))
