@@ -4,6 +4,7 @@ from ringcoll import algorithms, cost, lax, layers, precision, pricing
 from ringcoll.all_reduces import pmax, pmean, pmin, psum
 from ringcoll.all_to_alls import all_to_all, pswapaxes
 from ringcoll.broadcasts import pbroadcast
+from ringcoll.choice import algorithm
 from ringcoll.gathers import all_gather, psum_scatter
 from ringcoll.matmuls import (
     all_gather_einsum,
@@ -23,6 +24,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Table",
+    "algorithm",
     "algorithms",
     "all_gather",
     "all_gather_einsum",

@@ -150,7 +150,7 @@ def psum(
     call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
     return call.each(
         x,
-        lambda x: built_in.psum(x, axis_name, axis_index_groups=axis_index_groups),
+        lambda x: built_in.psum(x, axis_name, axis_index_groups=call.grouped),
         lambda *xs: _sum(call, *xs),
         joins=True,
     )
@@ -184,7 +184,7 @@ def pmean(
 
     return call.each(
         x,
-        lambda x: built_in.pmean(x, axis_name, axis_index_groups=axis_index_groups),
+        lambda x: built_in.pmean(x, axis_name, axis_index_groups=call.grouped),
         by_hand,
         joins=True,
     )
@@ -243,7 +243,7 @@ def _extremum(
     call = Call(name, "psum", axis_name, groups, algorithm)
     return call.each(
         x,
-        lambda x: of_lax(x, axis_name, axis_index_groups=groups),
+        lambda x: of_lax(x, axis_name, axis_index_groups=call.grouped),
         lambda *xs: by_hand(**call.params).joint(*xs),
         joins=True,
     )

@@ -74,11 +74,10 @@ def all_to_all(
         dims={"split_axis": split_axis, "concat_axis": concat_axis},
         said={"tiled": tiled},
     )
-    groups = axis_index_groups
 
     def by_lax(x: Any, split_axis: int, concat_axis: int) -> Array:
         return built_in.all_to_all(
-            x, axis_name, split_axis, concat_axis, axis_index_groups=groups, tiled=tiled
+            x, axis_name, split_axis, concat_axis, axis_index_groups=call.grouped, tiled=tiled
         )
 
     def by_hand(x: Array, split_axis: int, concat_axis: int) -> Array:
@@ -116,6 +115,6 @@ def pswapaxes(
     )
     return call.each(
         x,
-        lambda x, axis: built_in.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups),
+        lambda x, axis: built_in.pswapaxes(x, axis_name, axis, axis_index_groups=call.grouped),
         lambda x, axis: AllToAll(**call.params, dims=(axis, axis))(x),
     )

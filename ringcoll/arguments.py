@@ -106,7 +106,7 @@ def algorithm(text: str) -> Callable[..., Any]:
             raise
         except Exception as error:
             *_, last = traceback.extract_tb(error.__traceback__)
-            raise ValueError(
+            raise ScheduleError(
                 f"--function {text}: called with {shape}, the sizes of the axes: "
                 f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
             ) from error

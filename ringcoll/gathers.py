@@ -117,11 +117,10 @@ def all_gather(
         said={"tiled": tiled, "to": to},
         lax_only=to == "reduced",
     )
-    groups = axis_index_groups
 
     def by_lax(x: Any, axis: int) -> Array:
         return built_in.all_gather(
-            x, axis_name, axis_index_groups=groups, axis=axis, tiled=tiled, to=to
+            x, axis_name, axis_index_groups=call.grouped, axis=axis, tiled=tiled, to=to
         )
 
     def by_hand(x: Array, axis: int) -> Array:
@@ -169,14 +168,13 @@ def psum_scatter(
         dims={"scatter_dimension": scatter_dimension},
         said={"tiled": tiled},
     )
-    groups = axis_index_groups
 
     def by_lax(x: Any, scatter_dimension: int) -> Array:
         return built_in.psum_scatter(
             x,
             axis_name,
             scatter_dimension=scatter_dimension,
-            axis_index_groups=groups,
+            axis_index_groups=call.grouped,
             tiled=tiled,
         )
 

@@ -7,56 +7,69 @@ from typing import Any
 from jax import Array
 
 from ringcoll import built_in
-from ringcoll.calls import AxisName, Call, Pytree
+from ringcoll.axes import AxisName, are_all_ranks
+from ringcoll.calls import Call, Pytree
 from ringcoll.wire import Pairs, Ppermute
 
 
-def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Pytree:
+def ppermute(
+    x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]], *, algorithm: None = None
+) -> Pytree:
     """Rank s of each pair (s, d) in `perm` sends its x to rank d; the others get zeros.
 
     `x: [a, b] -> [a, b]`. Several axes are counted row-major in the order given, in every
     version of JAX. Narrow floats travel as integers of their width (see `ringcoll.wire`).
 
-    One round of s bytes.
+    One round of s bytes; there is nothing for an `algorithm` to choose.
 
     Gradient: the inverse permutation.
 
     Raises:
-        TypeError: `perm` is no list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints.
+        TypeError: `perm` is no list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints,
+            or an `algorithm` is given.
         IndexError: there is no such rank: they count from 0, or from the last with -1.
         ValueError: a rank sends twice or receives twice.
 
     n, s and what all of them raise: see `ringcoll.lax`.
     """
-    call = Call("ppermute", None, axis_name, said={"perm": perm})
+    call = Call("ppermute", "", axis_name, said={"perm": perm})
+    _refuse(call, algorithm)
     pairs = call.ask(_pairs, perm)  # once: it may be an iterator
     call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes lists and tuples only
     return _permute(call, x, pairs)
 
 
-def pshuffle(x: Pytree, axis_name: AxisName, perm: Sequence[int]) -> Pytree:
+def pshuffle(
+    x: Pytree, axis_name: AxisName, perm: Sequence[int], *, algorithm: None = None
+) -> Pytree:
     """Rank i gets the x of rank `perm[i]`: `ppermute`, said the other way.
 
-    `x: [a, b] -> [a, b]`. One round of s bytes.
+    `x: [a, b] -> [a, b]`. One round of s bytes, without an `algorithm`.
 
     Gradient: the inverse permutation.
 
     Raises:
-        TypeError: `perm` is no list of ints.
+        TypeError: `perm` is no list of ints, or an `algorithm` is given.
         ValueError: `perm` is no permutation.
 
     n, s and what all of them raise: see `ringcoll.lax`.
     """
-    call = Call("pshuffle", None, axis_name, said={"perm": perm})
+    call = Call("pshuffle", "", axis_name, said={"perm": perm})
+    _refuse(call, algorithm)
     try:
-        is_permutation = set(perm) == set(range(len(perm)))
-        ranks = tuple(map(operator.index, perm)) if is_permutation else ()
+        is_permutation = are_all_ranks(perm, len(perm))
     except TypeError as error:
         words = f"`perm` is no list of ranks: {error}"
         raise call.refusal(TypeError, words, "pass the ranks 0..n-1 in their new order") from error
     if not is_permutation:
         raise call.refusal(ValueError, f"`perm` does not represent a permutation: {perm}")
-    return _permute(call, x, tuple((source, target) for target, source in enumerate(ranks)))
+    return _permute(call, x, tuple((int(source), to) for to, source in enumerate(perm)))
+
+
+def _refuse(call: Call, algorithm: Any) -> None:
+    if algorithm is not None:
+        words = f"algorithm={algorithm!r}: a permutation is one hop, which no algorithm divides"
+        raise call.refusal(TypeError, words, "leave it out")
 
 
 def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:

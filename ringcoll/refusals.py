@@ -15,6 +15,7 @@ _CURES = (
     (r"must be unique", "let every rank send once and receive once at most"),
     (r"must be a list or a tuple", "pass a list of pairs (source, target)"),
     (r"is no rank", "there are {n} ranks: count from 0, or from the last with -1"),
+    (r"no list of lists of ranks", "pass one such as [[0, 1], [2, 3]]"),
     (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
     (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
     (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),

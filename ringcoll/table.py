@@ -153,7 +153,7 @@ class Table:
         names(collective)  # a misspelt one would match no row, and be LAX in silence
         for row in self.rows:
             covers = row.covers(collective, platform, ranks, nbytes, dtype, jax)
-            if covers and _runs(row, ranks):
+            if covers and runs(collective, row.algorithm, (ranks,)):
                 return row.algorithm
         return LAX
 
@@ -214,12 +214,13 @@ def default_table() -> Table:
     return Table.from_json(files("ringcoll").joinpath("table.json").read_text(encoding="utf-8"))
 
 
-def _runs(row: Row, ranks: int) -> bool:
-    algorithm = reducing_half(row.algorithm)
+def runs(collective: str, algorithm: str, shape: tuple[int, ...]) -> bool:
+    """Whether there is such an algorithm on axes of these sizes."""
+    algorithm = reducing_half(algorithm)
     if algorithm in BUILT_INS:
         return True
     try:
-        build(row.collective, algorithm, (ranks,))
+        build(collective, algorithm, shape)
     except ScheduleError:
         return False
     return True

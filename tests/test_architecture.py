@@ -30,6 +30,8 @@ ORDER = (
     "manual",
     "marks",
     "built_in",
+    "choice",
+    "axes",
     "primitive",
     "wire",
     "messages",

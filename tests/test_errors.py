@@ -57,6 +57,21 @@ REFUSED_BY_LAX = {
         lambda L, x: L.pmean(x, "x", axis_index_groups=[[0, 2]]),
         ("pmean", "axis_index_groups=[[0, 2]]", "exactly one group"),
     ),
+    **{
+        f"pmax groups {groups}": (
+            lambda L, x, groups=groups: L.pmax(x, "x", axis_index_groups=groups),
+            ("pmax", f"axis_index_groups={groups!r}", cure),
+        )
+        for groups, cure in [
+            ("abc", "exactly one group"),
+            ([[0, 1], [2, None]], "exactly one group"),
+            ([[0, 1, -1]], "exactly one group"),
+            (5, "pass one such as [[0, 1], [2, 3]]"),
+            ([0, 1, 2], "pass one such as [[0, 1], [2, 3]]"),
+            ([[[0], [1], [2]]], "pass one such as [[0, 1], [2, 3]]"),
+            ([[0.0, 1.0, 2.0]], "pass one such as [[0, 1], [2, 3]]"),
+        ]
+    },
     "ppermute twice": (
         lambda L, x: L.ppermute(x, "x", [(0, 1), (0, 2)]),
         ("ppermute", "perm=[(0, 1), (0, 2)]", "send once"),
@@ -96,7 +111,9 @@ REFUSED_BY_LAX = {
 }
 
 #: Where lax trips over Python's own errors, of which the type is enough.
-WITHOUT_WORDS = [name for name in REFUSED_BY_LAX if name.startswith(("ppermute ", "pshuffle "))]
+WITHOUT_WORDS = [
+    name for name in REFUSED_BY_LAX if name.startswith(("ppermute ", "pshuffle ", "pmax groups"))
+]
 WITHOUT_WORDS.remove("ppermute twice")
 
 
@@ -188,6 +205,44 @@ REFUSED_BY_US = {
         lambda x: lax.psum(x, "x", algorithm="lax_as_bits"),
         ("ringcoll.psum", "no algorithm 'lax_as_bits'", "choose from auto, ring"),
     ),
+    "no groups": (
+        ValueError,
+        lambda x: lax.pmean(x, "x", axis_index_groups=[]),
+        ("ringcoll.pmean", "axis_index_groups=[]", "exactly one group"),
+    ),
+    "a group of nobody": (
+        ValueError,
+        lambda x: lax.psum(x, "x", axis_index_groups=[[0, 1, 2], []]),
+        ("ringcoll.psum", "a group of no ranks; leave it out"),
+    ),
+    **{
+        f"an algorithm that is {junk!r}": (
+            TypeError,
+            lambda x, junk=junk: lax.psum(x, "x", algorithm=junk),
+            ("ringcoll.psum", f"algorithm={junk!r} is no algorithm", "pass a name, a Table"),
+        )
+        for junk in (None, 5, np.array([1, 2]), np.array([]), ["ring"], b"ring", {})
+    },
+    "an algorithm without a hash": (
+        TypeError,
+        lambda x: lax.psum(x, "x", algorithm=(algorithms.ring(3), [])),
+        ("ringcoll.psum", "unhashable", "pass what has a hash"),
+    ),
+    "a table by its path": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="table.json"),
+        ("ringcoll.psum", "no algorithm 'table.json'", "ringcoll.Table.load('table.json')"),
+    ),
+    "a permutation by an algorithm": (
+        TypeError,
+        lambda x: lax.ppermute(x, "x", [(0, 1)], algorithm="ring"),
+        ("ringcoll.ppermute", "algorithm='ring'", "one hop", "leave it out"),
+    ),
+    "a shuffle by an algorithm": (
+        TypeError,
+        lambda x: lax.pshuffle(x, "x", [0, 1, 2], algorithm="ring"),
+        ("ringcoll.pshuffle", "algorithm='ring'", "one hop", "leave it out"),
+    ),
     "no list of pairs": (
         TypeError,
         lambda x: lax.ppermute(x, "x", {0: 1}),
@@ -203,6 +258,19 @@ def test_what_lax_lets_pass_is_refused_in_words(case):
     assert type(refusal) is kind
     for word in words:
         assert word in str(refusal)
+
+
+@pytest.mark.parametrize("raised", [KeyError("mine"), ValueError("mine"), TypeError("mine")])
+def test_what_a_function_of_one_s_own_raises_is_chained_and_said_to_be_its_own(raised):
+    def my_algorithm(n):
+        raise raised
+
+    refusal = attempt(lambda x: lax.psum(x, "x", algorithm=my_algorithm))
+    assert type(refusal) is (TypeError if isinstance(raised, TypeError) else ValueError)
+    assert f"my_algorithm(3) raised {type(raised).__name__}: " in str(refusal)
+    while refusal is not raised:
+        refusal = refusal.__cause__
+        assert refusal is not None
 
 
 def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():
