@@ -48,7 +48,17 @@ __all__ = [
     "pswapaxes",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    # All names of lax have their types, and ours stay ours: of a name that is imported twice, the
+    # first is meant for mypy, and the last for pyright.
+    from jax.lax import *  # type: ignore[assignment]  # noqa: F403
+
+    from ringcoll.all_reduces import pmax, pmean, pmin, psum
+    from ringcoll.all_to_alls import all_to_all, pswapaxes
+    from ringcoll.broadcasts import pbroadcast
+    from ringcoll.gathers import all_gather, psum_scatter
+    from ringcoll.permutes import ppermute, pshuffle
+else:
 
     def __getattr__(name: str) -> Any:
         try:
