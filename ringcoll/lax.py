@@ -26,8 +26,8 @@ put in the place of lax's (`jax.lax.psum = ringcoll.psum`).
 
 All raise what lax raises, in lax's words, before anything is sent: NameError for an axis
 that is not bound; ValueError for a dimension out of bounds or that does not divide, for
-groups that do not cover the axis (TypeError for what are no groups), for an algorithm that does not exist or cannot run on
-so many ranks, and for an `accumulate_dtype` narrower than the operand.
+groups that do not cover the axis (TypeError for what are no groups), for an algorithm that does
+not exist or cannot run on so many ranks, and for an `accumulate_dtype` narrower than the operand.
 """
 
 from typing import TYPE_CHECKING, Any
