@@ -1,9 +1,13 @@
 """Collective algorithms for JAX, written by hand: executed, proved, priced, measured."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ringcoll import algorithms, cost, lax, layers, precision, pricing
 from ringcoll.all_reduces import pmax, pmean, pmin, psum
 from ringcoll.all_to_alls import all_to_all, pswapaxes
 from ringcoll.broadcasts import pbroadcast
+from ringcoll.choice import algorithm
 from ringcoll.gathers import all_gather, psum_scatter
 from ringcoll.matmuls import (
     all_gather_einsum,
@@ -23,6 +27,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Table",
+    "algorithm",
     "algorithms",
     "all_gather",
     "all_gather_einsum",
@@ -47,3 +52,18 @@ __all__ = [
     "pswapaxes",
     "sharded_matmul",
 ]
+
+if TYPE_CHECKING:
+    from ringcoll import debug as debug
+    from ringcoll import draw as draw
+    from ringcoll import overlap as overlap
+else:
+
+    def __getattr__(name: str) -> Any:
+        # Imported when they are asked for: the library itself does not know them.
+        if name in ("debug", "draw", "overlap"):
+            return import_module(f"ringcoll.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "debug", "draw", "overlap"})

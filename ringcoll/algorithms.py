@@ -237,6 +237,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         ValueError: no such collective or algorithm, a size below 1, or a schedule of
             another kind or another number of ranks.
         ScheduleError: (a ValueError) the schedule is wrong, or there is none of this shape.
+        TypeError, ScheduleError: the function that makes it raises what is chained to this.
     """
     choices = names(collective)
     if isinstance(algorithm, str) and algorithm not in choices:
@@ -247,7 +248,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
     if isinstance(algorithm, str):
         algorithm = next(kind[algorithm] for kind in _KINDS[collective] if algorithm in kind)
-    made = algorithm(*shape) if callable(algorithm) else algorithm
+    made = _called(algorithm, shape) if callable(algorithm) else algorithm
     # Any: what a caller made is looked at below.
     stages: tuple[Any, ...] = (
         made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
@@ -263,3 +264,15 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         sizes = " x ".join(str(stage.size) for stage in stages) or "no"
         raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
     return made
+
+
+def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
+    """What an algorithm makes; what it raises says whose it is."""
+    try:
+        return algorithm(*shape)
+    except ScheduleError:  # says all
+        raise
+    except Exception as error:
+        call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
+        kind = TypeError if isinstance(error, TypeError) else ScheduleError
+        raise kind(f"{call} raised {type(error).__name__}: {error}") from error

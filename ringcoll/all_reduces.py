@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll import algorithms
+from ringcoll import algorithms, built_in
 from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.gathers import AllGather
 from ringcoll.manual import is_checked, sharded_dims, varying
@@ -88,7 +88,7 @@ class Psum(AllReduce, name="psum"):
     """The sum; its transpose is free where types say that all ranks hold the same."""
 
     def by_lax(self, x: Array) -> Array:
-        return lax.psum(x, self.axes, axis_index_groups=self.groups)
+        return built_in.psum(x, self.axes, axis_index_groups=self.groups)
 
     def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
         if is_checked():
@@ -101,7 +101,7 @@ class Pmax(AllReduce, name="pmax", differentiable=False):
     """The maximum; like lax's, without a derivative."""
 
     def by_lax(self, x: Array) -> Array:
-        return lax.pmax(x, self.axes, axis_index_groups=self.groups)
+        return built_in.pmax(x, self.axes, axis_index_groups=self.groups)
 
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.max(received, mine)
@@ -112,7 +112,7 @@ class Pmin(AllReduce, name="pmin", differentiable=False):
     """The minimum; like lax's, without a derivative."""
 
     def by_lax(self, x: Array) -> Array:
-        return lax.pmin(x, self.axes, axis_index_groups=self.groups)
+        return built_in.pmin(x, self.axes, axis_index_groups=self.groups)
 
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.min(received, mine)
@@ -150,7 +150,7 @@ def psum(
     call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
     return call.each(
         x,
-        lambda x: lax.psum(x, axis_name, axis_index_groups=axis_index_groups),
+        lambda x: built_in.psum(x, axis_name, axis_index_groups=call.grouped),
         lambda *xs: _sum(call, *xs),
         joins=True,
     )
@@ -184,7 +184,7 @@ def pmean(
 
     return call.each(
         x,
-        lambda x: lax.pmean(x, axis_name, axis_index_groups=axis_index_groups),
+        lambda x: built_in.pmean(x, axis_name, axis_index_groups=call.grouped),
         by_hand,
         joins=True,
     )
@@ -210,7 +210,7 @@ def pmax(
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
-    return _extremum("pmax", lax.pmax, Pmax, x, axis_name, axis_index_groups, algorithm)
+    return _extremum("pmax", built_in.pmax, Pmax, x, axis_name, axis_index_groups, algorithm)
 
 
 def pmin(
@@ -228,7 +228,7 @@ def pmin(
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
     """
-    return _extremum("pmin", lax.pmin, Pmin, x, axis_name, axis_index_groups, algorithm)
+    return _extremum("pmin", built_in.pmin, Pmin, x, axis_name, axis_index_groups, algorithm)
 
 
 def _extremum(
@@ -243,7 +243,7 @@ def _extremum(
     call = Call(name, "psum", axis_name, groups, algorithm)
     return call.each(
         x,
-        lambda x: of_lax(x, axis_name, axis_index_groups=groups),
+        lambda x: of_lax(x, axis_name, axis_index_groups=call.grouped),
         lambda *xs: by_hand(**call.params).joint(*xs),
         joins=True,
     )

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from ringcoll import built_in
 from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.manual import sharded_dims
 from ringcoll.schedule import AllToAllSchedule
@@ -23,7 +24,7 @@ class AllToAll(Scheduled, name="all_to_all"):
 
     def by_lax(self, x: Array) -> Array:
         split, concat = self.dims
-        return lax.all_to_all(
+        return built_in.all_to_all(
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=True
         )
 
@@ -73,11 +74,10 @@ def all_to_all(
         dims={"split_axis": split_axis, "concat_axis": concat_axis},
         said={"tiled": tiled},
     )
-    groups = axis_index_groups
 
     def by_lax(x: Any, split_axis: int, concat_axis: int) -> Array:
-        return lax.all_to_all(
-            x, axis_name, split_axis, concat_axis, axis_index_groups=groups, tiled=tiled
+        return built_in.all_to_all(
+            x, axis_name, split_axis, concat_axis, axis_index_groups=call.grouped, tiled=tiled
         )
 
     def by_hand(x: Array, split_axis: int, concat_axis: int) -> Array:
@@ -115,6 +115,6 @@ def pswapaxes(
     )
     return call.each(
         x,
-        lambda x, axis: lax.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups),
+        lambda x, axis: built_in.pswapaxes(x, axis_name, axis, axis_index_groups=call.grouped),
         lambda x, axis: AllToAll(**call.params, dims=(axis, axis))(x),
     )

@@ -267,7 +267,7 @@ def _called(text: str, does: str, given: str) -> Callable[..., Any]:
         except ScheduleError:  # says all
             raise
         except (Exception, SystemExit) as error:
-            raise ValueError(
+            raise ScheduleError(
                 f"--function {text}: called with {given.format(operands)}: {in_a_line(error)}"
             ) from error
 

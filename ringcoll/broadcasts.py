@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll import algorithms
+from ringcoll import algorithms, built_in
 from ringcoll.all_reduces import AllReduce, Psum
 from ringcoll.calls import AxisName, Call, Pytree
 from ringcoll.manual import varying
@@ -31,12 +31,12 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     source: int
 
     def by_lax(self, x: Array) -> Array:
-        return lax.pbroadcast(x, self.axes, self.source)
+        return built_in.pbroadcast(x, self.axes, self.source)
 
     def builtin(self, x: Array, platform: str) -> Array:
         if platform == "gpu":
             return self.by_lax(x)
-        return self._by_bits(x, lambda bits: lax.psum(bits, self.axes))
+        return self._by_bits(x, lambda bits: built_in.psum(bits, self.axes))
 
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.bitwise_or(received, mine)
@@ -102,7 +102,7 @@ def pbroadcast(
     def by_lax(x: Any) -> Array:
         if not traced and not 0 <= source < lax.axis_size(call.axes):
             raise ValueError(f"source={source} is not a rank of the axis")
-        return lax.pbroadcast(x, axis_name, source)
+        return built_in.pbroadcast(x, axis_name, source)
 
     def by_hand(*xs: Array) -> list[Array]:
         return Pbroadcast(**call.params, source=source).joint(*xs)

@@ -7,9 +7,8 @@ What only lax can do (see `Call._is_for_lax`) it does.
 
 import math
 import operator
-import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -19,38 +18,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll import algorithms
+from ringcoll import choice
+from ringcoll.axes import AxisName, Grouped, Groups, as_tuples, axes_of, check_groups
 from ringcoll.manual import is_unreduced_or_reduced, varying
+from ringcoll.refusals import REFUSALS, cure_of, kind_of
 from ringcoll.scheduled import ranks_of
-from ringcoll.table import BUILT_INS, LAX, Algorithm, Table, choices, reducing_half
+from ringcoll.table import LAX, Algorithm, Table
 
 Pytree = Any
-AxisName = Hashable | Sequence[Hashable]
-Groups = Sequence[Sequence[int]] | None
 Collect = Callable[..., Any]
 T = TypeVar("T")
 
 #: Leaves of up to this many bytes share a message: below it, the rounds cost more than
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
 JOIN_UP_TO = 1 << 18
-
-#: The exceptions by which lax refuses a call. (Their subclasses may not take a text.)
-_REFUSALS = (NameError, TypeError, ValueError, NotImplementedError)
-
-#: What to do about lax's refusals, by their words.
-_CURES = (
-    (r"unbound axis name", "the axes here are {mesh}"),
-    (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
-    (r"divisible", "pad that dimension to a multiple of {n}"),
-    (r"out of bounds", "count dimensions from 0, or from the last with -1"),
-    (r"axis_index_groups must cover", "name every rank of the axis in exactly one group"),
-    (r"must be unique", "let every rank send once and receive once at most"),
-    (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
-    (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
-    (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
-    (r"not supported in vmap", "use a mesh axis"),
-    (r"not a valid JAX type", "pass an array"),
-)
 
 
 @dataclass(frozen=True)
@@ -59,17 +40,18 @@ class Call:
 
     Attributes:
         name: of the function.
-        collective: as algorithms and table know it; None has no algorithms.
+        collective: as algorithms and table know it; "" has no algorithms.
         axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
         dims: the arguments that are dimensions.
         adds_dim: whether they are dimensions of a result with one more.
         said: the further arguments, for messages.
         lax_only: whether it is of a kind that only lax can do.
         operands: what is said of them in messages.
+        grouped: the groups, as tuples.
     """
 
     name: str
-    collective: str | None
+    collective: str
     axis_name: AxisName
     groups: Groups = None
     algorithm: Algorithm = "auto"
@@ -79,6 +61,11 @@ class Call:
     said: Mapping[str, Any] = field(default_factory=dict)
     lax_only: bool = False
     operands: str = "x"
+    grouped: Grouped | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.groups is not None:  # read once: they may be iterators
+            object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
 
     @property
     def axes(self) -> tuple[Hashable, ...]:
@@ -90,8 +77,8 @@ class Call:
         wide = self.accumulate_dtype
         return {
             "axes": self.axes,
-            "groups": None if self.groups is None else tuple(map(tuple, self.groups)),
-            "algorithm": self.algorithm,
+            "groups": self.grouped,
+            "algorithm": self.chosen(),
             "accumulate_dtype": None if wide is None else jnp.dtype(wide),
         }
 
@@ -108,7 +95,7 @@ class Call:
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         args = {"axis_name": self.axis_name, **self.dims, **self.said, **groups}
         call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
-        cure = cure or next((cure for p, cure in _CURES if re.search(p, words)), "")
+        cure = cure or cure_of(words)
         words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:
             cure = cure.format(n=self.group_size())
@@ -129,6 +116,8 @@ class Call:
                 can share their messages.
         """
         leaves, tree = jax.tree.flatten(x)
+        if self.grouped is not None:
+            self.ask(check_groups, self.grouped, self.ask(self.rank_count))
         for leaf in leaves:  # all of them, before anything is sent
             if not self._is_constant(leaf):
                 self._check(leaf, partial(by_lax, **self._dims(leaf)))
@@ -163,13 +152,8 @@ class Call:
     def _check(self, leaf: Any, by_lax: Callable[[Any], Any]) -> None:
         """Refuse, before anything is sent, what lax refuses and what no schedule can do."""
         self.ask(self._ask, leaf, by_lax)
-        if self.groups is not None:
-            named = sorted(rank for group in self.groups for rank in group)
-            if named != list(range(self.rank_count())):
-                words = "axis_index_groups must cover all indices exactly once"
-                raise self.refusal(ValueError, words)
         self.check_accumulation(jax.typeof(leaf).dtype)
-        if not (isinstance(self.algorithm, Table) or self.algorithm in ("auto", LAX)):
+        if not isinstance(self.algorithm, str) or self.algorithm not in ("auto", LAX):
             self._check_algorithm(leaf)
 
     def ask(self, lax_s: Callable[..., T], *args: Any) -> T:
@@ -178,8 +162,8 @@ class Call:
             raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
             return lax_s(*args)
-        except _REFUSALS as error:
-            kind = next(kind for kind in _REFUSALS if isinstance(error, kind))
+        except REFUSALS as error:
+            kind = kind_of(error)
             unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
             cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
             raise self.refusal(kind, str(error), cure) from error
@@ -207,32 +191,24 @@ class Call:
             raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
 
     def _check_algorithm(self, leaf: Any) -> None:
-        if self._is_uneven():
+        if self._is_uneven() and not isinstance(self.algorithm, Table):
             raise self.refusal(
                 ValueError,
                 f"algorithm={self.algorithm!r} needs axis_index_groups of one size",
                 "pass algorithm='lax', or groups of one size",
             )
-        if self.collective is not None and not self._is_for_lax(leaf):
-            self.check_algorithm(self.collective)
+        if not self._is_for_lax(leaf):
+            self.check_algorithm()
 
-    def check_algorithm(self, collective: str) -> None:
-        """Refuse an algorithm by which a collective cannot be done on these ranks."""
-        algorithm = self.algorithm
-        if isinstance(algorithm, str):
-            known = ("auto", *choices(collective))
-            if algorithm not in known:
-                words = f"no algorithm {algorithm!r}"
-                raise self.refusal(ValueError, words, f"choose from {', '.join(known)}")
-            algorithm = reducing_half(algorithm)
-        if algorithm in ("auto", *BUILT_INS):
-            return
-        ranks = ranks_of(algorithm, self.axes, self.params["groups"])
-        try:
-            algorithms.build(collective, algorithm, ranks.shape)
-        except (TypeError, ValueError) as error:  # TypeError: not hashable, or other arguments
-            kind = ValueError if isinstance(error, ValueError) else TypeError
-            raise self.refusal(kind, f"algorithm={self.algorithm!r}: {error}") from error
+    def check_algorithm(self) -> None:
+        """Refuse an algorithm by which this cannot be done on these ranks."""
+        shape = ranks_of(self.algorithm, self.axes, self.grouped).shape
+        self.ask(choice.check, self.algorithm, self.collective, shape)
+
+    def chosen(self) -> Algorithm:
+        """The algorithm that was given or, for "auto", the one asked for around the call."""
+        shape = ranks_of(self.algorithm, self.axes, self.grouped).shape
+        return self.ask(choice.chosen, self.algorithm, self.collective, shape)
 
     def _is_constant(self, leaf: Any) -> bool:
         """Whether its sum needs no communication."""
@@ -256,20 +232,15 @@ class Call:
         return by_lax(jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
 
     def _is_uneven(self) -> bool:
-        return self.groups is not None and len({len(group) for group in self.groups}) > 1
+        return self.grouped is not None and len(set(map(len, self.grouped))) > 1
 
     def group_size(self) -> int:
         """How many ranks take part: of a group, if there are groups."""
-        return len(self.groups[0]) if self.groups else self.rank_count()
+        return len(self.grouped[0]) if self.grouped else self.rank_count()
 
     def rank_count(self) -> int:
         """How many ranks there are over the axes."""
         return math.prod(lax.axis_size(axis) for axis in self.axes)
-
-
-def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
-    """Several axes as they were given, or the one."""
-    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
 def _holds(wide: Any, dtype: Any) -> bool:

@@ -45,10 +45,10 @@ class FactorsCall(Call):
         if isinstance(self.algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
-        self.check_algorithm("psum_scatter")
+        self.check_algorithm()
         self.check_accumulation(np.dtype(np.int32))  # whether it is a dtype
         wide = self.params["accumulate_dtype"]
-        return How(self.axes, self.algorithm, precision, wide, residuals == "save")
+        return How(self.axes, self.chosen(), precision, wide, residuals == "save")
 
     def labels(self, spec: Any) -> Labels:
         """Those of the spec."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll import built_in
 from ringcoll.calls import AxisName, Call, Groups, Pytree
 from ringcoll.manual import is_checked, varying
 from ringcoll.schedule import Schedule
@@ -25,7 +26,7 @@ class AllGather(Scheduled, name="all_gather"):
 
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
-        return lax.all_gather(
+        return built_in.all_gather(
             x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=True, to=self.to
         )
 
@@ -58,7 +59,7 @@ class PsumScatter(Scheduled, name="psum_scatter"):
 
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
-        return lax.psum_scatter(
+        return built_in.psum_scatter(
             x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=True
         )
 
@@ -116,10 +117,11 @@ def all_gather(
         said={"tiled": tiled, "to": to},
         lax_only=to == "reduced",
     )
-    groups = axis_index_groups
 
     def by_lax(x: Any, axis: int) -> Array:
-        return lax.all_gather(x, axis_name, axis_index_groups=groups, axis=axis, tiled=tiled, to=to)
+        return built_in.all_gather(
+            x, axis_name, axis_index_groups=call.grouped, axis=axis, tiled=tiled, to=to
+        )
 
     def by_hand(x: Array, axis: int) -> Array:
         gather = AllGather(**call.params, dims=(axis,), to=to)
@@ -166,14 +168,13 @@ def psum_scatter(
         dims={"scatter_dimension": scatter_dimension},
         said={"tiled": tiled},
     )
-    groups = axis_index_groups
 
     def by_lax(x: Any, scatter_dimension: int) -> Array:
-        return lax.psum_scatter(
+        return built_in.psum_scatter(
             x,
             axis_name,
             scatter_dimension=scatter_dimension,
-            axis_index_groups=groups,
+            axis_index_groups=call.grouped,
             tiled=tiled,
         )
 

@@ -8,6 +8,8 @@ permutations take `algorithm`, and those that add up floats, or whose gradient d
 `ringcoll.algorithms`, "lax" (the built-in, for comparison; where data is only moved, also
 "lax_as_bits", the built-in on integers), a `Table` of one's own, a `Schedule` (for an
 all-reduce also a tuple of them, its stages), or a function that makes one of the axis sizes.
+`with ringcoll.algorithm("ring"):` around calls that say "auto", or `RINGCOLL_ALGORITHM=ring` in
+the environment, asks for one where they can run by it.
 
 `accumulate_dtype` is the dtype of partial sums: a contribution that has not been added to
 yet travels as it is, a partial sum travels wide, and the result is rounded once. In the
@@ -18,10 +20,14 @@ both `check_vma` modes; derivatives are lax's, by the same algorithm backward. W
 no communication or what only lax can do is left to it: constants of a sum, axes given by
 position, unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
 
+Ours are primitives of their own, `ringcoll_psum` and so on: a policy of `jax.checkpoint` that
+names `psum_p` does not match them; name values by `jax.ad_checkpoint.checkpoint_name`. All may be
+put in the place of lax's (`jax.lax.psum = ringcoll.psum`).
+
 All raise what lax raises, in lax's words, before anything is sent: NameError for an axis
 that is not bound; ValueError for a dimension out of bounds or that does not divide, for
-groups that do not cover the axis, for an algorithm that does not exist or cannot run on
-so many ranks, and for an `accumulate_dtype` narrower than the operand.
+groups that do not cover the axis (TypeError for what are no groups), for an algorithm that does
+not exist or cannot run on so many ranks, and for an `accumulate_dtype` narrower than the operand.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -48,7 +54,17 @@ __all__ = [
     "pswapaxes",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    # All names of lax have their types, and ours stay ours: of a name that is imported twice, the
+    # first is meant for mypy, and the last for pyright.
+    from jax.lax import *  # type: ignore[assignment]  # noqa: F403
+
+    from ringcoll.all_reduces import pmax, pmean, pmin, psum
+    from ringcoll.all_to_alls import all_to_all, pswapaxes
+    from ringcoll.broadcasts import pbroadcast
+    from ringcoll.gathers import all_gather, psum_scatter
+    from ringcoll.permutes import ppermute, pshuffle
+else:
 
     def __getattr__(name: str) -> Any:
         try:

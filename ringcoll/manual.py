@@ -6,9 +6,13 @@ second kind into the first at no cost.
 """
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
@@ -65,5 +69,23 @@ def empty(
     spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *sharding.spec)
     explicit = AxisType.Explicit in sharding.mesh.axis_types  # then a type names its mesh
     out = NamedSharding(sharding.mesh, spec) if explicit else None
-    buffer = lax.empty(tuple(shape), aval.dtype, out_sharding=out)
+    buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out)
     return varying(buffer, (*axes, *aval.mat.varying))
+
+
+def _lowered_empty(ctx, **how):
+    # Of a program for several platforms XLA compiles the branches of all where they send, and
+    # CPU does not know what `lax.empty` is on TPU and GPU.
+    is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
+    return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **how)
+
+
+def _zeros(*, shape, dtype, out_sharding):
+    return jnp.zeros(shape, dtype, out_sharding=out_sharding)
+
+
+#: `lax.empty`, which is zeros in a program that is lowered for several platforms.
+_empty = Primitive("ringcoll_empty")
+_empty.def_impl(lax.empty)
+_empty.def_abstract_eval(lambda **how: jax.make_jaxpr(partial(lax.empty, **how))().out_avals[0])
+mlir.register_lowering(_empty, _lowered_empty)

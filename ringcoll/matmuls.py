@@ -163,9 +163,7 @@ def all_gather_matmul(
     Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
     this calls; the other factor may be a pytree.
     """
-    call = Call(
-        "all_gather_matmul", None, axis_name, dims={"dimension": dimension}, operands="x, w"
-    )
+    call = Call("all_gather_matmul", "", axis_name, dims={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
     of = "kf" if operand else f"{rows}k"
     dimension = call.integer("dimension", dimension)
@@ -186,7 +184,7 @@ def matmul_reduce_scatter(
     Steps and bytes, gradient, raises, source and options: as `einsum_reduce_scatter`.
     """
     dims = {"scatter_dimension": scatter_dimension}
-    call = Call("matmul_reduce_scatter", None, axis_name, dims=dims, operands="x, w")
+    call = Call("matmul_reduce_scatter", "", axis_name, dims=dims, operands="x, w")
     rows = _rows(call, x)
     out = f"{rows}f"
     dim = call.integer("scatter_dimension", scatter_dimension)
@@ -215,7 +213,7 @@ def matmul_all_reduce(
 
     Raises, source and options: as `einsum_reduce_scatter`.
     """
-    call = Call("matmul_all_reduce", None, axis_name, operands="x, w")
+    call = Call("matmul_all_reduce", "", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
     how = {k: options[k] for k in ("precision", "preferred_element_type") if k in options}

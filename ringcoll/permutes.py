@@ -1,67 +1,104 @@
 """Permutations: one hop, said as pairs or as an order."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
-from jax import Array, lax
+from jax import Array
 
-from ringcoll.calls import AxisName, Call, Pytree
-from ringcoll.wire import Ppermute
+from ringcoll import built_in
+from ringcoll.axes import AxisName, are_all_ranks
+from ringcoll.calls import Call, Pytree
+from ringcoll.wire import Pairs, Ppermute
 
 
-def ppermute(x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Pytree:
+def ppermute(
+    x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]], *, algorithm: None = None
+) -> Pytree:
     """Rank s of each pair (s, d) in `perm` sends its x to rank d; the others get zeros.
 
     `x: [a, b] -> [a, b]`. Several axes are counted row-major in the order given, in every
     version of JAX. Narrow floats travel as integers of their width (see `ringcoll.wire`).
 
-    One round of s bytes.
+    One round of s bytes; there is nothing for an `algorithm` to choose.
 
     Gradient: the inverse permutation.
 
     Raises:
-        TypeError: `perm` is no list or tuple.
+        TypeError: `perm` is no list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints,
+            or an `algorithm` is given.
+        IndexError: there is no such rank: they count from 0, or from the last with -1.
         ValueError: a rank sends twice or receives twice.
 
     n, s and what all of them raise: see `ringcoll.lax`.
     """
-    return _permute(Call("ppermute", None, axis_name, said={"perm": perm}), x, perm)
+    call = Call("ppermute", "", axis_name, said={"perm": perm})
+    _refuse(call, algorithm)
+    pairs = call.ask(_pairs, perm)  # once: it may be an iterator
+    call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes lists and tuples only
+    return _permute(call, x, pairs)
 
 
-def pshuffle(x: Pytree, axis_name: AxisName, perm: Sequence[int]) -> Pytree:
+def pshuffle(
+    x: Pytree, axis_name: AxisName, perm: Sequence[int], *, algorithm: None = None
+) -> Pytree:
     """Rank i gets the x of rank `perm[i]`: `ppermute`, said the other way.
 
-    `x: [a, b] -> [a, b]`. One round of s bytes.
+    `x: [a, b] -> [a, b]`. One round of s bytes, without an `algorithm`.
 
     Gradient: the inverse permutation.
 
     Raises:
+        TypeError: `perm` is no list of ints, or an `algorithm` is given.
         ValueError: `perm` is no permutation.
 
     n, s and what all of them raise: see `ringcoll.lax`.
     """
-    call = Call("pshuffle", None, axis_name, said={"perm": perm})
-    if set(perm) != set(range(len(perm))):
+    call = Call("pshuffle", "", axis_name, said={"perm": perm})
+    _refuse(call, algorithm)
+    try:
+        is_permutation = are_all_ranks(perm, len(perm))
+    except TypeError as error:
+        words = f"`perm` is no list of ranks: {error}"
+        raise call.refusal(TypeError, words, "pass the ranks 0..n-1 in their new order") from error
+    if not is_permutation:
         raise call.refusal(ValueError, f"`perm` does not represent a permutation: {perm}")
-    return _permute(call, x, list(zip(perm, range(len(perm)), strict=True)))
+    return _permute(call, x, tuple((int(source), to) for to, source in enumerate(perm)))
 
 
-def _permute(call: Call, x: Pytree, perm: Sequence[tuple[int, int]]) -> Pytree:
-    def pairs() -> tuple[tuple[int, int], ...]:
-        if not isinstance(perm, list | tuple):
-            raise TypeError(f"`perm` must be a list or a tuple. Got perm of type {type(perm)}")
+def _refuse(call: Call, algorithm: Any) -> None:
+    if algorithm is not None:
+        words = f"algorithm={algorithm!r}: a permutation is one hop, which no algorithm divides"
+        raise call.refusal(TypeError, words, "leave it out")
+
+
+def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
+    def pairs() -> Pairs:
         n = call.rank_count()
         made = tuple((source % n, target % n) for source, target in perm)
         if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
-            got = tuple(map(tuple, perm))
-            raise ValueError(f"ppermute sources and destinations must be unique, got {got}.")
+            raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+        if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
+            raise IndexError(f"{unknown[0]} in `perm` is no rank")
         return made
 
     def by_lax(x: Any) -> Array:
-        pairs()
-        return lax.ppermute(x, call.axis_name, perm)
+        return built_in.ppermute(x, call.axis_name, pairs())
 
     def by_hand(x: Array) -> Array:
         return Ppermute(axes=call.axes, pairs=pairs(), is_hop=False)(x)
 
     return call.each(x, by_lax, by_hand)
+
+
+def _pairs(perm: Any) -> Pairs:
+    """Pairs of whole numbers, of what may be anything."""
+    words = "`perm` must be a list or a tuple of pairs of ranks"
+    try:
+        pairs = [tuple(map(operator.index, pair)) for pair in perm]
+    except TypeError as error:
+        raise TypeError(f"{words}: {error}") from error
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"{words}: {pair} is no pair")
+    return tuple((source, target) for source, target in pairs)

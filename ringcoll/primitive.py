@@ -178,7 +178,7 @@ def _batch(axis, operands, dims, *, collective: Collective):
                 f"axis_index_groups={collective.groups}; use a mesh axis, or reshape the batch"
             )
         pairs = [
-            (jnp.broadcast_to(x, (axis.size, *x.shape)), 0) if dim is None else (x, dim)
+            (jnp.broadcast_to(x, (axis.size, *jnp.shape(x))), 0) if dim is None else (x, dim)
             for x, dim in zip(operands, dims, strict=True)
         ]
         results = [collective.under_vmap(x, dim, axis) for x, dim in pairs]

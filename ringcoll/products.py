@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll import algorithms, engine, quickest
+from ringcoll import algorithms, built_in, engine, quickest
 from ringcoll.forms import Form, by_platform
 from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.manual import device_kind, empty, explicit_spec, varying
@@ -137,7 +137,9 @@ def _gathered(
             return _gathered_by_rounds(how, gather, x, others, keep, late)
     dim = gather.moving.index(gather.label)
     with named("all_gather_einsum", LAX):
-        whole = marked(lambda x: lax.all_gather(x, how.axes, axis=dim, tiled=True), x, how.axes)
+        whole = marked(
+            lambda x: built_in.all_gather(x, how.axes, axis=dim, tiled=True), x, how.axes
+        )
     results = [
         _multiplied(how, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
@@ -246,7 +248,7 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
 
     if how.algorithm == LAX:
         scatter_sum = partial(
-            lax.psum_scatter, axis_name=how.axes, scatter_dimension=dim, tiled=True
+            built_in.psum_scatter, axis_name=how.axes, scatter_dimension=dim, tiled=True
         )
         with named("einsum_reduce_scatter", LAX):
             return marked(scatter_sum, summed(factors), how.axes).astype(dtype)

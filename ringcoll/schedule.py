@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,8 +54,19 @@ def digits(rank: int, shape: Sequence[int]) -> list[int]:
     return [rank // prod(shape[axis + 1 :]) % n for axis, n in enumerate(shape)]
 
 
-def _hashable(move: Move) -> Move:
-    return move if type(move.offsets) is tuple else replace(move, offsets=tuple(move.offsets))
+def _hashable(move: Any) -> Move:
+    if not isinstance(move, Move):
+        raise ScheduleError(f"a round holds {move!r}, which is no Move")
+    offsets = _as_tuple(f"the offsets of {move!r}", move.offsets)
+    return move if offsets is move.offsets else replace(move, offsets=offsets)
+
+
+def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
+    """What is given, with a hash: lists would have none."""
+    try:
+        return tuple(given)
+    except TypeError as error:
+        raise ScheduleError(f"{what}: {given!r} is no list") from error
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,15 @@ class Schedule:
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        rounds = tuple(tuple(map(_hashable, moves)) for moves in self.rounds)
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "rounds", rounds)  # lists would have no hash
+        object.__setattr__(self, "shape", _as_tuple("the shape", self.shape))
+        rounds = (
+            _as_tuple("a round of moves", moves) for moves in _as_tuple("the rounds", self.rounds)
+        )
+        object.__setattr__(self, "rounds", tuple(tuple(map(_hashable, moves)) for moves in rounds))
+        if wrong := [x for x in (*self.shape, self.lanes) if not isinstance(x, _WHOLE)]:
+            raise ScheduleError(
+                f"shape {self.shape}, lanes {self.lanes}: {wrong[0]!r} is no whole number"
+            )
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
 
@@ -138,7 +155,8 @@ class Schedule:
             raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
         for number, move in self.numbered_moves():
             where = f"round {number}: "
-            if wrong := [x for x in (move.shift, *move.offsets) if not isinstance(x, _WHOLE)]:
+            numbers = (move.shift, move.axis, move.lane, *move.offsets)
+            if wrong := [x for x in numbers if not isinstance(x, _WHOLE)]:
                 raise ScheduleError(where + f"{wrong[0]!r} is no whole number")
             if not 0 <= move.axis < len(self.shape):
                 raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")

@@ -191,7 +191,7 @@ class Table:
         call = collective, platform, ranks, nbytes, dtype, jax
         for row in self.rows:
             covers = row.covers(*call, hosts=hosts, ranks_a_host=ranks_a_host)
-            if covers and _runs(row, ranks):
+            if covers and runs(collective, row.algorithm, (ranks,)):
                 return row.algorithm
         return LAX
 
@@ -264,12 +264,13 @@ def default_table() -> Table:
     return Table.from_json(files("ringcoll").joinpath("table.json").read_text(encoding="utf-8"))
 
 
-def _runs(row: Row, ranks: int) -> bool:
-    algorithm = reducing_half(row.algorithm)
+def runs(collective: str, algorithm: str, shape: tuple[int, ...]) -> bool:
+    """Whether there is such an algorithm on axes of these sizes."""
+    algorithm = reducing_half(algorithm)
     if algorithm in BUILT_INS:
         return True
     try:
-        build(row.collective, algorithm, (ranks,))
+        build(collective, algorithm, shape)
     except ScheduleError:
         return False
     return True

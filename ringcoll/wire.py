@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ringcoll import built_in
 from ringcoll.marks import marked, scope
 from ringcoll.primitive import Collective
 from ringcoll.schedule import Round
@@ -88,9 +89,9 @@ class Ppermute(Collective, name="ppermute"):
 
     def by_lax(self, x: Array) -> Array:
         if len(self.axes) == 1:
-            return lax.ppermute(x, self.axes[0], self.pairs)
+            return built_in.ppermute(x, self.axes[0], self.pairs)
         axes, pairs = in_mesh_order(self.axes, self.pairs)
-        return lax.ppermute(x, axes, pairs)
+        return built_in.ppermute(x, axes, pairs)
 
     def by_hand(self, x: Array, platform: str) -> Array:
         send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax

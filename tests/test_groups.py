@@ -1,10 +1,14 @@
 """`axis_index_groups`: the same, within each group, in the group's own order."""
 
+import numpy as np
 import pytest
 from cases import CASES, MAIN, check, first_algorithm
 from hypothesis import given
 from hypothesis import strategies as st
-from support import make_mesh
+from jax import lax
+from support import assert_same, data, make_mesh, per_rank
+
+import ringcoll.lax
 
 #: lax has no groups for three of them, and not for an all_gather to an invariant.
 GROUPED = [
@@ -18,6 +22,41 @@ MAIN_GROUPED = [case for case in MAIN if case in GROUPED]
 @pytest.mark.parametrize("groups", [[[3, 0], [2, 1]], ((0, 3, 2, 1),), [[3], [1], [0], [2]]])
 def test_every_way_of_calling(groups):
     check(make_mesh(4), "x", GROUPED, first_algorithm, groups, check_vma=False)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda: np.array([[0, 2], [1, 3]]),
+        lambda: [np.array([0, 2]), range(1, 4, 2)],
+        lambda: {(0, 2), (1, 3)},
+        lambda: {"even": [0, 2], "odd": [1, 3]}.values(),
+        lambda: (iter(group) for group in [[np.int8(0), 2], [True, 3]]),  # of psum lax takes none
+    ],
+)
+def test_groups_are_said_in_whatever_lax_takes(said):
+    """And read once: leaves after the first have the same groups."""
+    calls = {
+        **{name: {} for name in ("psum", "pmean", "pmax", "all_gather")},
+        "pswapaxes": {"axis": 0},
+        "psum_scatter": {"tiled": True},
+        "all_to_all": {"split_axis": 0, "concat_axis": 1, "tiled": True},
+    }
+
+    def of(module, groups):
+        def program(x):
+            made = {}
+            for name, call in calls.items():
+                call = call | {"axis_index_groups": groups()}
+                made[name] = getattr(module, name)([x, 2 * x], "x", **call)
+            return made
+
+        return program
+
+    x = data((4, 2, 2))
+    ours = per_rank(make_mesh(4), of(ringcoll.lax, said), x, check_vma=False)
+    theirs = of(lax, lambda: [[0, 2], [1, 3]])
+    assert_same(ours, per_rank(make_mesh(4), theirs, x, check_vma=False))
 
 
 @pytest.mark.parametrize("groups", [[[3, 0, 5], [2, 4, 1]], [[1, 0], [5, 2], [3, 4]]])

@@ -63,6 +63,8 @@ BROKEN = [
     (one(RING[0], Move(1, (-1,))), "round 2: offset -1 is not in 0..3"),
     (one(Move(1.0, (0,))), "round 1: 1.0 is no whole number"),
     (one(RING[0], Move(1, (1.0,))), "round 2: 1.0 is no whole number"),
+    (one(Move(1, (0,), axis=None)), "round 1: None is no whole number"),
+    (one(Move(1, (0,), lane="0")), "round 1: '0' is no whole number"),
     (one(Move(4, (0,))), "round 1: shift 4 sends to oneself"),
     (one(Move(2, (0,), axis=1), shape=(4, 2)), "round 1: shift 2 sends to oneself"),
     (one(Move(1, ())), "round 1: a move of shift 1 sends nothing"),
@@ -117,6 +119,28 @@ def test_check_takes_memory_for_the_moves_alone(schedule, message):
 @pytest.mark.parametrize("kind", [Schedule, AllToAllSchedule])
 def test_where_there_is_one_rank_nothing_is_missing(kind):
     assert passes(kind((1,), (), 10**15))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((4,), (5,)), "a round of moves: 5 is no list"),
+        (((4,), 5), "the rounds: 5 is no list"),
+        (((4,), None), "the rounds: None is no list"),
+        ((4, ()), "the shape: 4 is no list"),
+        ((("4",), ()), "shape ('4',), lanes 1: '4' is no whole number"),
+        (((4.0,), ()), "shape (4.0,), lanes 1: 4.0 is no whole number"),
+        (((1,), (), "2"), "shape (1,), lanes 2: '2' is no whole number"),
+        (((2,), ((1,),)), "a round holds 1, which is no Move"),
+        (((2,), (((1, (0,)),),)), "a round holds (1, (0,)), which is no Move"),
+        (((2,), (Move(1, (0,)),)), f"a round of moves: {Move(1, (0,))!r} is no list"),
+        (((2,), ((Move(1, 0),),)), f"the offsets of {Move(1, 0)!r}: 0 is no list"),
+    ],
+)
+def test_what_is_no_schedule_at_all_is_refused_when_it_is_made(arguments, message):
+    with pytest.raises(ScheduleError) as error:
+        Schedule(*arguments)
+    assert str(error.value) == message
 
 
 def changed(draw, move, schedule):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from cases import CASES, MAIN, first_algorithm, operand
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
@@ -273,3 +274,20 @@ def test_an_explicitly_sharded_dimension_is_split_into_blocks_that_do_not_divide
     ours, theirs = by(ringcoll.lax, algorithm="pairwise"), by(lax)
     np.testing.assert_array_equal(ours, theirs)
     assert ours.sharding == theirs.sharding
+
+
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
+def test_python_scalars_in_a_program_that_is_run_under_vmap(name):
+    """They come to the primitive as they are, and have no shape."""
+
+    def of_all(module):
+        reduce = jax.custom_jvp(lambda x: getattr(module, name)(x, "batch"))
+        reduce.defjvp(lambda primals, tangents: (reduce(*primals), *tangents))
+
+        def one(_, x):
+            return jaxpr_as_fun(jax.make_jaxpr(reduce)(x))(x)[0]
+
+        mapped = jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=None)
+        return jnp.asarray(mapped(jnp.arange(4.0), 2.0))
+
+    assert_same(of_all(ringcoll.lax), of_all(lax))

@@ -1,0 +1,111 @@
+"""By which algorithm a call runs: the one it names or, for "auto", the one asked for around it.
+
+`with ringcoll.algorithm("ring"):` asks for what is traced within, `RINGCOLL_ALGORITHM=ring` for
+the whole program; where neither does, or what is asked for cannot be, "auto" is what it was.
+"""
+
+import os
+from contextlib import AbstractContextManager
+from functools import lru_cache
+
+import jax
+
+from ringcoll.algorithms import COLLECTIVES, build
+from ringcoll.schedule import Schedule
+from ringcoll.table import BUILT_INS, Algorithm, Table, choices, reducing_half, runs
+
+#: The environment variable that names an algorithm.
+VARIABLE = "RINGCOLL_ALGORITHM"
+
+#: A part of the key by which `jit` knows its programs.
+_around = jax.make_user_context(default_value=None)
+
+
+def algorithm(name: str) -> AbstractContextManager[None]:
+    """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
+
+    It holds for all that is traced within, on this thread; `jit` keeps a program for each. A
+    gradient goes by the algorithm of its function, also where it is asked for later (but what a
+    `custom_vjp` calls in its backward pass is traced, and so chosen, later). A call goes by
+    "auto" as before where there is no such algorithm for it ("ring" for an `all_to_all`), or
+    none on so many ranks. The one that is nearest holds, before `RINGCOLL_ALGORITHM`, which asks
+    for one in the whole program; "auto" asks for none.
+
+    Args:
+        name: of an algorithm of `ringcoll.algorithms`, "lax" or "lax_as_bits", or "auto".
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: no collective has an algorithm of this name.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"ringcoll.algorithm({name!r}): takes the name of an algorithm; "
+            "pass a Schedule, a function or a Table to the call itself, as algorithm="
+        )
+    _check_known(f"ringcoll.algorithm({name!r})", name)
+    return _around(name)
+
+
+def chosen(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
+    """What a call that says `algorithm` is to run by, on axes of `shape`.
+
+    Raises:
+        ValueError: `RINGCOLL_ALGORITHM` is no algorithm.
+    """
+    if not isinstance(algorithm, str) or algorithm != "auto":
+        return algorithm
+    name = _around.value
+    if name is None:
+        name = os.environ.get(VARIABLE) or "auto"
+        _check_known(f"{VARIABLE}={name}", name)
+    return name if name in choices(collective) and runs(collective, name, shape) else "auto"
+
+
+def check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
+    """Refuse an algorithm by which a collective cannot be done on axes of `shape`.
+
+    Raises:
+        TypeError: it is of no kind that can be an algorithm.
+        ValueError: there is none of this name, or it cannot run there, or raises itself.
+    """
+    if isinstance(algorithm, str):
+        known = ("auto", *choices(collective))
+        if algorithm not in known:
+            raise ValueError(f"no algorithm {algorithm!r}; {_cure(algorithm, known)}")
+        algorithm = reducing_half(algorithm)
+        if algorithm in ("auto", *BUILT_INS):
+            return
+    elif not isinstance(algorithm, Schedule | tuple | Table) and not callable(algorithm):
+        raise TypeError(
+            f"algorithm={algorithm!r} is no algorithm; pass a name, a Table, a Schedule, a tuple "
+            "of them, or a function that makes one of the sizes of the axes"
+        )
+    if isinstance(algorithm, Table):
+        return
+    try:
+        hash(algorithm)
+    except TypeError as error:
+        raise TypeError(f"algorithm={algorithm!r}: {error}; pass what has a hash") from error
+    try:
+        build(collective, algorithm, shape)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"algorithm={algorithm!r}: {error}") from error
+
+
+def _cure(name: str, known: tuple[str, ...]) -> str:
+    if name.endswith(".json") or os.sep in name:
+        return f"a table is passed as ringcoll.Table.load({name!r})"
+    return f"choose from {', '.join(known)}"
+
+
+@lru_cache(maxsize=1)
+def _known() -> tuple[str, ...]:
+    """All names that there are, in the order in which they are listed."""
+    return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
+
+
+def _check_known(what: str, name: str) -> None:
+    if name not in _known():
+        raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

@@ -1,0 +1,34 @@
+"""How a refusal by lax becomes one of ours: of which kind, and with which cure."""
+
+import re
+
+#: The exceptions by which lax refuses a call. (Their subclasses may not take a text.)
+REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
+
+#: What to do about a refusal, by its words; of {n} ranks, on a {mesh}.
+_CURES = (
+    (r"unbound axis name", "the axes here are {mesh}"),
+    (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
+    (r"divisible", "pad that dimension to a multiple of {n}"),
+    (r"out of bounds", "count dimensions from 0, or from the last with -1"),
+    (r"axis_index_groups must cover", "name every rank of the axis in exactly one group"),
+    (r"must be unique", "let every rank send once and receive once at most"),
+    (r"must be a list or a tuple", "pass a list of pairs (source, target)"),
+    (r"is no rank", "there are {n} ranks: count from 0, or from the last with -1"),
+    (r"no list of lists of ranks", "pass one such as [[0, 1], [2, 3]]"),
+    (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
+    (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
+    (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
+    (r"not supported in vmap", "use a mesh axis"),
+    (r"not a valid JAX type", "pass an array"),
+)
+
+
+def kind_of(error: Exception) -> type[Exception]:
+    """As what to raise again what lax raised."""
+    return next(kind for kind in REFUSALS if isinstance(error, kind))
+
+
+def cure_of(words: str) -> str:
+    """What to do about a refusal in these words, or nothing."""
+    return next((cure for pattern, cure in _CURES if re.search(pattern, words)), "")

@@ -1,0 +1,58 @@
+"""What a type checker knows of a program that says `from ringcoll import lax`."""
+
+import re
+from importlib.util import find_spec
+
+import pytest
+from support import python
+
+USER = """\
+import jax
+
+import ringcoll
+from ringcoll import lax
+
+
+def known(x: jax.Array) -> jax.Array:
+    rank = lax.axis_index("x")
+    total, _ = lax.scan(lambda carry, y: (carry + y, None), x[0], x)
+    row = lax.dynamic_slice_in_dim(lax.linalg.cholesky(x), rank, 1)
+    with ringcoll.algorithm("ring"), ringcoll.debug.deadline(60):
+        print(ringcoll.draw.plan("all_reduce", "ring", (4,)), ringcoll.overlap.report)
+    return lax.psum(total + row, "x", algorithm="ring", accumulate_dtype=jax.numpy.float32)
+
+
+def refused(x: jax.Array) -> None:
+    lax.psun(x, "x")
+    lax.psum(x, "x", algorithm=5)
+    lax.all_gather(x, "x", algoritm="ring")
+    lax.ppermute(x, "x", [(0, 1)], algorithm="ring")
+    lax.cond(x)
+    ringcoll.algorithm(5)
+    ringcoll.debugger
+"""
+REFUSED = {
+    "lax.psun": 'Module has no attribute "psun"',
+    'lax.psum(x, "x", algorithm=5)': 'Argument "algorithm" to "psum" has incompatible type "int"',
+    "algoritm": 'Unexpected keyword argument "algoritm" for "all_gather"',
+    "lax.ppermute": 'Argument "algorithm" to "ppermute" has incompatible type "str"',
+    "lax.cond": 'Missing positional arguments "true_fun", "false_fun" in call to "cond"',
+    "ringcoll.algorithm(5)": 'Argument 1 to "algorithm" has incompatible type "int"',
+    "ringcoll.debugger": 'Module has no attribute "debugger"',
+}
+
+
+@pytest.mark.skipif(find_spec("mypy") is None, reason="no mypy: pip install 'ringcoll[dev]'")
+def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
+    file = tmp_path / "user.py"
+    file.write_text(USER, encoding="utf-8")
+    said = python("-m", "mypy", "--config-file=", "--check-untyped-defs", str(file)).stdout
+    lines = USER.splitlines()
+    found = {}
+    for path, number, message in re.findall(r"^(.*):(\d+): error: (.*)$", said, re.M):
+        assert path.endswith("user.py"), said
+        found[lines[int(number) - 1].strip()] = message
+    assert len(found) == len(REFUSED), said
+    for (call, words), (line, message) in zip(REFUSED.items(), found.items(), strict=True):
+        assert call in line
+        assert message.startswith(words)
