@@ -5,8 +5,10 @@ at random from all that the drop-ins accept. What every rank gets is compared wi
 in every bit, on data whose sums are exact. Call i of a seed is always the same one (of a version
 of ringcoll, on as many devices), so that --only replays it by itself.
 
-Calls are compiled a few to a program; of a program that is wrong, each is tried alone. The exit
-status is 1 if anything is wrong, or if live memory grows.
+Calls are compiled a few to a program; of a program that is wrong, each is tried alone. Between
+them come whole training steps, several in flight, with loops, independent collectives and a
+donated state (`benchmarks/steps.py`), held against jax.lax; --program replays one. The exit status
+is 1 if anything is wrong, or if live memory grows.
 """
 
 import argparse
@@ -17,13 +19,15 @@ from collections.abc import Sequence
 
 import jax
 
-from benchmarks import memory, options, processes, report
+from benchmarks import memory, options, processes, report, steps
 from benchmarks.draws import TOGETHER, Call, draw
 from benchmarks.trial import faults
 from ringcoll.arguments import count
 
 #: Calls between two looks at memory.
 EVERY = 16 * TOGETHER
+#: Calls between two training steps.
+STEP_EVERY = 4 * TOGETHER
 #: One of so many looks is shown.
 SHOWN = 4
 
@@ -58,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=count, default=10_000, metavar="N", help="calls (10000)")
     add("--seed", type=seed, metavar="S", help="what they are drawn from (random, and printed)")
     add("--only", type=numbers, metavar="I", help="call I of the seed alone; I-J: those together")
+    add("--program", type=seed, metavar="I", help="training step I of the seed alone")
     add("--budget", type=float, metavar="SECONDS", help="stop after so many (never)")
     options.add_devices(parser)
     processes.add_arguments(parser)
@@ -65,10 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw, compare, report; 1 if anything was wrong, or if live memory grew."""
-    if args.only and args.seed is None:
-        args.error("--only: of which seed? Give --seed too")
+    for name in ("only", "program"):
+        if getattr(args, name) is not None and args.seed is None:
+            args.error(f"--{name}: of which seed? Give --seed too")
     processes.start(args)
     mesh = options.mesh(args)
+    if args.program is not None:
+        report.print_header(options.described(mesh))
+        return _try_step(args.seed, args.program, mesh.size)
     if args.seed is None:
         args.seed = int(processes.first_says(secrets.randbits(24)))
     which = args.only or range(args.count)
@@ -90,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
                 tally["wrong"] += 1
                 _say(f"wrong: {fault}\n  again: {_again(args.seed, mesh.size, fault.shown_by)}")
             tally.update(label for call in calls for label in _labels(call))
+            if not args.only and numbers[0] % STEP_EVERY == 0 and jax.process_count() == 1:
+                tally["steps"] += 1
+                tally["wrong"] += _try_step(args.seed, numbers[0] // STEP_EVERY, mesh.size)
             if tally["calls"] % EVERY == 0:
                 jax.clear_caches()  # no program is run twice, and JAX would keep them all
                 if memory.is_known():
@@ -97,6 +109,15 @@ def run(args: argparse.Namespace) -> int:
     _say(_summary(tally, time.perf_counter() - start))
     grows = _judge(samples)
     return int(tally["wrong"] > 0 or processes.total(grows) > 0)
+
+
+def _try_step(seed: int, number: int, devices: int) -> int:
+    """A training step; 1 if it is wrong."""
+    step = steps.draw(seed, number, devices)
+    if leaves := steps.differing(step):
+        again = f"python -m benchmarks soak --seed {seed} -g {devices} --program {number}"
+        _say(f"wrong: {', '.join(leaves)} of {step}\n  again: {again}")
+    return int(bool(leaves))
 
 
 def _say(text: str) -> None:

@@ -30,8 +30,14 @@ SHAPES = ((2, 4), (4, 2), (1, 8), (8, 1), (2, 2), (1, 3), (1, 5))
 #: Activations; every size of an axis divides them.
 ROWS, WIDTH = 4, 120
 BOTH = ("data", "model")
+#: So often a step is run, one upon the other.
+TURNS = 3
+#: Whether the next is begun before one is done: XLA:CPU of JAX 0.10 may hang then by itself.
+IN_FLIGHT = jax.__version_info__ >= (0, 11)
 
 State = dict[str, Any]
+#: From a state, which is donated, and a batch to the next state.
+Program = Callable[[State, np.ndarray], State]
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Step:
         devices = np.array(jax.devices()[: self.shape[0] * self.shape[1]])
         return Mesh(devices.reshape(self.shape), BOTH)
 
-    def program(self, *, by_lax: bool = False) -> Callable[[State, Array], State]:
+    def program(self, *, by_lax: bool = False) -> Program:
         """The step, jitted, with its state donated: by ringcoll, or by jax.lax alone."""
         calls = _Calls({} if by_lax else self.algorithms)
         state = {"layers": P(), "seen": P()}
@@ -114,6 +120,27 @@ def draw(seed: int, number: int, devices: int = 8) -> Step:
         metrics=(one_of(0, 1, 2), one_of(0, 1, 2), one_of(0, 1)),
         algorithms=algorithms,
     )
+
+
+def differing(step: Step, ours: Program | None = None) -> list[str]:
+    """The leaves of the state that are not what jax.lax makes of them, after a few turns.
+
+    Args:
+        step: the step.
+        ours: its program, if it has been made.
+    """
+    ends = []
+    by_lax = step.program(by_lax=True)
+    for program, waits in ((ours or step.program(), not IN_FLIGHT), (by_lax, True)):
+        state = step.state()
+        for turn in range(TURNS):
+            state = program(state, step.batch(turn))
+            if waits:
+                jax.block_until_ready(state)
+        ends.append(jax.tree.map(np.asarray, state))
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(ends[0])]
+    pairs = zip(names, *map(jax.tree.leaves, ends), strict=True)
+    return [name for name, x, y in pairs if x.tobytes() != y.tobytes()]
 
 
 class _Calls:

@@ -16,7 +16,7 @@ true, which no compiler knows. A program without such loops stays as it is.
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from contextlib import suppress
 
 import jax
 import numpy as np
@@ -69,8 +69,10 @@ def watch(ctx: mlir.LoweringRuleContext) -> None:
         _lowered.axes[module] = frozenset(mesh.axis_names)
 
 
-@lru_cache(maxsize=1)
 def _listen() -> None:
+    """Anew for every collective: whoever clears JAX's listeners clears this one."""
+    with suppress(AssertionError, ValueError):  # it was not there
+        jax.monitoring.unregister_event_duration_listener(_when_lowered)
     jax.monitoring.register_event_duration_secs_listener(_when_lowered)
 
 

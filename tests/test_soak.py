@@ -188,3 +188,18 @@ def test_flags_that_make_no_sense_are_refused(flags, words, capsys):
     with pytest.raises(SystemExit):
         main(["soak", *flags.split()])
     assert words in capsys.readouterr().err
+
+
+def test_a_training_step_that_is_wrong_is_said_and_replayed(monkeypatch, capsys):
+    monkeypatch.setattr(soak.steps, "draw", lambda seed, number, devices: (seed, number, devices))
+    monkeypatch.setattr(soak.steps, "differing", lambda step: ["a leaf"] if step[1] == 1 else [])
+    monkeypatch.setattr(soak, "faults", lambda calls: [])
+    assert main(["soak", "--seed", "7", "--count", str(2 * soak.STEP_EVERY)]) == 1
+    said = capsys.readouterr().out
+    assert "wrong: a leaf of (7, 1, 8)" in said
+    assert "#wrong 1 of 128 calls" in said
+    assert "2 steps" in said
+    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    assert again == "soak --seed 7 -g 8 --program 1"
+    assert main(again.split()) == 1
+    assert main(["soak", "--seed", "7", "--program", "0"]) == 0
