@@ -121,6 +121,17 @@ def test_programs_take_turns_in_changing_order():
     assert [len(some) for some in times.values()] == [measure.FEWEST] * 2
 
 
+def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
+    times = {LAX: [1.0, 2.0, 4.0], "ring": [3.0, 8.0, 20.0]}
+    made = {name: np.array(of) for name, of in times.items()}
+    monkeypatch.setattr(measure, "interleave", lambda *_: made)
+    point = Point(BY_NAME["psum"], np.float32, 64, mesh_of(2))
+    by_lax, ring = measure.measure(point, ["ring"], 1, 3, 1, checks=False)
+    assert (by_lax.seconds.median, by_lax.vs_lax) == (2, Quartiles(1, 1, 1))
+    assert ring.seconds.median == 8
+    assert (ring.vs_lax.low, ring.vs_lax.median, ring.vs_lax.high) == (3.5, 4, 4.5)
+
+
 def test_time_is_shared_by_weight_until_there_is_none():
     shares = measure.sharing([1, 3], 100, lambda weight: weight)
     assert next(shares) == (1, pytest.approx(25, abs=1))
