@@ -131,7 +131,9 @@ def run(chosen: Sequence[Mutant]) -> int:
         for mutant in chosen:
             start = time.monotonic()
             lives = survives(mutant, tree)
-            print(f"{'SURVIVED' if lives else 'died':8} {time.monotonic() - start:4.0f} s  {mutant}")
+            print(
+                f"{'SURVIVED' if lives else 'died':8} {time.monotonic() - start:4.0f} s  {mutant}"
+            )
             sys.stdout.flush()
             if lives != bool(mutant.survives):
                 amiss.append(mutant)

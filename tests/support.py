@@ -103,6 +103,30 @@ def bits(x: Any) -> np.ndarray:
     return np.frombuffer(x.tobytes(), np.uint8).reshape(*x.shape, x.itemsize)
 
 
+def doubling_times(programs: Any, rounds: int, end: float) -> dict[str, np.ndarray]:
+    """In place of `measure.interleave`: 1 ms for the first program, 2 for the next, 4, 8."""
+    return {name: np.full(3, 1e-3 * 2**i) for i, name in enumerate(programs)}
+
+
+def check_doubling(rows: Sequence[Any], printed: str) -> None:
+    """That of such times every row of JSON, and of the table printed, has its own."""
+    lines, number = printed.splitlines(), 0
+    for row in rows:
+        number = 0 if row["algorithm"] == "plain" else number + 1
+        assert row["seconds"][1] == 1e-3 * 2**number
+        assert row["over_plain"][1] == 2**number
+        cells = [row[name] for name in ("form", "mesh", "kept", "direction") if name in row]
+        cells += [row["algorithm"], f"{1e3 * 2**number:.1f}", "0%"]
+        cells += [f"{2**number:.2f}"] if number else []
+        assert any(is_part(cells, line.split()) for line in lines), cells
+
+
+def is_part(cells: Sequence[str], of: Sequence[str]) -> bool:
+    """Whether cells stand in a line, in this order, with others between them or not."""
+    rest = iter(of)
+    return all(cell in rest for cell in cells)
+
+
 def runnable(collective: str, *shape: int) -> list[str]:
     """The algorithms that can run a collective on axes of these sizes.
 

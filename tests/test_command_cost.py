@@ -146,7 +146,9 @@ def test_at_a_crossover_the_fastest_changes(capsys):
         first, *others = rest.split(" | ")
         assert len(others) >= 2
         assert len(others) % 2 == 0
-        for before, at, after in zip([first, *others[1::2]], others[::2], others[1::2], strict=False):
+        for before, at, after in zip(
+            [first, *others[1::2]], others[::2], others[1::2], strict=False
+        ):
             b = float(at[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[at[-1]]
             for name, nbytes in [(before, b * 0.98), (after, b * 1.02)]:
                 taken = {

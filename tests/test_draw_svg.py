@@ -46,7 +46,9 @@ def test_arrows_come_from_who_sends_and_point_at_who_receives(collective, algori
     tag, made = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
     for number, frame in enumerate(frames(made)):
         one = ElementTree.fromstring(as_svg(made, number))
-        of = {name: [e.attrib for e in one.iter(tag + name)] for name in ("rect", "path", "polygon")}
+        of = {
+            name: [e.attrib for e in one.iter(tag + name)] for name in ("rect", "path", "polygon")
+        }
         sides = ("x", "y", "width", "height")
         boxes = [[float(e[side]) for side in sides] for e in of["rect"] if e.get("rx") == "7"]
         assert len(boxes) == made.size

@@ -97,5 +97,3 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
         assert_same({how: ours}, {how: right})
     if dtype == "float32":  # or this would say nothing
         assert any((np.asarray(a) != b).any() for a, b in zip(narrow, right, strict=True))
-
-

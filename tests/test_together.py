@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from cases import CASES
 from support import assert_same, data, make_mesh, per_rank
 
 from benchmarks.references import REFERENCES

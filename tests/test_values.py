@@ -168,6 +168,7 @@ LEAVES = {
 def test_pytrees(name):
     """Small leaves of a dtype travel together; nobody can tell."""
     case = next(c for c in CASES if c.name == name and c.how(3).get("axis", 0) == 0)
+
     def of_three(x):
         """(Not -x: of zeros of both signs any is the least.)"""
         return np.stack([x, x + x, x & x if x.dtype == bool else np.zeros_like(x) - x])
