@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import assert_same, make_mesh, per_rank
+from support import assert_same, every_rank, make_mesh, per_rank
 from test_matmul_gradients import SCATTERS
 from test_matmuls import FORMS
 
@@ -94,16 +94,16 @@ def products(jaxpr):
 @pytest.mark.parametrize("name", FORMS)
 def test_all_products_are_as_precise_as_is_asked_for(name):
     form = FORMS[name]
-    x, w = (jnp.ones(shape) for shape in form.shapes(N))
+    operands = [jnp.ones((N, *shape)) for shape in (*form.shapes(N), (7,))]
     for by in ("ring", "lax", "auto"):
         for more in kept(name):
             how = {"algorithm": by, **more}
 
-            def program(x, w, how=how):
+            def program(x, w, ct, how=how):
                 call = lambda x, w: form.ours(x, w, precision="highest", **how)  # noqa: E731
-                return there_and_back(call, x, w, jnp.ones(7))
+                return there_and_back(call, x, w, ct)
 
-            made = jax.make_jaxpr(program, axis_env=[("x", N)])(x, w)
+            made = jax.make_jaxpr(every_rank(make_mesh(N), program, check_vma=True))(*operands)
             found = products(made.jaxpr)
             assert len(found) >= 3, how
             highest = lax.Precision.HIGHEST
