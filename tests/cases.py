@@ -122,7 +122,9 @@ def _scatters() -> list[Case]:
         counted = {"scatter_dimension": dim % 3, "tiled": tiled}
         return Case("psum_scatter", shape, lambda n: how, lambda n: counted)
 
-    return [case(dim, tiled) for dim in (-2, 0, 1, -1) for tiled in (False, True)]
+    # The dimension that is scattered goes, others of size 1 stay.
+    ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: {"scatter_dimension": 1})
+    return [*(case(dim, tiled) for dim in (-2, 0, 1, -1) for tiled in (False, True)), ones]
 
 
 def _all_reduces() -> list[Case]:
