@@ -125,6 +125,15 @@ def test_an_algorithm_of_one_s_own_sees_every_axis():
     assert set(seen) == {(4, 1)}
 
 
+def test_a_stage_may_have_several_axes():
+    def stages(n):
+        return algorithms.ring(2, 2), algorithms.ring(n // 4)
+
+    x = data((8, 3))
+    made = per_rank(make_mesh(8), lambda v: lax.psum(v, "x", algorithm=stages), x)
+    assert_same(made, np.broadcast_to(x.sum(0), x.shape))
+
+
 def test_a_schedule_of_lists_is_one():
     lists = Schedule([N], [[Move(1, [t])] for t in range(N - 1)])
     assert lists == algorithms.ring(N)
