@@ -61,7 +61,7 @@ def test_over_a_vmapped_axis_they_are_refused():
     def total(x):
         return ringcoll.psum(x, "v", axis_index_groups=[[0, 1], [2, 3]], algorithm="ring")
 
-    with pytest.raises(NotImplementedError, match="over the vmapped axis 'v'.*use a mesh axis"):
+    with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):
         jax.vmap(total, axis_name="v")(jnp.ones((4, 3)))
 
 
