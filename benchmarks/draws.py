@@ -152,9 +152,9 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> Call:
         axes[0] if len(axes) == 1 and rng.integers(2) else axes,
         groups,
         dtype.name,
-        tuple(_shape(rng, name, ndim, n, what) for _ in range(_pick(rng, [1, 1, 1, 1, 2, 3]))),
+        tuple(_shape(rng, name, of, n, what) for of in _ndims(rng, ndim)),
         what,
-        _how(rng, name, shape, dtype),
+        _how(rng, name, shape, dtype, place.x64),
         _maybe(rng, 0.1, int(rng.integers(ndim + 1))),
         rng.random() < 0.25 and _has_exact_gradient(name, dtype, n),
     )
@@ -209,6 +209,12 @@ def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
     }.get(name, {})
 
 
+def _ndims(rng: Generator, ndim: int) -> list[int]:
+    """Of a leaf or a few: some have a dimension more, on which dims are to be counted anew."""
+    further = _pick(rng, [0, 0, 0, 0, 1, 2])
+    return [ndim, *(ndim + int(rng.integers(2)) for _ in range(further))]
+
+
 def _shape(
     rng: Generator, name: str, ndim: int, n: int, what: Mapping[str, Any]
 ) -> tuple[int, ...]:
@@ -220,7 +226,9 @@ def _shape(
     return tuple(sizes)
 
 
-def _how(rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
+def _how(
+    rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype, x64: bool
+) -> dict[str, Any]:
     """An algorithm that there is on so many ranks, and perhaps wider sums."""
     collective = _IS_AS.get(name, name)
     how: dict[str, Any] = {}
@@ -232,7 +240,8 @@ def _how(rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype) -> 
         ]
         how["algorithm"] = _pick(rng, ["auto", *known])
     if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:
-        how["accumulate_dtype"] = "float64" if dtype == np.float64 else "float32"
+        single = dtype.itemsize < 4 or (dtype == np.float32 and not x64)
+        how["accumulate_dtype"] = "float32" if single else "float64"
     return how
 
 

@@ -16,8 +16,7 @@ Reference = Callable[..., np.ndarray]
 
 def _fold(op: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
     """All ranks' operands combined, in a dtype in which NumPy itself rounds nothing."""
-    narrow_float = jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize < 4
-    wide = np.dtype(np.float32) if narrow_float else x.dtype
+    wide = np.dtype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
     return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
 
 

@@ -52,6 +52,8 @@ def _values(call: Call, shape: tuple[int, ...], dtype: Any, what: tuple[int, int
         return _values(call, shape, np.float32, what).astype(kind) * kind.type(1 + 2j)
     ranks, n = prod(call.place.shape), call.teams().shape[1]
     most = 1 if kind.kind == "b" else min(n, largest(kind))
+    if _is_wide(call, kind, what[0]):  # exact in that; in its own dtype no sum may overflow
+        most = -(-largest(kind) * n // int(float(jnp.finfo(kind).max)))
     if call.name == "pmean":  # of multiples of n, and such as a float32 can hold
         most = max(n * n, largest(kind) >> 16)
         if what[0] == _BACK:  # each is divided first, perhaps by a product with 1/n: of n alone
@@ -64,6 +66,18 @@ def _values(call: Call, shape: tuple[int, ...], dtype: Any, what: tuple[int, int
         return values
     turned = np.random.default_rng([*seed, 1]).integers(2, size=values.shape, dtype=bool)
     return np.where(turned & (values != 0), -values, values)  # no -0.0, whose sum has either sign
+
+
+def _is_wide(call: Call, kind: np.dtype, what: int) -> bool:
+    """Whether sums may need more digits than the dtype has: then all are made in a wider one.
+
+    (A mean is divided, too. What becomes of a cotangent is summed by JAX itself in part, but for
+    that of an all_gather to ranks that differ.)
+    """
+    wide = call.how.get("accumulate_dtype")
+    forth = what == _FORTH and call.name in ("psum", "psum_scatter")
+    back = what == _BACK and call.name == "all_gather" and call.what.get("to") != "invarying"
+    return bool(wide and np.dtype(wide).itemsize > kind.itemsize and (forth or back))
 
 
 def _mapped(

@@ -233,10 +233,9 @@ def _reduced_and_gathered(axis_name: AxisName, options: dict, x: Array, w: Array
     n = prod(lax.axis_size(axis) for axis in axes_of(axis_name))
     padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
     mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)
-    algorithm = options.get("algorithm", "auto")
-    whole = all_gather(
-        mine, axis_name, axis=x.ndim - 2, tiled=True, to="invarying", algorithm=algorithm
-    )
+    # The gather sums in its gradient, where types are not checked.
+    how = {k: options[k] for k in ("algorithm", "accumulate_dtype") if k in options}
+    whole = all_gather(mine, axis_name, axis=x.ndim - 2, tiled=True, to="invarying", **how)
     return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
 
 

@@ -117,4 +117,5 @@ def exchanged(schedule):
 
 
 def exists(name, shape):
+    """Whether there is an algorithm on axes of these sizes: only one is not for every size."""
     return name != "recursive_doubling" or all(n & (n - 1) == 0 for n in shape)

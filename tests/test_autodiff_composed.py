@@ -80,6 +80,24 @@ def test_grad_inside(check_vma):
     compare(on_ranks(lambda run, x, w: jax.grad(cubes(run, w))(x), check_vma), slope)
 
 
+def test_grad_of_what_is_the_same_on_all_ranks():
+    """It is typed so; what depends on it through any rank is summed. (lax refuses a pbroadcast.)"""
+    names = [name for name in CASES if name != "pbroadcast"]
+
+    def program(xs, ws):
+        made = {a: jax.grad(cubes(functions()[a], ws[a][0]))(xs[a]) for a in names}
+        assert all(not jax.typeof(dx).mat.varying for dx in made.values())
+        return made
+
+    xs, ws = ({a: of[a] for a in names} for of in (operands(), weights()))
+    mapped = jax.shard_map(program, mesh=make_mesh(N), in_specs=(P(), P("x")), out_specs=P())
+    for name, dx in jax.jit(mapped)({a: x[1] for a, x in xs.items()}, ws).items():
+        jacobian, _, w = flat(name)
+        x = np.stack([xs[name][1]] * N).reshape(-1)
+        expected = jacobian.T @ (3 * w * (jacobian @ x) ** 2)
+        np.testing.assert_array_equal(dx, expected.reshape(xs[name].shape).sum(0), name)
+
+
 @bothways
 def test_grad_under_remat_jit_and_cond(check_vma):
     def composed(run, x, w):

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from support import check_doubling, doubling_times, is_part
 
-from benchmarks import loop, measure, model, options, programs, trace, tune
+from benchmarks import join, loop, matmul, measure, model, options, programs, trace
 from benchmarks.__main__ import main
 from benchmarks.cases import AXIS, CASES, LAX
 from benchmarks.data import count_wrong, exact
 from benchmarks.measure import Point
 from benchmarks.row import Quartiles
-from ringcoll import Schedule, algorithms, cost
-from ringcoll.table import Table
+from ringcoll import Schedule, algorithms, calls, cost
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -113,12 +113,28 @@ def test_sizes_and_rates_are_those_of_nccl_tests(name, count, size, operand, fac
     assert row.busbw(2.0) == factor * 512
 
 
+def test_a_spread_is_half_of_what_the_middle_half_spans():
+    assert Quartiles.of(np.array([1.0, 2.0, 3.0, 4.0, 9.0])) == Quartiles(2, 3, 4)
+    assert Quartiles(2, 4, 5).spread == 3 / 2 / 4
+
+
 def test_programs_take_turns_in_changing_order():
     ran = []
     programs = {name: lambda name=name: ran.append(name) for name in "ab"}
     times = measure.interleave(programs, 50, end=0)
     assert ran == list("abbaba")
     assert [len(some) for some in times.values()] == [measure.FEWEST] * 2
+
+
+def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
+    times = {LAX: [1.0, 2.0, 4.0], "ring": [3.0, 8.0, 20.0]}
+    made = {name: np.array(of) for name, of in times.items()}
+    monkeypatch.setattr(measure, "interleave", lambda *_: made)
+    point = Point(BY_NAME["psum"], np.float32, 64, mesh_of(2))
+    by_lax, ring = measure.measure(point, ["ring"], 1, 3, 1, checks=False)
+    assert (by_lax.seconds.median, by_lax.vs_lax) == (2, Quartiles(1, 1, 1))
+    assert ring.seconds.median == 8
+    assert (ring.vs_lax.low, ring.vs_lax.median, ring.vs_lax.high) == (3.5, 4, 4.5)
 
 
 def test_time_is_shared_by_weight_until_there_is_none():
@@ -192,77 +208,50 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
 
 
-def test_tune_writes_a_table(tmp_path, capsys):
-    path = tmp_path / "table.json"
-    flags = ["-b", "1K", "-e", "4K", "-n", "3", "-g", "2", "-d", "float32"]
-    flags += ["--collective", "psum_scatter"]
-    assert main(["tune", *flags, "--table", str(path)]) == 0
-    assert "2 x cpu" in Table.load(path).measured_on
-    assert "The choice" in capsys.readouterr().out
-
-
-def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
-    vs_lax = Quartiles(ratio - spread, ratio, ratio + spread)
-    row = Point(BY_NAME["psum"], np.float32, nbytes, mesh_of(8)).row(algorithm)
-    return replace(row, vs_lax=vs_lax, wrong=0)
-
-
-@pytest.mark.parametrize(
-    ("rivals", "before", "expected"),
-    [
-        ([("ring", 0.5), ("bruck", 0.7)], LAX, "ring"),
-        ([("ring", 0.97), ("bruck", 0.99)], LAX, LAX),
-        ([("ring", 0.90, 0.1), ("bruck", 0.93)], LAX, "bruck"),
-        ([("ring", 0.50), ("bruck", 0.52)], "bruck", "bruck"),
-        ([("ring", 0.50), ("bruck", 0.60)], "bruck", "ring"),
-    ],
-)
-def test_tune_chooses_what_is_clearly_faster(rivals, before, expected):
-    rows = [made_row(LAX, 1.0)]
-    rows += [made_row(name, ratio, spread=sum(spread)) for name, ratio, *spread in rivals]
-    assert tune.choose(rows, before).algorithm == expected
-    wrong = [rows[0], *(replace(row, wrong=1) for row in rows[1:])]
-    assert tune.choose(wrong, before).algorithm == LAX
-
-
-def test_neighbouring_sizes_share_a_row():
-    chosen = [
-        made_row(LAX, 1.0, 1024),
-        made_row("ring", 0.8, 4096),
-        made_row("ring", 0.6, 16384),
-        made_row("bruck", 0.5, 65536),
-    ]
-    ring, bruck = tune.table_rows(chosen, "cpu", **tune.measured_bounds(mesh_of(5)))
-    assert (ring.algorithm, ring.bytes, ring.dtypes) == ("ring", (2048, 32768), ("float32",))
-    assert (bruck.algorithm, bruck.bytes) == ("bruck", (32768, None))
-    for row in (ring, bruck):
-        assert (row.ranks, row.hosts, row.ranks_a_host) == ((5, 6), (1, 2), (5, 6))
-        call = "psum", "cpu", 5, 65536, "float32", jax.__version__
-        assert row.covers(*call) == (row is bruck)
-        assert not row.covers(*call[:-1], "99.0")
-    assert ring.why.startswith("0.60 to 0.80 ")
-    assert bruck.why.startswith("0.50 of ")
-
-
-def test_a_ring_is_compiled_both_ways():
+def test_a_ring_is_compiled_both_ways(monkeypatch):
+    monkeypatch.setattr(loop, "interleave", doubling_times)
     found = loop.measured(256)
     assert found["unrolled"]["instructions"] > found["looped"]["instructions"]
-    assert found["unrolled"]["call"] > 0
+    assert [found[way]["call"] for way in loop.WAYS] == [1e-3, 2e-3]  # each its own
+    assert len({found[way]["compile"] for way in loop.WAYS}) == 2
 
 
-def test_leaves_are_joined_and_not(capsys):
-    assert main(["join", "-k", "2", "-b", "256", "-e", "256", "-n", "3", "-g", "3"]) == 0
-    assert "JOIN_UP_TO" in capsys.readouterr().out
+def test_leaves_are_joined_and_not(monkeypatch, tmp_path, capsys):
+    ran = {}
+
+    def times(programs, rounds, end):
+        ran.update(programs)
+        return doubling_times(programs, rounds, end)
+
+    monkeypatch.setattr(join, "interleave", times)
+    path = tmp_path / "json"
+    flags = ["-k", "2", "-b", "256", "-e", "256", "-n", "3", "-g", "3", "-J", str(path)]
+    assert main(["join", *flags]) == 0
+    said = capsys.readouterr().out
+    cells = ["2", "256", "1000.0", "2000.0", "4000.0", "0.50"]
+    assert any(is_part(cells, line.split()) for line in said.splitlines())
+    assert f"JOIN_UP_TO = {calls.JOIN_UP_TO}: leaves of up to so many bytes join" in said
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["ratio"] == {"low": 0.5, "median": 0.5, "high": 0.5}
+    assert (row["joined"], row["leaf by leaf"], row["lax"]) == (1e-3, 2e-3, 4e-3)
+    assert list(ran) == ["joined", "leaf by leaf", "lax"]
+    leaves = [jnp.zeros(3 * 64)] * 2
+    sent = {
+        way: join._compiled(mesh_of(3), leaves, below).as_text().count(" collective-permute(")
+        for way, below in {**join.WAYS, LAX: None}.items()
+    }
+    assert sent == {"joined": 4, "leaf by leaf": 8, LAX: 0}
 
 
 MATMUL = ["matmul", "--shape", "16x16x16", "-g", "2", "-n", "3", "--algorithm", "ring,auto"]
 
 
-def test_matmuls_are_compared_and_timed(tmp_path, capsys):
+def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(matmul, "interleave", doubling_times)
     path = tmp_path / "json"
     assert main([*MATMUL, "-J", str(path)]) == 0
-    assert "over" in capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
+    check_doubling(rows, capsys.readouterr().out)
     assert len(rows) == len(programs.FORMS) * 2 * 3  # directions; plain beside two
     assert {row["wrong"] for row in rows} == {0}
     chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks

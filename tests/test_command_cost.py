@@ -137,6 +137,27 @@ def test_a_row_for_each_algorithm_of_one_number(capsys):
     assert "8  bruck = recursive_doubling\n" in said  # always
 
 
+def test_at_a_crossover_the_fastest_changes(capsys):
+    said = cost(capsys, "all_reduce", "--ranks", "8,16", "--network", "switch")
+    rows = [line for line in said.splitlines() if " | " in line]
+    assert len(rows) == 2
+    for row in rows:
+        n, rest = row.split(maxsplit=1)
+        first, *others = rest.split(" | ")
+        assert len(others) >= 2
+        assert len(others) % 2 == 0
+        for before, at, after in zip(
+            [first, *others[1::2]], others[::2], others[1::2], strict=False
+        ):
+            b = float(at[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[at[-1]]
+            for name, nbytes in [(before, b * 0.98), (after, b * 1.02)]:
+                taken = {
+                    a: seconds(price("psum", a, (int(n),)), nbytes / int(n), DEVICES["v5e"])
+                    for a in names("psum")
+                }
+                assert taken[name.split(" = ")[0].strip()] <= min(taken.values()) * (1 + 1e-9)
+
+
 def test_ones_own_schedule_and_network(capsys):
     own = "--function ringcoll.algorithms:two_ended --algorithm ring --alpha 1 --beta 0 --gamma 0"
     said = cost(capsys, "all_gather", "--ranks", "8", *own.split())

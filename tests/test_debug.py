@@ -311,6 +311,26 @@ def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capf
     assert results.tolist() == [[1] * 3] * 8
 
 
+def test_a_deadline_fires_when_its_time_is_up_and_ends_after_the_grace(monkeypatch, capfd):
+    timers, done = [], []
+
+    class Timer:
+        def __init__(self, interval, function, *of):
+            timers.append((interval, lambda: function(*of)))
+
+        start = cancel = lambda self: None
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr(time, "sleep", lambda seconds: done.append(seconds))
+    monkeypatch.setattr("os._exit", lambda status: done.append(f"exit {status}"))
+    with debug.deadline(30, grace=7):
+        ((interval, is_over),) = timers
+        is_over()
+    assert interval == 30
+    assert done == [7, f"exit {debug.STATUS}"]
+    assert "deadline(30) is over on " in capfd.readouterr().err
+
+
 def test_an_exception_passes(capfd):
     with pytest.raises(KeyError, match="mine"), debug.deadline(300):
         raise KeyError("mine")

@@ -41,6 +41,45 @@ def test_a_picture_has_a_box_for_every_rank_and_an_arrow_for_every_message(
         assert len(list(one.iter(tag + "polygon"))) == len(frame.messages)
 
 
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
+def test_arrows_come_from_who_sends_and_point_at_who_receives(collective, algorithm, shape):
+    tag, made = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
+    for number, frame in enumerate(frames(made)):
+        one = ElementTree.fromstring(as_svg(made, number))
+        of = {
+            name: [e.attrib for e in one.iter(tag + name)] for name in ("rect", "path", "polygon")
+        }
+        sides = ("x", "y", "width", "height")
+        boxes = [[float(e[side]) for side in sides] for e in of["rect"] if e.get("rx") == "7"]
+        assert len(boxes) == made.size
+
+        def nearest(point, boxes=boxes):
+            def distance(rank):
+                x, y, width, height = boxes[rank]
+                return hypot(
+                    *(
+                        max(low - at, 0, at - low - size)
+                        for at, low, size in zip(point, (x, y), (width, height), strict=True)
+                    )
+                )
+
+            return min(range(len(boxes)), key=distance)
+
+        def points(text):
+            numbers = [float(n) for n in re.findall(r"-?[\d.]+", text)]
+            return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+        ways, said = [], []
+        for path in of["path"]:  # what wraps a grid has dashed parts before the last
+            ways.append(points(path["d"]))
+            if "stroke-dasharray" not in path:
+                said.append((nearest(ways[0][0]), nearest(ways[-1][-1])))
+                ways = []
+        assert said == [(m.sender, m.receiver) for m in frame.messages]
+        tips = [nearest(points(polygon["points"])[0]) for polygon in of["polygon"]]
+        assert tips == [m.receiver for m in frame.messages]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "shape"),
     [

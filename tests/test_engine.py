@@ -237,6 +237,23 @@ def test_exchange_carries_every_block_to_its_rank(check_vma):
                 np.testing.assert_array_equal(block, blocks[sender, d])
 
 
+@pytest.mark.parametrize("unroll", [24, 2])
+def test_what_was_received_is_combined_with_what_is_mine_in_that_order(unroll, monkeypatch):
+    """On a ring, doubling what was received: of the rank k ahead 2**k times its number."""
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
+
+    def program(x):
+        def produce(_, slots):
+            return Made([x[None] for _ in slots])
+
+        ranks = everyone((5,))
+        return engine.reduce(algorithms.ring(5), ranks, produce, lambda a, b: 2 * a + b)[0]
+
+    made = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
+    expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]
+    np.testing.assert_array_equal(made, expected)
+
+
 def test_ranks_in_groups_are_numbered_by_their_place():
     groups = ((5, 0, 3, 6), (1, 7, 2, 4))
     x = np.arange(8) ** 2

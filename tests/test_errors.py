@@ -22,8 +22,8 @@ def attempt(function, shape=(N, 2), check_vma=False):
 # What both refuse: name, call by either module, words besides lax's.
 REFUSED_BY_LAX = {
     "all_gather axis": (
-        lambda L, x: L.all_gather(x, "x", axis=4),
-        ("all_gather", "axis=4", "count dimensions from 0"),
+        lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
+        ("all_gather", "axis=3", "count dimensions from 0"),
     ),
     "all_gather to": (
         lambda L, x: L.all_gather(x, "x", to="replicated"),
@@ -164,6 +164,16 @@ REFUSED_BY_US = {
         ValueError,
         lambda x: lax.psum(x, "x", accumulate_dtype=jnp.bfloat16),
         ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+    ),
+    "a dtype with fewer exponents": (
+        ValueError,
+        lambda x: lax.psum(x.astype(jnp.bfloat16), "x", accumulate_dtype=jnp.float16),
+        ("accumulate_dtype=float16 cannot hold every bfloat16",),
+    ),
+    "groups that leave a rank out": (
+        ValueError,
+        lambda x: lax.all_gather(x, "x", axis_index_groups=[[0, 2]]),
+        ("ringcoll.all_gather", "axis_index_groups=[[0, 2]]", "exactly one group"),
     ),
     "a dtype of another kind": (
         ValueError,

@@ -63,6 +63,23 @@ def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
     assert np.array_equal(mapped(np.ones((8, 8), np.float32), rows), np.full((8, 8), 263))
 
 
+def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
+    """Of what is sharded and of what is whole: 256 and seven ones are 264 in bfloat16."""
+    spec = {"sharded": P("x"), "whole": P()}
+
+    def loss(params, weight):
+        how = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "replicas": "y"}
+        whole = fsdp.gather(params, spec, "x", **how, algorithm="ring")
+        return jax.lax.psum(sum((weight * leaf).sum() for leaf in whole.values()), ("x", "y"))
+
+    mapped = jax.shard_map(
+        jax.grad(loss), mesh=make_mesh(2, 4), in_specs=(spec, P(("x", "y"))), out_specs=spec
+    )
+    params = {name: np.ones(4, np.float32) for name in spec}
+    for dw in jax.jit(mapped)(params, np.array([256] + [1] * 7, jnp.bfloat16)).values():
+        np.testing.assert_array_equal(dw, np.full(4, 263, np.float32))
+
+
 def trained(policy, length, width=64, **how):
     """The gradient of a scan over square layers on four ranks."""
     mesh, spec = make_mesh(4), {"w": P(None, None, "x")}

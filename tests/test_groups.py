@@ -1,5 +1,7 @@
 """`axis_index_groups`: the same, within each group, in the group's own order."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, MAIN, check, first_algorithm
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 from support import assert_same, data, make_mesh, per_rank
 
+import ringcoll
 import ringcoll.lax
 
 #: lax has no groups for three of them, and not for an all_gather to an invariant.
@@ -88,6 +91,16 @@ def test_several_axes(shape, axes, groups):
 def test_of_several_sizes():
     cases = [case for case in MAIN if case.name in ("psum", "pmean", "pmax", "pmin")]
     check(make_mesh(5), "x", cases, groups=[[3, 1], [4, 0, 2]], check_vma=False)
+
+
+def test_over_a_vmapped_axis_they_are_refused():
+    """By us: lax's own words do not say which axis."""
+
+    def total(x):
+        return ringcoll.psum(x, "v", axis_index_groups=[[0, 1], [2, 3]], algorithm="ring")
+
+    with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):
+        jax.vmap(total, axis_name="v")(jnp.ones((4, 3)))
 
 
 @given(st.data())

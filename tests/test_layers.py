@@ -228,6 +228,26 @@ def test_layers_under_transformations(sequence_parallel):
         close(curvature(mapped(layer, params))(params), curvature(plain)(params), terms=10_000)
 
 
+@pytest.mark.parametrize("shift", [200.0, -200.0])
+def test_large_logits_have_a_loss_and_a_gradient(shift):
+    """exp(200) is no float32, and exp(-200) is 0."""
+    logits = np.random.default_rng(4).standard_normal((3, 8)).astype(np.float32) + shift
+    labels = np.array([0, 5, 7])
+    ours = jax.shard_map(
+        partial(tp.cross_entropy, axis_name="z", algorithm="ring"),
+        mesh=make_mesh(4, names="z"),
+        in_specs=(P(None, "z"), P()),
+        out_specs=P(),
+    )
+
+    def with_slope(call):
+        return jax.jit(jax.value_and_grad(lambda logits: call(logits, labels).sum()))(logits)
+
+    for got, wanted in zip(with_slope(ours), with_slope(reference.cross_entropy), strict=True):
+        # float32: a logit of 200 has roundings of 2**-16, which a loss of order one keeps
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=50 * 2.0**-16)
+
+
 def test_attention_is_that_of_jax_and_takes_positions():
     """`jax.nn.dot_product_attention`, in float32: its scores are."""
     mesh = make_mesh(2, names="z")

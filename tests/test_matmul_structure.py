@@ -72,6 +72,47 @@ def hops(jaxpr):
     return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)
 
 
+def within(equation):
+    """The programs that are parts of an operation."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else [value]:
+            if hasattr(part, "eqns"):
+                yield part
+
+
+def before_barriers(jaxpr):
+    """For each barrier of a program, in order: how many products and hops it comes after."""
+    needed, found = {}, []
+    for of in jaxpr.eqns:
+        mine = set().union(*(needed.get(id(x), ()) for x in of.invars))
+        if "dot_general" in f"{of.primitive.name} {[*within(of)]}":
+            mine |= {("product", id(of))}
+        if of.primitive.name == "ringcoll_ppermute":
+            mine |= {("hop", id(of))}
+        if of.primitive.name == "optimization_barrier":
+            kinds = [kind for kind, _ in mine]
+            found.append((kinds.count("product"), kinds.count("hop")))
+        needed.update((id(out), mine) for out in of.outvars)
+        found += [barrier for part in within(of) for barrier in before_barriers(part)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("made", "shapes", "expected"),
+    [
+        # What came goes on when what came before it is multiplied.
+        (gather, ((2, 6), (6, 8)), [(1, 1), (2, 2), (3, 3)]),
+        # The first product; the next, that alone; the sum with what came. Then, in a loop, each
+        # turn's product alone, and its sum.
+        (scatter, ((8, 2), (2, 6)), [(1, 0), (2, 0), (2, 1), (1, 0), (1, 1)]),
+    ],
+)
+def test_a_compiler_must_keep_the_products_of_rounds_apart(made, shapes, expected):
+    call, _, _ = made(algorithm="ring")
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(*map(np.ones, shapes))
+    assert before_barriers(traced.jaxpr) == expected
+
+
 def test_a_long_ring_is_a_loop():
     def program(n):
         call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", algorithm="ring")  # noqa: E731

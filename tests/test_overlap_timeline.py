@@ -241,6 +241,21 @@ def test_the_turns_are_read_off_the_counter():
         assert us(made, "compute") == (1000 * turns,)
 
 
+@pytest.mark.parametrize(
+    ("compared", "turns"),
+    [
+        ("%k, %bound), direction=LT", 7),
+        ("%k, %bound), direction=LE", 8),
+        ("%k, %bound), direction=NE", 7),
+        ("%bound, %k), direction=GT", 7),
+        ("%bound, %k), direction=GE", 8),
+    ],
+)
+def test_the_last_turn_counts_where_the_bound_is_in_it(compared, turns):
+    text = loop("", *LOOP).replace("%k, %bound), direction=LT", compared)
+    assert us(overlap.report(text, chip=CHIP), "compute") == (1000 * turns,)
+
+
 def test_a_loop_whose_turns_are_unknown_says_so():
     text = loop("", *LOOP).replace("s32[] constant(7)", "s32[] custom-call()")
     made = overlap.report(text, chip=CHIP)

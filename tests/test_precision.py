@@ -3,6 +3,7 @@
 Bits are compared as integers, so that NaNs and the signs of zeros count.
 """
 
+from functools import reduce
 from math import prod
 
 import jax.numpy as jnp
@@ -171,6 +172,14 @@ def test_a_wide_sum_is_rounded_once(shape, dtype):
         assert (bits(narrow[algorithm]) != bits(y)).any()
     for algorithm, y in scattered.items():
         np.testing.assert_array_equal(bits(y), bits(nearest), algorithm)
+
+
+def test_one_shot_adds_in_the_order_of_the_ranks():
+    x = normal((5,), np.float32)
+    made = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
+    in_order = reduce(np.add, x)
+    assert (bits(in_order) != bits(reduce(np.add, x[::-1]))).any()
+    np.testing.assert_array_equal(bits(made), np.stack([bits(in_order)] * 5))
 
 
 def test_results_do_not_change_from_run_to_run():

@@ -58,6 +58,12 @@ def test_where_latency_is_longer_than_the_matmul_lax_is_taken():
     assert summed(V5E, 1024, 4096, 4096) == RING
 
 
+def test_a_sum_that_is_scattered_is_read_twice_and_written_once_in_every_round():
+    # Blocks of 2 MB, 3 x 2 MB to and from memory beside 2 x 4096 x 256 x 1024 operations.
+    assert summed(V5E, 4096, 4 * 256, 1024, n=4) == "lax"
+    assert summed(V5E, 4096, 4 * 512, 1024, n=4) == RING  # twice the work, no more memory
+
+
 def test_every_product_of_a_sum_counts_by_its_own_sizes():
     """As the gradient by x of a wide and of a narrow product, in either order."""
     wide, narrow = ((array(1024, k), array(k, 4096)) for k in (4096, 8))
@@ -78,6 +84,8 @@ def test_where_a_built_in_gather_comes_by_more_links_it_needs_more_work_to_beat_
 def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_small():
     assert contracted(V5E, 1024, 8192, 8192) == (RING, ())
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
+    # Its product is written and read, its sum read and written; three of the four would do.
+    assert contracted(V5E, 2048, 8192, 4096) == ("lax", ())
 
 
 def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():

@@ -3,13 +3,16 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
 from math import prod
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from processes import together
 
-from benchmarks import memory, soak, trial
+from benchmarks import memory, soak, trial, truths
 from benchmarks.__main__ import main
 from benchmarks.draws import TOGETHER, draw
 from benchmarks.memory import Sample
@@ -48,6 +51,23 @@ def test_everything_is_drawn():
     assert {call.teams().shape[1] for call in calls} == set(range(1, 9))
     assert {len(call.shapes[0]) for call in calls} == set(range(4))
     assert any(0 in shape for call in calls for shape in call.shapes)
+
+
+def test_what_the_soak_draws_tells_wide_sums_from_narrow_and_leaf_from_leaf():
+    """Else it could not see an option that is ignored, or dims that are another leaf's."""
+    calls = [draw(1, i, 8) for i in range(2000)]
+    dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
+    deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
+    assert {call.name for call in deeper} == {*dims}
+    wide = [c for c in calls if "accumulate_dtype" in c.how and c.name in ("psum", "psum_scatter")]
+    told: Counter[str] = Counter()
+    for call in wide:
+        kind = jnp.dtype(call.dtype)
+        for x in truths.operands(call):
+            narrow = np.stack([reduce(np.add, x[team]) for team in call.teams()])
+            exact = np.stack([x[team].astype(float).sum(0) for team in call.teams()])
+            told[kind.name] += int((narrow != exact.astype(kind)).any())
+    assert min(told[kind] for kind in ("bfloat16", "float16")) > 0  # others are drawn seldom
 
 
 def test_over_processes_no_device_is_left_out():

@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
 
-from ringcoll import Move, Schedule, algorithms, lax
+from benchmarks.references import REFERENCES
+from ringcoll import Move, Schedule, Table, algorithms, lax
+from ringcoll.table import Row
 
 N = 4
 MESH = make_mesh(N)
@@ -40,6 +43,15 @@ def test_a_leaf_that_is_not_differentiated_stays_so_beside_one_that_is(check_vma
         return per_rank(MESH, program, data((N, 3)), np.full(N, 2.0, "f4"), check_vma=check_vma)
 
     assert_same(loss(lax), loss(jax.lax))
+
+
+@pytest.mark.parametrize(("leaves", "permutes"), [(1, 0), (3, 0), (4, 6)])
+def test_a_table_chooses_by_the_bytes_of_all_that_are_joined(leaves, permutes):
+    rows = (Row("psum", "*", "lax", bytes=(None, 200)), Row("psum", "*", "ring"))
+    psum = lambda xs: lax.psum(xs, "x", algorithm=Table(rows))  # noqa: E731
+    mapped = jax.shard_map(psum, mesh=MESH, in_specs=P("x"), out_specs=P())
+    text = jax.jit(mapped).lower([jnp.zeros((4, 13))] * leaves).as_text()  # 52 bytes each
+    assert text.count("stablehlo.collective_permute") == permutes
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "exchange"])
@@ -113,10 +125,48 @@ def test_an_algorithm_of_one_s_own_sees_every_axis():
     assert set(seen) == {(4, 1)}
 
 
+def test_a_stage_may_have_several_axes():
+    def stages(n):
+        return algorithms.ring(2, 2), algorithms.ring(n // 4)
+
+    x = data((8, 3))
+    made = per_rank(make_mesh(8), lambda v: lax.psum(v, "x", algorithm=stages), x)
+    assert_same(made, np.broadcast_to(x.sum(0), x.shape))
+
+
 def test_a_schedule_of_lists_is_one():
     lists = Schedule([N], [[Move(1, [t])] for t in range(N - 1)])
     assert lists == algorithms.ring(N)
     assert hash(lists) == hash(algorithms.ring(N))
+
+
+#: Those that count dimensions from the last one alone.
+FROM_THE_LAST = [
+    case
+    for case in CASES
+    if (dims := [v for key, v in case.how(N).items() if key.endswith(("axis", "dimension"))])
+    and max(dims) < 0
+]
+
+
+@pytest.mark.parametrize("deepest_first", [True, False])
+def test_dims_are_counted_on_every_leaf_by_itself(deepest_first):
+    leaves = {str(case): [data((N, *case.shape(N)))] for case in FROM_THE_LAST}
+    for case in FROM_THE_LAST:
+        leaves[str(case)].append(data((N, 2, *case.shape(N))) + 1)
+        leaves[str(case)].sort(key=np.ndim, reverse=deepest_first)
+
+    def program(leaves):
+        calls = {str(case): (getattr(lax, case.name), case.how(N)) for case in FROM_THE_LAST}
+        return {name: call(leaves[name], "x", **how) for name, (call, how) in calls.items()}
+
+    made = per_rank(MESH, program, leaves)
+    for case in FROM_THE_LAST:
+        expected = [REFERENCES[case.name](x, **case.how(N)) for x in leaves[str(case)]]
+        assert_same({str(case): made[str(case)]}, {str(case): expected})
+    assert {case.name for case in FROM_THE_LAST} == {
+        *("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
+    }
 
 
 def test_an_axis_by_position_is_left_to_lax():

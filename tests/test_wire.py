@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support import assert_same, make_mesh, per_rank
 
+from ringcoll.messages import stacked
 from ringcoll.wire import Ppermute, Ranks, as_bits
 
 # The mesh, the axes in the order given, and how a schedule may cut the ranks.
@@ -156,3 +157,10 @@ def test_bits_there_and_back(dtype):
             assert width in (None, jnp.iinfo(bits.dtype).bits)
         else:
             assert bits is x
+
+
+def test_a_message_has_the_widest_dtype_of_its_shards():
+    shards = [jnp.full(2, 1.5, jnp.bfloat16), jnp.full(2, 1 / 3, jnp.float32)]
+    for some in (shards, shards[::-1]):
+        assert stacked(some).dtype == jnp.float32
+        np.testing.assert_array_equal(stacked(some), np.stack([np.float32(x) for x in some]))
