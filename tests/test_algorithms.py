@@ -157,8 +157,7 @@ REFUSED = [
     ),
     (
         ("psum_scatter", "exchange", (2,)),
-        "psum_scatter: no algorithm 'exchange'; choose from ring, bidirectional_ring, "
-        "two_ended, bruck, recursive_doubling, direct, torus",
+        f"psum_scatter: no algorithm 'exchange'; choose from {', '.join(GATHERS)}",
     ),
     (("psum", "ring", (4, 0)), "psum: axes of sizes (4, 0); give one or more, each at least 1"),
     (("psum", "ring", ()), "psum: axes of sizes (); give one or more, each at least 1"),
