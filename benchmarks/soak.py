@@ -5,10 +5,11 @@ at random from all that the drop-ins accept. What every rank gets is compared wi
 in every bit, on data whose sums are exact. Call i of a seed is always the same one (of a version
 of ringcoll, on as many devices), so that --only replays it by itself.
 
-Calls are compiled a few to a program; of a program that is wrong, each is tried alone. Between
-them come whole training steps, several in flight, with loops, independent collectives and a
-donated state (`benchmarks/steps.py`), held against jax.lax; --program replays one. The exit status
-is 1 if anything is wrong, or if live memory grows.
+A program has a few calls; if it is wrong, each of its calls is tried alone. Between the programs
+come whole training steps (`benchmarks/steps.py`): several in flight, with loops, independent
+collectives and a donated state, compared with jax.lax. --program I replays training step I of a
+seed; no output means that it is right. The exit status is 1 if anything is wrong, or if live memory
+grows.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Training steps drawn at random: what people write around collectives, on exact data.
+"""Training steps drawn at random: collectives in the setting of a real program, on exact data.
 
-Layers run in a loop (or are written out, rematerialised, or functions of their own) and send over
-one axis; gradients are summed leaf by leaf over both; metrics are summed before, beside and behind
-the layers; the state is donated, and several steps are in flight. Step i of a seed is always the
-same. `jax.lax` gives the same bits, for every value is a small multiple of a power of two.
+Layers run in a loop (or are unrolled, rematerialised, or jitted functions) and send over one
+axis. Gradients are summed leaf by leaf over both axes. Metrics are summed before, beside and after
+the layers. The state is donated, and several steps are in flight. Step i of a seed is always the
+same. `jax.lax` gives the same bits, because every value is a small multiple of a power of two.
 """
 
 import operator
@@ -30,13 +30,13 @@ SHAPES = ((2, 4), (4, 2), (1, 8), (8, 1), (2, 2), (1, 3), (1, 5))
 #: Activations; every size of an axis divides them.
 ROWS, WIDTH = 4, 120
 BOTH = ("data", "model")
-#: So often a step is run, one upon the other.
+#: How many times a step is run, each from the state before.
 TURNS = 3
-#: Whether the next is begun before one is done: XLA:CPU of JAX 0.10 may hang then by itself.
+#: Whether a step begins before the last one is done. XLA:CPU of JAX 0.10 may hang then by itself.
 IN_FLIGHT = jax.__version_info__ >= (0, 11)
 
 State = dict[str, Any]
-#: From a state, which is donated, and a batch to the next state.
+#: Takes a state, which is donated, and a batch; returns the next state.
 Program = Callable[[State, np.ndarray], State]
 
 
@@ -46,12 +46,12 @@ class Step:
 
     Attributes:
         shape: of the mesh.
-        layers: how many.
-        loop: "scan", "repeat" (of the first layer) or "unrolled".
-        around: what is around each layer: "checkpoint", "jit", "cond" or "".
-        inside: what each sends: "gather", "mean", "exchange" or "shift".
-        metrics: how many are summed before, beside and behind the layers.
-        algorithms: by which the calls of each collective run, one after the other.
+        layers: their number.
+        loop: "scan", "repeat" (a scan of the first layer) or "unrolled".
+        around: what wraps each layer: "checkpoint", "jit", "cond" or "".
+        inside: what each layer sends: "gather", "mean", "exchange" or "shift".
+        metrics: how many are summed before, beside and after the layers.
+        algorithms: of each collective; its calls take them in turn.
     """
 
     shape: tuple[int, int]
@@ -63,7 +63,7 @@ class Step:
     algorithms: Mapping[str, tuple[str, ...]]
 
     def mesh(self) -> Mesh:
-        """Of the first devices."""
+        """A mesh of the first devices."""
         devices = np.array(jax.devices()[: self.shape[0] * self.shape[1]])
         return Mesh(devices.reshape(self.shape), BOTH)
 
@@ -81,19 +81,19 @@ class Step:
         return jax.jit(mapped, donate_argnums=0)
 
     def state(self) -> State:
-        """What it begins with."""
+        """The state before the first step."""
         weights = np.arange(self.layers * WIDTH, dtype=np.float32).reshape(self.layers, WIDTH) % 2
         seen = np.zeros((sum(self.metrics), 7), np.float32)
         return {"layers": {"scale": weights, "shift": weights[:, ::-1].copy()}, "seen": seen}
 
     def batch(self, number: int) -> np.ndarray:
-        """Rows of small numbers, for the ranks along "data"."""
+        """Rows of small numbers, sharded along "data"."""
         rows = self.shape[0] * ROWS
         return np.random.default_rng(number).integers(0, 8, (rows, WIDTH)).astype(np.float32)
 
 
 def draw(seed: int, number: int, devices: int = 8) -> Step:
-    """The step of a number, of those of a seed, on so many devices at most."""
+    """Step `number` of a seed, on at most so many devices."""
     rng = np.random.default_rng((seed, number))
 
     def one_of(*values: Any) -> Any:
@@ -123,11 +123,11 @@ def draw(seed: int, number: int, devices: int = 8) -> Step:
 
 
 def differing(step: Step, ours: Program | None = None) -> list[str]:
-    """The leaves of the state that are not what jax.lax makes of them, after a few turns.
+    """The leaves of the state that differ from those by jax.lax, after `TURNS` turns.
 
     Args:
         step: the step.
-        ours: its program, if it has been made.
+        ours: its program, if there is one already.
     """
     ends = []
     by_lax = step.program(by_lax=True)
@@ -144,7 +144,7 @@ def differing(step: Step, ours: Program | None = None) -> list[str]:
 
 
 class _Calls:
-    """Collectives, each call by the next algorithm; by jax.lax if there are none."""
+    """Collectives; each call takes the next algorithm. Without algorithms, those of jax.lax."""
 
     def __init__(self, algorithms: Mapping[str, tuple[str, ...]]) -> None:
         self.algorithms = algorithms
@@ -161,7 +161,7 @@ class _Calls:
 
 
 def _step(step: Step, calls: _Calls, state: State, x: Array) -> State:
-    """On every rank: its rows, all weights."""
+    """The step on one rank, which has its rows of x and all weights."""
     before, beside, behind = step.metrics
     seen = [calls.psum(jnp.sum(x) + jnp.arange(7.0) + i, BOTH) for i in range(before)]
 

@@ -1,4 +1,4 @@
-"""Between which ranks a collective is: the names of axes, and groups along them."""
+"""The ranks that take part in a collective: the names of axes, and groups along them."""
 
 import operator
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -9,19 +9,19 @@ AxisName = Hashable | Sequence[Hashable]
 Groups = Iterable[Iterable[int]] | None
 Grouped = tuple[tuple[int, ...], ...]
 
-_NO_GROUPS = "axis_index_groups is no list of lists of ranks"
+_NO_GROUPS = "axis_index_groups is not a list of lists of ranks"
 
 
 def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
-    """Several axes as they were given, or the one."""
+    """The axes as a tuple, in the order given; a single name is one axis."""
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
 def as_tuples(groups: Iterable[Iterable[int]]) -> Grouped:
-    """Groups that are read once: they may be iterators.
+    """Groups as tuples. They are read only once, since they may be iterators.
 
     Raises:
-        TypeError: they are no groups.
+        TypeError: they are not a list of lists.
     """
     try:
         return tuple(map(tuple, groups))
@@ -30,11 +30,11 @@ def as_tuples(groups: Iterable[Iterable[int]]) -> Grouped:
 
 
 def check_groups(grouped: Grouped, n: int) -> None:
-    """Refuse groups that are not all of n ranks, once each.
+    """Refuse groups that do not have each of n ranks exactly once.
 
     Raises:
-        TypeError: a rank is no whole number.
-        ValueError: one is missing, or there twice, or a group has none.
+        TypeError: a rank is not a whole number.
+        ValueError: a rank is missing or there twice, or a group is empty.
     """
     try:
         are_all = are_all_ranks([rank for group in grouped for rank in group], n)
@@ -50,7 +50,7 @@ def are_all_ranks(ranks: Collection[Any], n: int) -> bool:
     """Whether these are the ranks 0..n-1, once each.
 
     Raises:
-        TypeError: one that equals a rank is no whole number, or one cannot be compared.
+        TypeError: one equals a rank but is not a whole number (1.0), or one cannot be compared.
     """
     are_all = len(ranks) == n and set(ranks) == set(range(n))
     return are_all and all(operator.index(rank) >= 0 for rank in ranks)

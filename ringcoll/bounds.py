@@ -1,11 +1,11 @@
-"""Half-open bounds, of numbers and of versions: the first value is in, the last is not."""
+"""Half-open bounds, of numbers and of versions: the first value is included, the end is not."""
 
 from collections.abc import Callable
 from typing import Any
 
 from ringcoll.strict import shown
 
-#: Of numbers; None is open.
+#: Bounds of numbers; None is no bound.
 Bounds = tuple[int | None, int | None]
 
 
@@ -13,9 +13,9 @@ def within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) -> 
     """Whether a value lies within bounds.
 
     Args:
-        value: what is placed.
+        value: the value.
         bounds: as `checked` returns them.
-        order: places it: `number` or `version` of `ringcoll.strict`.
+        order: makes a value comparable: `number` or `version` of `ringcoll.strict`.
     """
     first, end = bounds
     return (first is None or order(first) <= order(value)) and (
@@ -28,11 +28,11 @@ def checked(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, A
 
     Args:
         name: of the field, for errors.
-        bounds: a pair; None in it is open.
+        bounds: a pair; None in it is no bound.
         order: as for `within`.
 
     Raises:
-        ValueError: they are no pair, of other values, or cover nothing.
+        ValueError: they are not a pair, `order` refuses a value, or no value lies within them.
     """
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ValueError(f"{name}: {shown(bounds)} is not a pair; write [first, end], null if open")
@@ -43,6 +43,6 @@ def checked(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, A
     first, end = bounds
     if len(places) == 2 and places[0] >= places[1]:
         raise ValueError(
-            f"{name}: {first!s:.60} to {end!s:.60} covers nothing; the end is not in it"
+            f"{name}: {first!s:.60} to {end!s:.60} is an empty range; the end is not included"
         )
     return first, end

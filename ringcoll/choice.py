@@ -1,7 +1,7 @@
-"""By which algorithm a call runs: the one it names or, for "auto", the one asked for around it.
+"""Which algorithm a call runs by: the one it names or, if it says "auto", the one asked for.
 
-`with ringcoll.algorithm("ring"):` asks for what is traced within, `RINGCOLL_ALGORITHM=ring` for
-the whole program; where neither does, or what is asked for cannot be, "auto" is what it was.
+`with ringcoll.algorithm("ring"):` asks for calls that are traced inside, `RINGCOLL_ALGORITHM=ring`
+for the whole program. If neither is set, or the call cannot run by that algorithm, it stays "auto".
 """
 
 import os
@@ -17,25 +17,25 @@ from ringcoll.table import BUILT_INS, Algorithm, Table, choices, reducing_half, 
 #: The environment variable that names an algorithm.
 VARIABLE = "RINGCOLL_ALGORITHM"
 
-#: A part of the key by which `jit` knows its programs.
+#: `jit` compiles once for each value, because user contexts are a part of its key.
 _around = jax.make_user_context(default_value=None)
 
 
 def algorithm(name: str) -> AbstractContextManager[None]:
     """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
 
-    It holds for all that is traced within, on this thread; `jit` keeps a program for each. A
-    gradient goes by the algorithm of its function, also where it is asked for later (but what a
-    `custom_vjp` calls in its backward pass is traced, and so chosen, later). A call goes by
-    "auto" as before where there is no such algorithm for it ("ring" for an `all_to_all`), or
-    none on so many ranks. The one that is nearest holds, before `RINGCOLL_ALGORITHM`, which asks
-    for one in the whole program; "auto" asks for none.
+    It applies to all calls that are traced inside, on this thread; `jit` compiles once for each
+    choice. A gradient uses the algorithm that its function used, also if it is taken later. (But
+    what a `custom_vjp` calls in its backward pass is traced later, and chosen then.) If a
+    collective has no such algorithm ("ring" for an `all_to_all`), or not on that many ranks, the
+    call stays "auto". The innermost `with` wins, and any `with` wins over `RINGCOLL_ALGORITHM`,
+    which sets an algorithm for the whole program; "auto" asks for none.
 
     Args:
         name: of an algorithm of `ringcoll.algorithms`, "lax" or "lax_as_bits", or "auto".
 
     Raises:
-        TypeError: it is no string.
+        TypeError: the name is not a string.
         ValueError: no collective has an algorithm of this name.
     """
     if not isinstance(name, str):
@@ -48,10 +48,10 @@ def algorithm(name: str) -> AbstractContextManager[None]:
 
 
 def chosen(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
-    """What a call that says `algorithm` is to run by, on axes of `shape`.
+    """The algorithm that a call with this `algorithm=` runs by, on axes of `shape`.
 
     Raises:
-        ValueError: `RINGCOLL_ALGORITHM` is no algorithm.
+        ValueError: `RINGCOLL_ALGORITHM` names no algorithm.
     """
     if not isinstance(algorithm, str) or algorithm != "auto":
         return algorithm
@@ -63,11 +63,11 @@ def chosen(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Alg
 
 
 def check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
-    """Refuse an algorithm by which a collective cannot be done on axes of `shape`.
+    """Refuse an algorithm by which a collective cannot run on axes of `shape`.
 
     Raises:
-        TypeError: it is of no kind that can be an algorithm.
-        ValueError: there is none of this name, or it cannot run there, or raises itself.
+        TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
+        ValueError: there is none of this name, it cannot run there, or the function raises.
     """
     if isinstance(algorithm, str):
         known = ("auto", *choices(collective))
@@ -79,14 +79,14 @@ def check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None
     elif not isinstance(algorithm, Schedule | tuple | Table) and not callable(algorithm):
         raise TypeError(
             f"algorithm={algorithm!r} is no algorithm; pass a name, a Table, a Schedule, a tuple "
-            "of them, or a function that makes one of the sizes of the axes"
+            "of Schedules, or a function that makes one from the sizes of the axes"
         )
     if isinstance(algorithm, Table):
         return
     try:
         hash(algorithm)
     except TypeError as error:
-        raise TypeError(f"algorithm={algorithm!r}: {error}; pass what has a hash") from error
+        raise TypeError(f"algorithm={algorithm!r}: {error}; pass something hashable") from error
     try:
         build(collective, algorithm, shape)
     except (TypeError, ValueError) as error:
@@ -102,7 +102,7 @@ def _cure(name: str, known: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=1)
 def _known() -> tuple[str, ...]:
-    """All names that there are, in the order in which they are listed."""
+    """The names of all algorithms, in the order in which they are listed."""
     return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and refused before the work if they cannot be."""
+"""Files are written whole or not at all; what cannot be written is refused before the work."""
 
 import errno
 import os
@@ -9,19 +9,20 @@ from contextlib import contextmanager, suppress
 
 Path = str | os.PathLike[str]
 
-#: Names of what a process has open already: written to, for who reads there holds on to it.
+#: Names of files that a process has open already. They are written to, not replaced, because
+#: whoever reads them has the old file open.
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Replace what a file holds: whoever reads it finds all of the old content or of the new.
+    """Replace the content of a file: a reader finds all of the old content or all of the new.
 
-    The new content goes into a file beside it, which then takes its name. So the old file is
-    left if the disk is full, or the program ends in the middle. A link stays a link, and a file
-    keeps its mode. A pipe, a device or /dev/stdout is written to as it is.
+    The new content goes into a file beside it, which then takes its name. So the old file
+    stays if the disk is full, or the program ends in the middle. A link stays a link, and a file
+    keeps its mode. A pipe, a device or /dev/stdout is written to directly.
 
     Args:
-        path: of the file; its folder must be there.
+        path: of the file; its folder must exist.
         content: text is written as UTF-8.
 
     Raises:
@@ -36,15 +37,15 @@ def write(path: Path, content: str | bytes) -> None:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # some disks say only now that they are full
+            os.fsync(file.fileno())  # some file systems report only now that they are full
         os.replace(temporary, os.path.realpath(path))
 
 
 def check(path: Path) -> None:
-    """Refuse a file that `write` could not write, while no work for it is lost.
+    """Refuse a file that `write` could not write, before the work for it is done.
 
     Raises:
-        OSError: its folder is missing or cannot be written to, it is a folder, or protected.
+        OSError: its folder is missing or cannot be written to, it is a folder, or it is protected.
     """
     if _is_stream(path):
         _check_access(path)
@@ -57,7 +58,7 @@ def check_folder(path: Path) -> None:
     """Refuse a folder that could not be made, or in which no file could be.
 
     Raises:
-        OSError: it, or the nearest folder above that is there, is a file or cannot be written to.
+        OSError: it, or the nearest folder above it that exists, is a file or cannot be written to.
     """
     there = os.path.abspath(path)
     while not os.path.lexists(there):
@@ -69,19 +70,19 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def _new_beside(path: Path) -> Iterator[str]:
-    """An empty file beside a file, with its mode; gone at the end, if it is still there."""
+    """An empty file beside a file, with its mode; removed at the end if it is still there."""
     folder, name = os.path.split(os.path.realpath(path))
     mode = None
-    with suppress(FileNotFoundError):  # there is nothing yet to keep the mode of
+    with suppress(FileNotFoundError):  # a new file has no mode to keep
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         _check_access(path)
-    # Of a name that is as long as can be, an end would make it too long.
+    # Cut, since a name of the greatest length plus our ending would be too long.
     temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    except OSError as error:  # named after the file that was asked for
+    except OSError as error:  # it should name the file that was asked for
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     try:
         if mode is not None:
@@ -93,14 +94,14 @@ def _new_beside(path: Path) -> Iterator[str]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is there and no regular file nor a folder, or is named as what is open."""
+    """Whether it is a pipe, a device or the like, or one of the names in `_STREAMS`."""
     if os.path.abspath(path).startswith(_STREAMS):
         return True
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _check_access(path: Path) -> None:
-    """Refuse what may not be written to: a new file in its place would pass over its protection."""
+    """Refuse a file that is protected: a new file in its place would get around that."""
     if not os.access(path, os.W_OK):
         number = errno.EACCES if os.path.exists(path) else errno.ENOENT
         raise OSError(number, os.strerror(number), os.fspath(path))

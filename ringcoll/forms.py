@@ -1,5 +1,7 @@
-"""In which form a matmul with a collective runs: named where it is traced, chosen where it is
-lowered, for platform and hosts are not known before.
+"""The form in which a matmul with a collective runs.
+
+The forms are fixed when the matmul is traced. Which of them runs is chosen when it is lowered,
+because platform and hosts are not known before.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,7 +18,7 @@ T = TypeVar("T")
 
 
 class Form(NamedTuple):
-    """By which algorithm, and the numbers of the products that are made late."""
+    """An algorithm, and which products (by number) are made late, of the whole operand."""
 
     algorithm: str
     late: tuple[int, ...] = ()
@@ -29,14 +31,14 @@ def by_platform(
     run: Callable[..., T],
     *operands: Any,
 ) -> T:
-    """`run(form, *operands)`, in the form that is the quickest where the program runs.
+    """`run(form, *operands)`, in the form that is quickest where the program runs.
 
     Args:
-        axes: over which the collective is.
-        form: of TPUs; the algorithms of other platforms are those of `quickest.BY_PLATFORM`.
-        between: of CPUs where the ranks are on several hosts.
-        run: the matmul in a form.
-        operands: of it.
+        axes: the axes of the collective.
+        form: for TPUs; `quickest.BY_PLATFORM` has the algorithms of other platforms.
+        between: for CPUs, if the ranks are on several hosts.
+        run: makes the matmul in a form.
+        operands: of `run`.
     """
     others = {}
     if form.algorithm != LAX:

@@ -1,7 +1,8 @@
-"""Which ranks share a host: known when a program is lowered, for then its devices are.
+"""Which ranks share a host.
 
-(A trace is of a mesh of names and sizes, and may be of several meshes of devices.) A process of
-JAX counts as one host: its ranks share memory, and between those of several is a network.
+It is known when a program is lowered, because its devices are known then. (A trace knows only the
+names and sizes of axes, and may serve several meshes of devices.) A process of JAX counts as one
+host: its ranks share memory, and ranks of several processes have a network between them.
 """
 
 import math
@@ -24,11 +25,11 @@ T = TypeVar("T")
 
 
 class OnHosts(NamedTuple):
-    """How the ranks of a collective lie on hosts, as `Table.pick` asks for it.
+    """How the ranks of a collective are spread over hosts, for `Table.pick`.
 
     Attributes:
-        hosts: how many.
-        ranks_a_host: the most that one has.
+        hosts: the number of hosts.
+        ranks_a_host: the most ranks that one host has.
     """
 
     hosts: int
@@ -39,10 +40,10 @@ class OnHosts(NamedTuple):
 def on_hosts(
     mesh: Mesh, axes: tuple[Hashable, ...], groups: tuple[tuple[int, ...], ...] | None = None
 ) -> OnHosts:
-    """How the ranks over some axes of a mesh lie on hosts, or those of each group.
+    """How the ranks along some axes of a mesh, or in each group of them, are spread over hosts.
 
-    Of ranks along other axes, or in other groups, those count that are on most: all run a
-    collective in the same way.
+    If lines of ranks or groups differ, each number is the largest of them, because all ranks
+    run a collective in the same way.
     """
     hosts = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
     places = [mesh.axis_names.index(axis) for axis in axes]
@@ -55,16 +56,16 @@ def on_hosts(
 
 
 def mesh_of(context: mlir.LoweringRuleContext) -> Mesh | None:
-    """The devices that a program is lowered for, if they are known: there may be just a topology
-    of names and sizes, as inside of another `shard_map`.
+    """The devices that a program is lowered for, or None if only the names and sizes of axes are
+    known, as inside another `shard_map`.
     """
     mesh = getattr(context.module_context.axis_context, "mesh", None)
     return mesh if isinstance(mesh, Mesh) else None
 
 
 def are_cpu_processes() -> bool:
-    """Whether what is traced runs on CPUs, in several processes."""
-    # In this order: to ask for processes starts the backend.
+    """Whether the program that is being traced runs on CPUs, in several processes."""
+    # In this order, because process_count() starts the backend.
     return device_kind() == "cpu" and jax.process_count() > 1
 
 
@@ -74,9 +75,9 @@ def by_hosts(
     between: Callable[..., T],
     *operands: Any,
 ) -> T:
-    """`between(*operands)` where the ranks over some axes are on several hosts; else `within`.
+    """`between(*operands)` if the ranks along some axes are on several hosts, else `within`.
 
-    Which it is is a constant: the compiler takes the other away.
+    The condition is a constant when lowered, so the compiler removes the other branch.
     """
     if not are_cpu_processes():
         return within(*operands)

@@ -1,16 +1,16 @@
-"""Keeps collectives apart from loops with collectives, which XLA:CPU runs at the same time.
+"""Makes loops with collectives, and collectives beside them, wait for each other on XLA:CPU.
 
-XLA:CPU starts an operation when its operands are there. Of two collectives it starts the second
-when the first is done. Of a loop (or a branch) with collectives inside and a collective behind it,
-it starts the second when the first has *begun*: if nothing of the loop is an operand of the
-collective, some devices wait in the loop and others in the collective, for each other. The program
-hangs, aborts, or mixes up messages (`docs/xla_cpu_loops.md`). A schedule of many messages meets
-a loop more often than one built-in does.
+XLA:CPU runs two collectives one after the other. But if a loop (or a branch) has collectives
+inside, it starts the next collective as soon as the loop has *begun*, unless a result of the loop
+is among its operands. Then some devices wait in the loop and others in the collective, for each
+other: the program hangs, aborts, or mixes up messages (`docs/xla_cpu_loops.md`). A schedule of
+many messages runs into this more often than one built-in does.
 
-What needs a result waits for it. So here, in the program as it is lowered, a loop with collectives
-is made to need every collective that is written before it, and every collective that is written
-behind it is made to need the loop, unless they do already: by a choice whose condition is always
-true, which no compiler knows. A program without such loops stays as it is.
+An operation waits for its operands. So, in the lowered program, an operand of every loop with
+collectives is made to need all collectives before the loop, and an operand of every collective
+after the loop is made to need the loop, unless one depends on the other already. The operand goes
+through a `select` whose condition is always true, which the compiler cannot know. A program
+without such loops is not changed.
 """
 
 import re
@@ -36,13 +36,13 @@ _COLLECTIVES = frozenset(
     )
 )
 _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation"
-#: What runs by itself. (A compiler puts the operations of a function where it is called.)
+#: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 
-#: What an operation does: none of this, it sends, or it runs a loop that sends.
+#: What an operation does: neither, it sends, or it runs a loop that sends.
 NOTHING, SENDS, LOOPS = range(3)
 
-#: What JAX says when a program has been lowered, before it is compiled.
+#: JAX's event after a program has been lowered and before it is compiled.
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
@@ -57,10 +57,10 @@ _lowered = _Lowered()
 
 
 def watch(ctx: mlir.LoweringRuleContext) -> None:
-    """Keep loops and collectives apart in the program of a context, as soon as all of it is there.
+    """Call `keep_apart` on the program of a context as soon as it has been lowered.
 
-    Not in programs for several platforms, and not where the compiler shards arrays: there nobody
-    knows on which device the first element of one is.
+    Programs for several platforms are left alone, and so are meshes with axes that the compiler
+    shards: there it is not known which device has the first element of an array.
     """
     module = ctx.module_context.module
     mesh = jax.sharding.get_abstract_mesh()
@@ -70,8 +70,8 @@ def watch(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def _listen() -> None:
-    """Anew for every collective: whoever clears JAX's listeners clears this one."""
-    with suppress(AssertionError, ValueError):  # it was not there
+    """Register again for every collective, since a program may clear JAX's listeners."""
+    with suppress(AssertionError, ValueError):  # it was not registered
         jax.monitoring.unregister_event_duration_listener(_when_lowered)
     jax.monitoring.register_event_duration_secs_listener(_when_lowered)
 
@@ -80,10 +80,10 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
     if event != _LOWERED:
         return
     for module in list(_lowered.axes):
-        if _is_whole(module):  # else it is another program, lowered meanwhile
+        if _is_whole(module):  # else the event was of another program, lowered in between
             with module.context, ir.Location.unknown():
                 keep_apart(module, _lowered.axes.pop(module))
-    while len(_lowered.axes) > 8:  # never to be whole: an error came in between
+    while len(_lowered.axes) > 8:  # an error stopped these; they will never be whole
         del _lowered.axes[next(iter(_lowered.axes))]
 
 
@@ -96,11 +96,11 @@ def _is_whole(module: ir.Module) -> bool:
 
 
 def keep_apart(module: ir.Module, axes: frozenset[str]) -> None:
-    """Let loops that send, and what sends before and behind them, wait for each other.
+    """Make loops that send, and what sends before and after them, wait for each other.
 
     Args:
         module: a whole program.
-        axes: of its mesh.
+        axes: the axes of its mesh.
     """
     program = _Program(module)
     for block in program.blocks(program.functions["main"].operation, axes):
@@ -113,7 +113,7 @@ def keep_apart(module: ir.Module, axes: frozenset[str]) -> None:
 
 
 class _Program:
-    """What operations do, and where every axis is manual."""
+    """What each operation of a program does, and the blocks in which every axis is manual."""
 
     def __init__(self, module: ir.Module) -> None:
         self.functions = ir.SymbolTable(module.operation)
@@ -127,7 +127,7 @@ class _Program:
         return str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
 
     def kind(self, op: ir.Operation) -> int:
-        """What an operation does, with all that is within."""
+        """What an operation does, together with the operations inside it."""
         if op.name in _COLLECTIVES:
             return SENDS
         if name := self.called(op):
@@ -138,7 +138,7 @@ class _Program:
         return LOOPS if inside and op.name in _LOOPS else inside
 
     def blocks(self, op: ir.Operation, axes: frozenset[str]) -> Iterator[ir.Block]:
-        """The blocks of an operation, and within, where none of these axes is the compiler's."""
+        """The blocks inside an operation in which all of these axes are manual."""
         if op.name == _MAPPED:
             axes -= frozenset(re.findall(r'"(\w+)"', str(op.attributes["manual_axes"])))
         if name := self.called(op):
@@ -155,15 +155,15 @@ class _Program:
 
 
 class _Walk:
-    """Along the operations of a block, in the order in which they are written."""
+    """Goes through the operations of a block in order, and adds the operands."""
 
     def __init__(self) -> None:
-        self.loop: ir.Operation | None = None  # the last that sends
-        self.is_over: ir.Value | None = None  # true, once that loop has run
-        self.behind: set[ir.Value] = set()  # what needs that loop
-        self.sent: list[ir.Operation] = []  # what sends, since that loop
+        self.loop: ir.Operation | None = None  # the last loop that sends
+        self.is_over: ir.Value | None = None  # true once that loop has run
+        self.behind: set[ir.Value] = set()  # the values that need that loop
+        self.sent: list[ir.Operation] = []  # the operations that send, since that loop
         self.needs: dict[ir.Value, int] = {}  # which of these a value needs, as bits
-        self.last = 0  # those that no other of them needs, as bits
+        self.last = 0  # which of these no other of them needs, as bits
 
     def visit(self, op: ir.Operation, kind: int) -> None:
         """The next operation."""
@@ -202,14 +202,14 @@ def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
 
 
 def _operands(op: ir.Operation) -> Iterator[ir.Value]:
-    """Those of an operation and of those within, which may name what is around them."""
+    """The operands of an operation and of those inside it, which may use values from outside."""
     yield from op.operands
     for inner in _inside(op):
         yield from _operands(inner)
 
 
 def _made_by_turns(loop: ir.Operation) -> list[ir.Value]:
-    """The results that are there only when a loop is over; of a function nobody knows."""
+    """The results that need a loop to be over; none of a function's, which are not known."""
     if loop.name == _CALL:
         return []
     if loop.name != _WHILE:
@@ -221,7 +221,7 @@ def _made_by_turns(loop: ir.Operation) -> list[ir.Value]:
 
 
 def _size(value: ir.Value) -> int:
-    """The number of elements; 0 of what is no array of a known shape."""
+    """The number of elements; 0 if it is not an array of a known shape."""
     if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
         return 0
     return int(np.prod(value.type.shape, dtype=int))
@@ -232,7 +232,7 @@ def _scalar(of: ir.Type) -> ir.RankedTensorType:
 
 
 def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
-    """What is true when these are there, for an operation that follows."""
+    """A condition that is always true and needs these values, made just before an operation."""
     found = None
     with ir.InsertionPoint(op), op.location:
         for value in filter(_size, values):
@@ -240,14 +240,14 @@ def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
             found = bit if found is None else stablehlo.or_(found, bit)
         if found is None:
             return None
-        # No bit is above 1; but which numbers there are, compilers do not ask.
+        # No bit is above 1, but compilers do not look at the range of a number.
         number = stablehlo.convert(_scalar(ir.IntegerType.get_signless(32)), found)
         at_most = stablehlo.ComparisonDirectionAttr.get("LE")
         return stablehlo.compare(number, mlir.ir_constant(np.int32(1)), at_most)
 
 
 def _sample(value: ir.Value) -> ir.Value:
-    """A few elements, as bits, of every part that lanes or rounds may have made."""
+    """A few elements, as bits, from every part that a lane or a round may have made."""
     shape, of = value.type.shape, value.type.element_type
     if isinstance(of, ir.ComplexType):
         value, of = stablehlo.real(value), of.element_type
@@ -270,12 +270,12 @@ def _any(bits: ir.Value) -> ir.Value:
 
 
 def _let_wait(op: ir.Operation, condition: ir.Value | None) -> None:
-    """Let an operation begin when the condition is there."""
+    """Make an operation wait for a condition: its operands become a choice by it."""
     if condition is None:
         return
     operands = [(i, value) for i, value in enumerate(op.operands) if _size(value)]
-    if op.name == _WHILE:  # It needs all its operands; that by which its turns are counted tells
-        # compilers how many there are.
+    if op.name == _WHILE:  # It waits for all its operands, so one is enough: not its counter, from
+        # which compilers read the number of turns.
         operands = sorted(operands, key=lambda each: (not each[1].type.shape, _size(each[1])))[:1]
     elif op.name != _CALL:
         operands = operands[:1]
@@ -285,7 +285,7 @@ def _let_wait(op: ir.Operation, condition: ir.Value | None) -> None:
 
 
 def _other(value: ir.Value) -> ir.Value:
-    """Another value, or compilers would see that there is nothing to choose."""
+    """Any other value: if both were the same, the compiler would remove the choice."""
     of = value.type.element_type
     if of == ir.IntegerType.get_signless(1):
         return stablehlo.not_(value)

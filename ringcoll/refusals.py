@@ -1,11 +1,11 @@
-"""How a refusal by lax becomes one of ours: of which kind, and with which cure."""
+"""How an error of lax becomes one of ours: its exception type, and a cure for it."""
 
 import re
 
-#: The exceptions by which lax refuses a call. (Their subclasses may not take a text.)
+#: The exceptions that lax raises for a call. (We raise these, for a subclass may not take a text.)
 REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
 
-#: What to do about a refusal, by its words; of {n} ranks, on a {mesh}.
+#: What to do about an error, by its words. {n} is the number of ranks, {mesh} the mesh's axes.
 _CURES = (
     (r"unbound axis name", "the axes here are {mesh}"),
     (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
@@ -15,7 +15,7 @@ _CURES = (
     (r"must be unique", "let every rank send once and receive once at most"),
     (r"must be a list or a tuple", "pass a list of pairs (source, target)"),
     (r"is no rank", "there are {n} ranks: count from 0, or from the last with -1"),
-    (r"no list of lists of ranks", "pass one such as [[0, 1], [2, 3]]"),
+    (r"not a list of lists of ranks", "pass one such as [[0, 1], [2, 3]]"),
     (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
     (r"unexpected `to`", "pass to='varying' unless out_specs need another"),
     (r"device-varying", "make the operand vary first: jax.lax.pcast(x, axis, to='varying')"),
@@ -25,10 +25,10 @@ _CURES = (
 
 
 def kind_of(error: Exception) -> type[Exception]:
-    """As what to raise again what lax raised."""
+    """The exception type by which to raise an error of lax again."""
     return next(kind for kind in REFUSALS if isinstance(error, kind))
 
 
 def cure_of(words: str) -> str:
-    """What to do about a refusal in these words, or nothing."""
+    """What to do about an error with these words, or an empty text."""
     return next((cure for pattern, cure in _CURES if re.search(pattern, words)), "")

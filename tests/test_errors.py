@@ -236,7 +236,7 @@ REFUSED_BY_US = {
     "an algorithm without a hash": (
         TypeError,
         lambda x: lax.psum(x, "x", algorithm=(algorithms.ring(3), [])),
-        ("ringcoll.psum", "unhashable", "pass what has a hash"),
+        ("ringcoll.psum", "unhashable", "pass something hashable"),
     ),
     "a table by its path": (
         ValueError,

@@ -176,23 +176,23 @@ BAD_ROWS = [
     ({"ranks": 8}, "ranks: 8 is not a pair; write [first, end], null if open"),
     ({"ranks": [8]}, "ranks: [8] is not a pair; write [first, end], null if open"),
     ({"hosts": 2}, "hosts: 2 is not a pair; write [first, end], null if open"),
-    ({"hosts": [2, 2]}, "hosts: 2 to 2 covers nothing; the end is not in it"),
+    ({"hosts": [2, 2]}, "hosts: 2 to 2 is an empty range; the end is not included"),
     ({"ranks_a_host": ["1", 2]}, "ranks_a_host: '1' is neither null nor a whole number from 0"),
     ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
     ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
     ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),
     ({"jax": [0.12, None]}, "jax: 0.12 is neither null nor a version such as '0.12'"),
     ({"jax": ["0.12x", None]}, "jax: '0.12x' is neither null nor a version such as '0.12'"),
-    ({"jax": ["0.12", "0.12.0"]}, "jax: 0.12 to 0.12.0 covers nothing; the end is not in it"),
+    ({"jax": ["0.12", "0.12.0"]}, "jax: 0.12 to 0.12.0 is an empty range; the end is not included"),
     ({"jax": ["new", None]}, "jax: 'new' is neither null nor a version such as '0.12'"),
-    ({"jax": ["0.12", "0.9"]}, "jax: 0.12 to 0.9 covers nothing; the end is not in it"),
+    ({"jax": ["0.12", "0.9"]}, "jax: 0.12 to 0.9 is an empty range; the end is not included"),
     ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),
     ({"dtypes": [2]}, "dtypes: 2 is not a string"),
-    ({"ranks": [8, 8]}, "ranks: 8 to 8 covers nothing; the end is not in it"),
+    ({"ranks": [8, 8]}, "ranks: 8 to 8 is an empty range; the end is not included"),
     ({"why": 3}, "why: 3 is not a string"),
-    ({"dtypes": ["blfoat16"]}, "dtypes: 'blfoat16' begins no dtype of JAX; there are bool, "),
-    ({"dtypes": ["float32 "]}, "dtypes: 'float32 ' begins no dtype of JAX; there are bool, "),
-    ({"bytes": [10**30, None]}, f"bytes: {10**30} is more than there can be; null is open"),
+    ({"dtypes": ["blfoat16"]}, "dtypes: 'blfoat16' matches no dtype of JAX; choose from bool, "),
+    ({"dtypes": ["float32 "]}, "dtypes: 'float32 ' matches no dtype of JAX; choose from bool, "),
+    ({"bytes": [10**30, None]}, f"bytes: {10**30} is too large; write null for no bound"),
     ({"jax": ["1" * 60_000, None]}, f"jax: '{'1' * 119}... (60002 characters) is neither null nor"),
     ({"jax": ["0" + ".0" * 30_000 + "x", None]}, "jax: '0.0.0"),
     ({"jax": ["1" + ".1" * 30_000, "1"]}, "jax: 1.1.1"),
@@ -220,9 +220,9 @@ def test_a_bad_row_is_named_with_field_and_value(tmp_path, change, message):
         ('{"rows": [], "row": []}', "field: there is no 'row'; choose from rows, measured_on"),
         ("[]", "the table is [], not an object of fields"),
         ('{"rows": [}', "Expecting value: line 1 column 11"),
-        ('{"rows": [], "rows": []}', "field: 'rows' is there twice"),
-        ('{"rows": [{"ranks": [NaN, 3]}]}', "NaN is no number of JSON"),
-        ('{"rows": [-Infinity]}', "-Infinity is no number of JSON"),
+        ('{"rows": [], "rows": []}', "field: 'rows' is given twice"),
+        ('{"rows": [{"ranks": [NaN, 3]}]}', "NaN is not a number in JSON"),
+        ('{"rows": [-Infinity]}', "-Infinity is not a number in JSON"),
         ('{"rows": ' + "[" * 17 + "]" * 17 + "}", "lists and objects are nested more than 16 deep"),
         ("[" * 200_000, "lists and objects are nested more than 16 deep"),
         ('{"rows":' * 200_000, "lists and objects are nested more than 16 deep"),
@@ -297,7 +297,7 @@ def test_no_bad_table_is_refused_by_anything_but_a_line():
 
 
 def test_a_row_written_in_python_is_held_to_the_same():
-    with pytest.raises(ValueError, match=r"^ranks: 8 to 2 covers nothing"):
+    with pytest.raises(ValueError, match=r"^ranks: 8 to 2 is an empty range"):
         Row("psum", "cpu", "ring", ranks=(8, 2))
     assert hash(Row("psum", "cpu", "ring", ranks=[2, 8])) == hash(
         Row("psum", "cpu", "ring", ranks=(2, 8))

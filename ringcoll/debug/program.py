@@ -1,7 +1,7 @@
-"""A traced program in lines: every equation in order, and equal where the programs are equal.
+"""A traced program as lines of text, one for each equation. Equal programs give equal lines.
 
-What differs between processes that run the same program is left out: addresses, the order of
-sets, and what a callback holds.
+The text leaves out what differs between processes that run the same program: addresses, the
+order of sets, and what a callback holds.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, slice)
-_WRITTEN_OUT = 16  # of more numbers there is a digest
+_WRITTEN_OUT = 16  # more numbers than this are replaced by a digest
 
 
 def lines(closed: Any) -> Iterator[str]:
-    """Every equation of a jaxpr, and of those within, indented; variables are numbered."""
+    """The equations of a jaxpr, and, indented, those of jaxprs inside it; variables are numbered."""
     jaxpr = getattr(closed, "jaxpr", closed)
     numbers: dict[Any, int] = {}
 
@@ -53,7 +53,7 @@ def lines(closed: Any) -> Iterator[str]:
 
 
 def text(value: Any) -> str:
-    """A parameter, or what such are made of."""
+    """A parameter of an equation, or a part of one, as text."""
     if isinstance(value, Enum):
         return str(value)
     if isinstance(value, _PLAIN):
@@ -92,12 +92,12 @@ def text(value: Any) -> str:
 
 
 def without_addresses(words: str) -> str:
-    """Words of others, which may hold where an object is in this process."""
+    """Text from elsewhere, without the addresses of objects in this process."""
     return _ADDRESS.sub("", words)
 
 
 def _array(value: Any) -> str:
-    """Its numbers, or a digest of them; of what other processes have a part of, its type."""
+    """Its numbers, or a digest of them; only its type if other processes have a part of it."""
     kind = f"{value.dtype}[{','.join(map(str, value.shape))}]"
     sharding = getattr(value, "sharding", None)
     if sharding is not None and not sharding.is_fully_addressable:
@@ -122,7 +122,7 @@ def _mesh(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _devices(devices: list[jax.Device]) -> str:
-    """Their numbers in order; those of this process alone have other numbers elsewhere."""
+    """Their ids in order; only their count if all are local, since ids differ by process."""
     if {device.process_index for device in devices} == {jax.process_index()}:
         return f"{len(devices)} of its own devices"
     numbers = [device.id for device in devices]
@@ -140,13 +140,13 @@ def _sharding(sharding: Sharding) -> str:
 
 
 def _reduced(spec: PartitionSpec) -> str:
-    """Over which axes the sum is still to be taken, or the cotangent's."""
+    """The axes over which the values, or their cotangents, are still to be summed."""
     said = {name: getattr(spec, name, ()) for name in ("unreduced", "reduced")}
     return "".join(f" {name} {text(axes)}" for name, axes in said.items() if axes)
 
 
 def _function(function: Callable[..., Any]) -> str:
-    """By its name: what a callback holds may be its process's own."""
+    """Its name, and not what it holds, which may differ by process."""
     kind = type(function)
     return f"{getattr(function, '__module__', kind.__module__)}." + (
         getattr(function, "__qualname__", None) or kind.__qualname__
@@ -154,7 +154,7 @@ def _function(function: Callable[..., Any]) -> str:
 
 
 def _held(policy: Any, around: tuple[Any, ...] = ()) -> str:
-    """A policy of `jax.checkpoint`, told from others of its name by what it holds."""
+    """A policy of `jax.checkpoint`: its name and what it holds, as many have the same name."""
     if not callable(policy) or policy in around:
         return text(policy)
     if isinstance(policy, FunctionType):
