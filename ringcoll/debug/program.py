@@ -24,7 +24,7 @@ _WRITTEN_OUT = 16  # more numbers than this are replaced by a digest
 
 
 def lines(closed: Any) -> Iterator[str]:
-    """The equations of a jaxpr, and, indented, those of jaxprs inside it; variables are numbered."""
+    """The equations of a jaxpr, and, indented, of jaxprs inside it; variables are numbered."""
     jaxpr = getattr(closed, "jaxpr", closed)
     numbers: dict[Any, int] = {}
 
