@@ -8,8 +8,8 @@ of ringcoll, on as many devices), so that --only replays it by itself.
 A program has a few calls; if it is wrong, each of its calls is tried alone. Between the programs
 come whole training steps (`benchmarks/steps.py`): several in flight, with loops, independent
 collectives and a donated state, compared with jax.lax. --program I replays training step I of a
-seed, and prints nothing more if it is right. The exit status is 1 if anything is wrong, or if live memory
-grows.
+seed; it prints only its header if the step is right. The exit status is 1 if anything is wrong,
+or if live memory grows.
 """
 
 import argparse
