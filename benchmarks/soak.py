@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
     mesh = options.mesh(args)
     if args.program is not None:
         report.print_header(options.described(mesh))
-        return _try_step(args.seed, args.program, mesh.size)
+        wrong = _try_step(args.seed, args.program, mesh.size)
+        if not wrong:
+            _say(f"right: {steps.draw(args.seed, args.program, mesh.size)}")
+        return wrong
     if args.seed is None:
         args.seed = int(processes.first_says(secrets.randbits(24)))
     which = args.only or range(args.count)
