@@ -14,15 +14,17 @@ without such loops is not changed.
 """
 
 import re
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from functools import reduce
+from operator import and_, or_
 
 import jax
 import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
+
+from ringcoll import lowered
 
 _COLLECTIVES = frozenset(
     f"stablehlo.{name}"
@@ -39,21 +41,11 @@ _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 
+#: Operations of which one part may need only some of the operands.
+_IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
+
 #: What an operation does: neither, it sends, or it runs a loop that sends.
 NOTHING, SENDS, LOOPS = range(3)
-
-#: JAX's event after a program has been lowered and before it is compiled.
-_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-
-
-class _Lowered(threading.local):
-    """The programs that a thread is lowering, and the axes of their meshes."""
-
-    def __init__(self) -> None:
-        self.axes: dict[ir.Module, frozenset[str]] = {}
-
-
-_lowered = _Lowered()
 
 
 def watch(ctx: mlir.LoweringRuleContext) -> None:
@@ -65,45 +57,17 @@ def watch(ctx: mlir.LoweringRuleContext) -> None:
     module = ctx.module_context.module
     mesh = jax.sharding.get_abstract_mesh()
     if set(mesh.manual_axes) == set(mesh.axis_names) and len(ctx.module_context.platforms) == 1:
-        _listen()
-        _lowered.axes[module] = frozenset(mesh.axis_names)
+        lowered.then(module, keep_apart)
 
 
-def _listen() -> None:
-    """Register again for every collective, since a program may clear JAX's listeners."""
-    with suppress(AssertionError, ValueError):  # it was not registered
-        jax.monitoring.unregister_event_duration_listener(_when_lowered)
-    jax.monitoring.register_event_duration_secs_listener(_when_lowered)
-
-
-def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
-    if event != _LOWERED:
-        return
-    for module in list(_lowered.axes):
-        if _is_whole(module):  # else the event was of another program, lowered in between
-            with module.context, ir.Location.unknown():
-                keep_apart(module, _lowered.axes.pop(module))
-    while len(_lowered.axes) > 8:  # an error stopped these; they will never be whole
-        del _lowered.axes[next(iter(_lowered.axes))]
-
-
-def _is_whole(module: ir.Module) -> bool:
-    functions = ir.SymbolTable(module.operation)
-    if "main" not in functions:
-        return False
-    (block,) = functions["main"].regions[0].blocks
-    return len(block.operations) > 0 and block.operations[-1].operation.name == "func.return"
-
-
-def keep_apart(module: ir.Module, axes: frozenset[str]) -> None:
+def keep_apart(module: ir.Module) -> None:
     """Make loops that send, and what sends before and after them, wait for each other.
 
     Args:
         module: a whole program.
-        axes: the axes of its mesh.
     """
     program = _Program(module)
-    for block in program.blocks(program.functions["main"].operation, axes):
+    for block in program.blocks(program.functions["main"].operation, None):
         operations = [op.operation for op in block.operations]
         kinds = [program.kind(op) for op in operations]
         if LOOPS in kinds:
@@ -118,7 +82,7 @@ class _Program:
     def __init__(self, module: ir.Module) -> None:
         self.functions = ir.SymbolTable(module.operation)
         self.kinds: dict[str, int] = {}  # of functions
-        self.found: set[tuple[str, frozenset[str]]] = set()
+        self.found: set[tuple[str, frozenset[str] | None]] = set()
 
     def called(self, op: ir.Operation) -> str | None:
         """The function that an operation calls, if it does."""
@@ -137,10 +101,19 @@ class _Program:
         inside = max(map(self.kind, _inside(op)), default=NOTHING)
         return LOOPS if inside and op.name in _LOOPS else inside
 
-    def blocks(self, op: ir.Operation, axes: frozenset[str]) -> Iterator[ir.Block]:
-        """The blocks inside an operation in which all of these axes are manual."""
+    def axes(self, mapped: ir.Operation) -> frozenset[str]:
+        """The axes of the mesh of a `shard_map`."""
+        (name,) = set(re.findall(r"@([\w$.]+)", str(mapped.attributes["out_shardings"])))
+        return _names(self.functions[name].operation.attributes["mesh"])
+
+    def blocks(self, op: ir.Operation, axes: frozenset[str] | None) -> Iterator[ir.Block]:
+        """The blocks inside an operation in which all axes are manual.
+
+        `axes` are those that are not manual yet; None means that no mesh is known yet.
+        """
         if op.name == _MAPPED:
-            axes -= frozenset(re.findall(r'"(\w+)"', str(op.attributes["manual_axes"])))
+            axes = self.axes(op) if axes is None else axes
+            axes -= _names(op.attributes["manual_axes"])
         if name := self.called(op):
             if (name, axes) in self.found:
                 return
@@ -148,7 +121,7 @@ class _Program:
             op = self.functions[name].operation
         for region in op.regions:
             for block in region.blocks:
-                if not axes:
+                if axes is not None and not axes:
                     yield block
                 for inner in list(block.operations):
                     yield from self.blocks(inner.operation, axes)
@@ -167,10 +140,7 @@ class _Walk:
 
     def visit(self, op: ir.Operation, kind: int) -> None:
         """The next operation."""
-        bits, is_behind = 0, self.loop is None
-        for value in _operands(op):
-            bits |= self.needs.get(value, 0)
-            is_behind = is_behind or value in self.behind
+        bits, is_behind = self.known_of(op)
         if kind and not is_behind:
             assert self.loop is not None
             if self.is_over is None:
@@ -180,18 +150,34 @@ class _Walk:
         if kind == LOOPS:
             before = [x for i, x in enumerate(self.sent) if (self.last & ~bits) >> i & 1]
             _let_wait(op, _are_there([value for x in before for value in x.results], op))
-            self.loop, self.is_over, self.behind = op, None, set(_made_by_turns(op))
+            self.loop, self.is_over = op, None
+            # A compiler may know to which number a loop counts.
+            self.behind = {value for value in _made_by_turns(op) if value.type.shape}
             self.sent, self.needs, self.last = [], {}, 0
             return
         if kind == SENDS:
             mine = 1 << len(self.sent)
             self.sent.append(op)
             self.last = self.last & ~bits | mine
-            bits |= mine
+            bits |= mine if op.name != _CALL else 0
         if bits:
             self.needs.update(dict.fromkeys(op.results, bits))
         if is_behind:
             self.behind.update(op.results)
+
+    def known_of(self, op: ir.Operation) -> tuple[int, bool]:
+        """What all that an operation does needs: which of what was sent, and whether the loop."""
+        operands = list(_operands(op))
+        if not operands or op.name in _LOOPS:  # a loop may only hand on what it is given
+            return 0, self.loop is None
+        in_parts = op.name in _IN_PARTS
+        bits = reduce(and_ if in_parts else or_, [self.needs.get(x, 0) for x in operands])
+        are_behind = [self.loop is None or x in self.behind for x in operands]
+        return bits, (all if in_parts else any)(are_behind)
+
+
+def _names(attribute: ir.Attribute) -> frozenset[str]:
+    return frozenset(re.findall(r'"([^"]*)"', str(attribute)))
 
 
 def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
@@ -232,7 +218,7 @@ def _scalar(of: ir.Type) -> ir.RankedTensorType:
 
 
 def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
-    """A condition that is always true and needs these values, made just before an operation."""
+    """A number, 0 or 1, that needs these values, computed just before an operation."""
     found = None
     with ir.InsertionPoint(op), op.location:
         for value in filter(_size, values):
@@ -240,10 +226,7 @@ def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
             found = bit if found is None else stablehlo.or_(found, bit)
         if found is None:
             return None
-        # No bit is above 1, but compilers do not look at the range of a number.
-        number = stablehlo.convert(_scalar(ir.IntegerType.get_signless(32)), found)
-        at_most = stablehlo.ComparisonDirectionAttr.get("LE")
-        return stablehlo.compare(number, mlir.ir_constant(np.int32(1)), at_most)
+        return stablehlo.convert(_scalar(ir.IntegerType.get_signless(32)), found)
 
 
 def _sample(value: ir.Value) -> ir.Value:
@@ -269,25 +252,21 @@ def _any(bits: ir.Value) -> ir.Value:
     return reduced.result
 
 
-def _let_wait(op: ir.Operation, condition: ir.Value | None) -> None:
-    """Make an operation wait for a condition: its operands become a choice by it."""
-    if condition is None:
+def _let_wait(op: ir.Operation, number: ir.Value | None) -> None:
+    """Make an operation wait for a number, 0 or 1: its operands become a choice by it."""
+    if number is None:
         return
     operands = [(i, value) for i, value in enumerate(op.operands) if _size(value)]
-    if op.name == _WHILE:  # It waits for all its operands, so one is enough: not its counter, from
-        # which compilers read the number of turns.
-        operands = sorted(operands, key=lambda each: (not each[1].type.shape, _size(each[1])))[:1]
+    if op.name == _WHILE:  # What its condition reads: a compiler may drop other operands.
+        (asks,) = op.regions[0].blocks
+        operands = [(i, value) for i, value in operands if any(asks.arguments[i].uses)]
     elif op.name != _CALL:
         operands = operands[:1]
+    at_most = stablehlo.ComparisonDirectionAttr.get("LE")
     with ir.InsertionPoint(op), op.location:
         for i, value in operands:
-            op.operands[i] = stablehlo.select(condition, value, _other(value))
-
-
-def _other(value: ir.Value) -> ir.Value:
-    """Any other value: if both were the same, the compiler would remove the choice."""
-    of = value.type.element_type
-    if of == ir.IntegerType.get_signless(1):
-        return stablehlo.not_(value)
-    unlikely = stablehlo.convert(_scalar(of), mlir.ir_constant(np.int32(107)))
-    return stablehlo.broadcast_in_dim(value.type, unlikely, mlir.dense_int_array([]))
+            # Compilers do not look at the range of a number. Two known values they would compare.
+            is_there = stablehlo.compare(number, mlir.ir_constant(np.int32(1)), at_most)
+            other = stablehlo.convert(_scalar(value.type.element_type), number)
+            other = stablehlo.broadcast_in_dim(value.type, other, mlir.dense_int_array([]))
+            op.operands[i] = stablehlo.select(is_there, value, other)

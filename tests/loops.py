@@ -1,6 +1,7 @@
 """Reads from the scheduled text of a program which collectives may start too early on a CPU."""
 
 import re
+from typing import NamedTuple
 
 _SENDS = re.compile(
     r" (collective-permute|all-gather|reduce-scatter|all-reduce|all-to-all|collective-broadcast)\("
@@ -11,19 +12,34 @@ _CALLED = re.compile(
 )
 
 
+class _Line(NamedTuple):
+    text: str
+    operands: list[str]
+
+    @property
+    def index(self) -> int | None:
+        """Of what it gets of a tuple."""
+        found = re.search(r" get-tuple-element\(.*\), index=(\d+)", self.text)
+        return int(found[1]) if found else None
+
+
+_Lines = dict[str, _Line]
+
+
 def too_early(text: str) -> list[tuple[str, str]]:
     """Pairs of a loop that sends and what sends after it, and needs nothing of the loop."""
     computations = {
-        name: [line for line in body.splitlines() if " = " in line]
+        name: dict(map(_parsed, (line for line in body.splitlines() if " = " in line)))
         for name, body in re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{$(.*?)^\}", text, re.M | re.S)
     }
     sends = {}
 
     def does_send(name: str) -> bool:
         if name not in sends:
-            lines = computations.get(name, ())
+            lines = computations.get(name, {}).values()
             sends[name] = any(
-                _SENDS.search(line) or any(map(does_send, _called(line))) for line in lines
+                _SENDS.search(line.text) or any(map(does_send, _called(line.text)))
+                for line in lines
             )
         return sends[name]
 
@@ -31,12 +47,14 @@ def too_early(text: str) -> list[tuple[str, str]]:
     for lines in computations.values():
         needs: dict[str, set[str]] = {}  # the loops that a value needs
         loops: list[str] = []
-        for line in lines:
-            name, rest = re.match(r"\s*(?:ROOT )?%([\w.\-]+) = (.*)", line).groups()
-            operands = re.findall(r"%([\w.\-]+)", rest)
+        for name, line in lines.items():
+            passed = _passed_by(line, lines, computations)
+            operands = line.operands if passed is None else [passed]
+            if " while(" in line.text:  # what it hands on and does not use, it does not wait for
+                operands = _used(line, lines, computations)
             needs[name] = set().union(*(needs.get(operand, ()) for operand in operands))
-            is_loop = bool(_RUNS.search(line)) and any(map(does_send, _called(line)))
-            if is_loop or _SENDS.search(line):
+            is_loop = bool(_RUNS.search(line.text)) and any(map(does_send, _called(line.text)))
+            if is_loop or _SENDS.search(line.text):
                 found += [(loop, name) for loop in loops if loop not in needs[name]]
             if is_loop:
                 loops.append(name)
@@ -44,6 +62,57 @@ def too_early(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def _parsed(line: str) -> tuple[str, _Line]:
+    name, rest = re.match(r"\s*(?:ROOT )?%([\w.\-]+) = (.*)", line).groups()
+    return name, _Line(line, re.findall(r"%([\w.\-]+)", rest))
+
+
 def _called(line: str) -> list[str]:
     branches = ",".join(re.findall(r"branch_computations=\{([^}]*)\}", line))
     return _CALLED.findall(line) + re.findall(r"%([\w.\-]+)", branches)
+
+
+def _passed_by(line: _Line, lines: _Lines, computations: dict[str, _Lines]) -> str | None:
+    """What a result of a loop is that the loop only hands on: it is there before the loop."""
+    if line.index is None:
+        return None
+    (source,) = line.operands
+    if " tuple(" in lines[source].text:
+        return lines[source].operands[line.index]
+    is_loop = " while(" in lines[source].text
+    if not is_loop or not _hands_on(lines[source], line.index, computations):
+        return None
+    before = lines[lines[source].operands[0]]
+    return before.operands[line.index] if " tuple(" in before.text else lines[source].operands[0]
+
+
+def _hands_on(loop: _Line, index: int, computations: dict[str, _Lines]) -> bool:
+    """Whether the body of a loop returns what it is given."""
+    lines = computations[re.search(r"body=%([\w.\-]+)", loop.text)[1]]
+    *_, root = lines.values()
+    if " tuple(" not in root.text:
+        return False
+    name = root.operands[index]
+    while (passed := _passed_by(lines[name], lines, computations)) is not None:
+        name = passed
+    (given,) = (name for name, line in lines.items() if " parameter(0)" in line.text)
+    return lines[name].index == index and lines[name].operands == [given]
+
+
+def _used(loop: _Line, lines: _Lines, computations: dict[str, _Lines]) -> list[str]:
+    """The operands of a loop, without those that it only hands on."""
+    before = lines[loop.operands[0]]
+    if " tuple(" not in before.text:
+        return loop.operands
+    body = computations[re.search(r"body=%([\w.\-]+)", loop.text)[1]]
+    asks = computations[re.search(r"condition=%([\w.\-]+)", loop.text)[1]]
+    *inside, _ = body.values()
+    read = set()
+    for within, reading in ((body, inside), (asks, asks.values())):
+        names = {operand for line in reading for operand in line.operands}
+        read |= {line.index for name, line in within.items() if name in names}
+    return [
+        operand
+        for index, operand in enumerate(before.operands)
+        if index in read or not _hands_on(loop, index, computations)
+    ]

@@ -32,6 +32,7 @@ ORDER = (
     "table",
     "manual",
     "marks",
+    "lowered",
     "loops_on_cpu",
     "hosts",
     "built_in",

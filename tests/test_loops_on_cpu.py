@@ -1,5 +1,7 @@
 """On a CPU no collective starts while a loop that sends is running: read off compiled programs."""
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from loops import too_early
 from support import make_mesh
 
 from benchmarks import steps
-from ringcoll import lax, loops_on_cpu
+from ringcoll import lax, loops_on_cpu, lowered
 
 
 @pytest.mark.parametrize("number", range(50))
@@ -24,7 +26,7 @@ def test_a_drawn_training_step(number):
 
 def test_steps_are_what_goes_wrong_otherwise(monkeypatch):
     """Without what keeps them apart, the judge sees it."""
-    monkeypatch.setattr(loops_on_cpu, "keep_apart", lambda module, axes: None)
+    monkeypatch.setattr(loops_on_cpu, "keep_apart", lambda module: None)
     rings = dict.fromkeys(("all_gather", "psum_scatter", "psum"), ("ring",))
     step = steps.Step((2, 4), 2, "scan", "", "gather", (1, 1, 1), rings)
     text = step.program().lower(step.state(), step.batch(0)).compile().as_text()
@@ -65,6 +67,33 @@ def called(x):
     return jax.jit(lambda x: (ring(jnp.sin(x)), loop(x)))(x)
 
 
+def beside_in_calls(x):
+    """A call needs the loop, but not all that is within does."""
+    both = jax.jit(lambda a, x: (jnp.sin(a), ring(x)))
+    apart = jax.jit(lambda a, x: (jnp.sin(a), jnp.sin(x)))
+    a = loop(x)[0]
+    return both(a, x * 2), ring(apart(a, x * 3)[1])
+
+
+def barrier(x):
+    a, x = jax_lax.optimization_barrier((loop(x)[0], x * 2))
+    return a, ring(x)
+
+
+def counted(x):
+    """To which number a loop counts is known."""
+
+    def turn(carry):
+        return carry[0] + 1, jnp.sin(jax_lax.psum(carry[1], "x"))
+
+    count, y = jax_lax.while_loop(lambda carry: carry[0] < 3, turn, (0, x))
+    return y, ring(jnp.full(8, 1.0) * count)
+
+
+def constants(x):
+    return loop(x), [ring(jnp.full(8, number)) for number in (0.0, 1.0, 107.0)]
+
+
 PROGRAMS = {
     "before": lambda x: (ring(x), loop(x * 2), ring(x * 3)),
     "behind": lambda x: (loop(x), ring(x), loop(x * 2), ring(x + 1)),
@@ -73,6 +102,10 @@ PROGRAMS = {
     "nested": lambda x: (ring(x), nested(x * 2), ring(x * 3)),
     "branch": lambda x: (ring(x), branch(x * 2), ring(x * 3)),
     "types": lambda x: (ring(x), of_other_types(x), ring(x * 3)),
+    "beside in calls": beside_in_calls,
+    "barrier": barrier,
+    "counted": counted,
+    "constants": constants,
     "called": lambda x: (ring(x), called(x * 2), ring(x * 3)),
     "unneeded": lambda x: (loop(x)[1], ring(x)),
     "gradient": lambda x: jax.grad(lambda x: sum(map(jnp.sum, (ring(x), *loop(x, ring)))))(x),
@@ -89,10 +122,50 @@ def test_loops_and_collectives_are_apart(name):
     compiled = mapped.lower(x).compile()
     assert too_early(compiled.as_text()) == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops_on_cpu, "keep_apart", lambda module, axes: None)
+        patch.setattr(loops_on_cpu, "keep_apart", lambda module: None)
         jax.clear_caches()
         plain = mapped.lower(x).compile()(x)
     chex.assert_trees_all_equal(compiled(x), plain)
+
+
+def test_meshes_of_one_program():
+    """Each with axes of its own, whose names may be any."""
+    devices = np.array(jax.devices()[:4])
+    meshes = [jax.sharding.Mesh(devices.reshape(n, -1), (str(n), "a-b")) for n in (1, 2)]
+
+    def of(x):
+        send = partial(lax.psum, axis_name="a-b", algorithm="ring")
+        return send(x) + loop(x * 2, send)[0] + send(x * 3)
+
+    def mapped(x):
+        for mesh in meshes:
+            x = jax.shard_map(of, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(x)
+        return x
+
+    assert too_early(jax.jit(mapped).lower(jnp.ones(8)).compile().as_text()) == []
+
+
+def test_lowering_is_always_heard(monkeypatch):
+    """Also in another thread, at the moment when one begins to listen anew."""
+    heard = []
+    unregister = jax.monitoring.unregister_event_duration_listener
+
+    def meanwhile(listener):
+        unregister(listener)
+        jax.monitoring.record_event_duration_secs("/meanwhile", 0.0)
+
+    def lower():
+        jax.clear_caches()
+        mapped = jax.shard_map(ring, mesh=make_mesh(4), in_specs=P(), out_specs=P())
+        jax.jit(mapped).lower(jnp.ones(8))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lowered, "_when_lowered", lambda event, *_, **__: heard.append(event))
+        lower()
+        patch.setattr(jax.monitoring, "unregister_event_duration_listener", meanwhile)
+        lower()
+    lower()  # and the true one is back
+    assert "/meanwhile" in heard
 
 
 def test_a_program_without_loops_stays_as_it_is(monkeypatch):
@@ -110,5 +183,45 @@ def test_a_program_without_loops_stays_as_it_is(monkeypatch):
         return jax.jit(mapped).lower(jnp.ones(64)).as_text()
 
     apart = text()
-    monkeypatch.setattr(loops_on_cpu, "keep_apart", lambda module, axes: None)
+    monkeypatch.setattr(loops_on_cpu, "keep_apart", lambda module: None)
     assert apart == text()
+
+
+def test_the_judge_knows_what_a_loop_only_hands_on():
+    """What is behind a loop reads what was there before it; what it does not use may come late."""
+    text = """
+%turn (carry: (f32[], f32[], f32[])) -> (f32[], f32[], f32[]) {
+  %carry = (f32[], f32[], f32[]) parameter(0)
+  %a = f32[] get-tuple-element(%carry), index=0
+  %b = f32[] get-tuple-element(%carry), index=1
+  %c = f32[] get-tuple-element(%carry), index=2
+  %sum = f32[] all-reduce(%a), to_apply=%add
+  ROOT %end = (f32[], f32[], f32[]) tuple(%sum, %b, %c)
+}
+
+%asks (asked: (f32[], f32[], f32[])) -> pred[] {
+  %asked = (f32[], f32[], f32[]) parameter(0)
+  %limit = f32[] get-tuple-element(%asked), index=2
+  ROOT %is_below = pred[] compare(%limit, %limit), direction=LT
+}
+
+ENTRY %main (x: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %start = (f32[], f32[], f32[]) tuple(%x, %x, %x)
+  %first = (f32[], f32[], f32[]) while(%start), condition=%asks, body=%turn
+  %made = f32[] get-tuple-element(%first), index=0
+  %handed_on = f32[] get-tuple-element(%first), index=1
+  %good = f32[] all-reduce(%made), to_apply=%add
+  %bad = f32[] all-reduce(%handed_on), to_apply=%add
+  %second_start = (f32[], f32[], f32[]) tuple(%x, %made, %x)
+  %second = (f32[], f32[], f32[]) while(%second_start), condition=%asks, body=%turn
+  %third_start = (f32[], f32[], f32[]) tuple(%good, %x, %x)
+  %third = (f32[], f32[], f32[]) while(%third_start), condition=%asks, body=%turn
+  %fourth_start = (f32[], f32[], f32[]) tuple(%x, %x, %made)
+  %fourth = (f32[], f32[], f32[]) while(%fourth_start), condition=%asks, body=%turn
+}
+"""
+    late = {"second": {"third", "fourth"}, "third": {"fourth"}}
+    expected = {("first", "bad"), ("first", "second")}
+    expected |= {(loop, name) for loop, names in late.items() for name in names}
+    assert set(too_early(text)) == expected
