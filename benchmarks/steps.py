@@ -173,11 +173,16 @@ def _step(step: Step, calls: _Calls, state: State, x: Array) -> State:
     seen += [calls.psum(x[0, :7] * (i + 2), BOTH) for i in range(beside)]
     gradients = jax.tree.map(lambda g: calls.psum(g, BOTH), gradients)
     seen += [calls.psum(value + jnp.arange(7.0) * i, BOTH) for i in range(behind)]
-    layers = jax.tree.map(lambda w, g: _below(2, w + g), state["layers"], gradients)
+    layers = jax.tree.map(lambda w, g: _below(2, w + _ones(g)), state["layers"], gradients)
     return {
         "layers": layers,
         "seen": _below(64, state["seen"] + jnp.reshape(jnp.asarray(seen), state["seen"].shape)),
     }
+
+
+def _ones(x: Array) -> Array:
+    """As even as there are ones among the bits of x. (Over 2^k ranks most gradients are even.)"""
+    return sum((jnp.floor(x / 2.0**i) for i in range(1, 24)), start=x)
 
 
 def _below(bound: int, x: Array) -> Array:

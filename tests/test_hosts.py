@@ -9,8 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
-from ringcoll import lax
-from ringcoll.hosts import on_hosts
+from ringcoll import hosts, lax
+from ringcoll.hosts import OnHosts, by_hosts, on_hosts
 from ringcoll.table import Row, Table
 
 FOUR_OF_TWO = np.arange(8).reshape(4, 2) // 2
@@ -65,3 +65,17 @@ def test_where_devices_are_not_known_there_is_one_host():
     x = jax.ShapeDtypeStruct((16,), np.float32, sharding=NamedSharding(mesh, P("x")))
     text = jax.jit(mapped).lower(x).as_text()
     assert text.count("stablehlo.collective_permute") == 2  # by an exchange of four ranks
+
+
+@pytest.mark.parametrize(
+    ("processes", "lie", "is_between"), [(2, 2, True), (2, 1, False), (1, 2, False)]
+)
+def test_between_hosts_another_way_is_taken(processes, lie, is_between, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.setattr(hosts, "on_hosts", lambda mesh, axes: OnHosts(lie, mesh.size // lie))
+
+    def call(x):
+        return by_hosts(("x",), lambda x: x, lambda x: -x, x)
+
+    mapped = jax.shard_map(call, mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x"))
+    assert jax.jit(mapped)(np.ones(2)).tolist() == [-1 if is_between else 1] * 2

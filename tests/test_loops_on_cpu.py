@@ -63,6 +63,14 @@ def of_other_types(x):
     return bits, numbers, ring(bits), ring(numbers)
 
 
+def handed_on(x):
+    return jax_lax.while_loop(
+        lambda carry: jnp.all(carry[0] < 9),
+        lambda carry: (jax_lax.psum(carry[0], "x"), carry[1]),
+        (jnp.abs(x), jnp.sin(x)),
+    )[1]
+
+
 def called(x):
     return jax.jit(lambda x: (ring(jnp.sin(x)), loop(x)))(x)
 
@@ -106,6 +114,7 @@ PROGRAMS = {
     "barrier": barrier,
     "counted": counted,
     "constants": constants,
+    "handed on": lambda x: ring(handed_on(x)),
     "called": lambda x: (ring(x), called(x * 2), ring(x * 3)),
     "unneeded": lambda x: (loop(x)[1], ring(x)),
     "gradient": lambda x: jax.grad(lambda x: sum(map(jnp.sum, (ring(x), *loop(x, ring)))))(x),
@@ -168,25 +177,6 @@ def test_lowering_is_always_heard(monkeypatch):
     assert "/meanwhile" in heard
 
 
-def test_a_program_without_loops_stays_as_it_is(monkeypatch):
-    mesh = make_mesh(4)
-
-    def text():
-        jax.clear_caches()
-        mapped = jax.shard_map(
-            lambda x: (ring(x), lanes(x), jax.jit(ring)(jnp.sin(x))),
-            mesh=mesh,
-            in_specs=P("x"),
-            out_specs=P("x"),
-            check_vma=False,
-        )
-        return jax.jit(mapped).lower(jnp.ones(64)).as_text()
-
-    apart = text()
-    monkeypatch.setattr(loops_on_cpu, "keep_apart", lambda module: None)
-    assert apart == text()
-
-
 def test_the_judge_knows_what_a_loop_only_hands_on():
     """What is behind a loop reads what was there before it; what it does not use may come late."""
     text = """
@@ -225,3 +215,35 @@ ENTRY %main (x: f32[]) -> f32[] {
     expected = {("first", "bad"), ("first", "second")}
     expected |= {(loop, name) for loop, names in late.items() for name in names}
     assert set(too_early(text)) == expected
+
+
+def text_twice(mapped, monkeypatch):
+    """Of a program as it is lowered, and as it would be if nothing were kept apart."""
+    texts = [jax.jit(mapped).lower(jnp.ones(64)).as_text()]
+    monkeypatch.setattr(loops_on_cpu, "keep_apart", lambda module: None)
+    jax.clear_caches()
+    return *texts, jax.jit(mapped).lower(jnp.ones(64)).as_text()
+
+
+def test_a_program_without_loops_stays_as_it_is(monkeypatch):
+    def program(x):
+        return ring(x), lanes(x), jax.jit(ring)(jnp.sin(x))
+
+    how = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+    apart, plain = text_twice(jax.shard_map(program, mesh=make_mesh(4), **how), monkeypatch)
+    assert apart == plain
+
+
+def test_where_an_axis_is_the_compiler_s_nothing_changes(monkeypatch):
+    """Within, all axes are manual; around it, nobody knows where the first element is."""
+
+    def over(axis, function, **mesh):
+        how = {"in_specs": P(axis), "out_specs": P(axis), "axis_names": {axis}, **mesh}
+        return jax.shard_map(function, check_vma=False, **how)
+
+    def outer(x):
+        return over("x", lambda x: loop(x, ring)[0])(x), over("x", ring)(x * 2)
+
+    mapped = over("y", outer, mesh=make_mesh(2, 2, names=("x", "y")))
+    apart, plain = text_twice(mapped, monkeypatch)
+    assert apart == plain

@@ -1,5 +1,6 @@
 """What "auto" may pick on machines that are not here computes the same."""
 
+import re
 from functools import partial
 
 import jax
@@ -8,6 +9,7 @@ from support import assert_same, data, make_mesh, per_rank
 from test_matmuls import FORMS
 
 from ringcoll import quickest
+from ringcoll.forms import Form, by_platform
 
 
 def operands(n):
@@ -67,3 +69,22 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     monkeypatch.setattr(quickest, "to_gather", to_gather)
     monkeypatch.setattr(quickest, "to_scatter", lambda *_: quickest.HIDDEN)
     compared(n, {}, check_vma)
+
+
+@pytest.mark.parametrize(
+    ("platform", "algorithm"),
+    [("tpu", "bidirectional_ring"), ("cuda", "ring"), ("rocm", "ring"), ("cpu", "lax")],
+)
+def test_every_platform_has_its_form(platform, algorithm):
+    """Of one host; the form is read off a number that is put into the program for it."""
+    numbers = {"bidirectional_ring": 11, "ring": 22, "lax": 33, "two_ended": 44}
+
+    def run(form, x):
+        return x + numbers[form.algorithm]
+
+    def call(x):
+        return by_platform(("x",), Form("bidirectional_ring", (1,)), Form("two_ended"), run, x)
+
+    text = jax.jit(call).trace(1).lower(lowering_platforms=(platform,)).as_text()
+    found = {*map(int, re.findall(r"dense<(\d+)>", text))}
+    assert found & {*numbers.values()} == {numbers[algorithm]}

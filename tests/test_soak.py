@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from processes import together
 
-from benchmarks import memory, soak, trial, truths
+from benchmarks import memory, soak, steps, trial, truths
 from benchmarks.__main__ import main
 from benchmarks.draws import TOGETHER, draw
 from benchmarks.memory import Sample
@@ -223,3 +223,28 @@ def test_a_training_step_that_is_wrong_is_said_and_replayed(monkeypatch, capsys)
     assert again == "soak --seed 7 -g 8 --program 1"
     assert main(again.split()) == 1
     assert main(["soak", "--seed", "7", "--program", "0"]) == 0
+
+
+def a_step(**algorithms):
+    return steps.Step((2, 2), 2, "scan", "", "gather", (1, 1, 1), algorithms)
+
+
+@pytest.mark.parametrize("leaf", ["layers", "seen"])
+def test_a_training_step_is_compared_leaf_by_leaf(leaf):
+    """One of which some leaves stay as they are."""
+    right = a_step().program(by_lax=True)
+
+    def wrong(state, batch):
+        return right(dict(state), batch) | {leaf: state[leaf]}
+
+    found = steps.differing(a_step(), wrong)
+    of_layers = ["['layers']['scale']", "['layers']['shift']"]
+    # The metrics are of the layers, too.
+    assert found == ["['seen']"] if leaf == "seen" else found[:2] == of_layers
+
+
+def test_a_training_step_runs_by_all_that_was_drawn():
+    step = a_step(psum=("ring", "lax"), all_gather=("lax",), psum_scatter=("lax",))
+    text = step.program().lower(step.state(), step.batch(0)).as_text()
+    assert "stablehlo.collective_permute" in text
+    assert "stablehlo.all_reduce" in text
