@@ -123,7 +123,8 @@ def _scatters() -> list[Case]:
         return Case("psum_scatter", shape, lambda n: how, lambda n: counted)
 
     # The dimension that is scattered goes, others of size 1 stay.
-    ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: {"scatter_dimension": 1})
+    how = {"scatter_dimension": 1, "tiled": False}
+    ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: how)
     return [*(case(dim, tiled) for dim in (-2, 0, 1, -1) for tiled in (False, True)), ones]
 
 

@@ -22,15 +22,17 @@ def over_processes(devices, folder):
         with np.load(folder / f"{i}.npz") as saved:
             parts.append(dict(saved))
         assert {leaf.shape[1] for leaf in parts[-1].values()} == {own}
-        assert (folder / f"{i}.txt").read_text(encoding="utf-8") == chosen(own)
+        assert (folder / f"{i}.txt").read_text(encoding="utf-8") == chosen(len(devices), own)
     return {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
 
 
-def chosen(own):
-    """What `spread.chosen` should say."""
-    between = ["psum over x: exchange", "matmul over x: ring"]
-    both = [line.replace("x:", "('x', 'y'):") for line in between]
-    return "\n".join([*between, *both, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
+def chosen(hosts, own):
+    """What `spread.chosen` should say. (Two ranks swap, by gloo one way after the other.)"""
+    said = []
+    for axes, ranks in (("x", hosts), ("('x', 'y')", hosts * own)):
+        matmul = "ring" if ranks > 2 else "lax"
+        said += [f"psum over {axes}: exchange", f"matmul over {axes}: {matmul}"]
+    return "\n".join([*said, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
 
 
 @pytest.mark.parametrize(
