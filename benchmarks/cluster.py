@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
     command = args.command or ["wire"]
     if command[0] == "wire" and not args.loopback:
         command = [*command, "--rate", args.rate, "--links", args.links]
-    for stop in (signal.SIGINT, signal.SIGTERM):  # tidy up, also where a shell has them ignored
-        signal.signal(stop, lambda number, _: sys.exit(128 + number))
-    with _places(args) as (coordinator, places):
+    with _exits_by_signals(), _places(args) as (coordinator, places):
         commands = launch.python(coordinator, args.hosts, "-m", "benchmarks", *command)
         ends = launch.together(
             [[*place, *one] for place, one in zip(places, commands, strict=True)],
@@ -66,6 +64,18 @@ def run(args: argparse.Namespace) -> int:
     for i in bad:
         print(f"process {i} ended with {ends[i].status}\n{ends[i].text}")
     return 1 if bad else 0
+
+
+@contextmanager
+def _exits_by_signals() -> Iterator[None]:
+    """Within, signals exit Python, which tidies up, also where a shell has them ignored."""
+    stops = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(stop, lambda number, _: sys.exit(128 + number)) for stop in stops]
+    try:
+        yield
+    finally:
+        for stop, handler in zip(stops, before, strict=True):
+            signal.signal(stop, handler)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from jax import lax
 
 from ringcoll import quickest
-from ringcoll.hosts import by_hosts
+from ringcoll.hosts import are_cpu_processes, by_hosts
 from ringcoll.table import LAX
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def by_platform(
     if form.algorithm != LAX:
         for platform, algorithm in quickest.BY_PLATFORM.items():
             others[platform] = partial(run, form._replace(algorithm=algorithm))
-    if between.algorithm != LAX:
+    if between.algorithm != LAX and are_cpu_processes():
         plain, hidden = (partial(run, one) for one in (Form(LAX), between))
         others["cpu"] = partial(by_hosts, axes, plain, hidden)
     if not others:

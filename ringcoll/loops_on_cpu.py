@@ -257,9 +257,9 @@ def _let_wait(op: ir.Operation, number: ir.Value | None) -> None:
     if number is None:
         return
     operands = [(i, value) for i, value in enumerate(op.operands) if _size(value)]
-    if op.name == _WHILE:  # What its condition reads: a compiler may drop other operands.
-        (asks,) = op.regions[0].blocks
-        operands = [(i, value) for i, value in operands if any(asks.arguments[i].uses)]
+    if op.name == _WHILE:  # It waits for all its operands, so the smallest will do; a compiler may
+        # drop one. Not the counter, if there is another: it tells how many turns there are.
+        operands = sorted(operands, key=lambda each: (not each[1].type.shape, _size(each[1])))[:2]
     elif op.name != _CALL:
         operands = operands[:1]
     at_most = stablehlo.ComparisonDirectionAttr.get("LE")
