@@ -132,7 +132,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.loop: ir.Operation | None = None  # the last loop that sends
-        self.is_over: ir.Value | None = None  # true once that loop has run
+        self.is_over: ir.Value | None = None  # a number, 0 or 1, that is there once it has run
         self.behind: set[ir.Value] = set()  # the values that need that loop
         self.sent: list[ir.Operation] = []  # the operations that send, since that loop
         self.needs: dict[ir.Value, int] = {}  # which of these a value needs, as bits
