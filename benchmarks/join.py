@@ -1,4 +1,4 @@
-"""A psum of many leaves, joined or leaf by leaf: what `ringcoll.calls.JOIN_UP_TO` decides.
+"""A psum of many leaves, joined or leaf by leaf: what `ringcoll.joining.JOIN_UP_TO` decides.
 
 Joined, the leaves travel as one vector: fewer messages, two copies more. Sizes are the
 bytes of one leaf on one rank; all leaves are float32, the algorithm is the ring.
@@ -20,7 +20,7 @@ from benchmarks.cases import AXIS
 from benchmarks.data import exact
 from benchmarks.measure import interleave, sharing
 from benchmarks.row import Quartiles
-from ringcoll import calls, lax
+from ringcoll import joining, lax
 from ringcoll.table import LAX
 
 #: How `JOIN_UP_TO` is set for either way.
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             cells = (f"{median * 1e6:.1f}" for median in medians.values())
             made.add_row(str(k), str(size), *cells, f"{ratio.median:.2f}", f"{ratio.spread:.0%}")
     report.show("psum by a ring", made)
-    report.console().print(f"JOIN_UP_TO = {calls.JOIN_UP_TO}: leaves of up to so many bytes join")
+    report.console().print(f"JOIN_UP_TO = {joining.JOIN_UP_TO}: leaves of up to so many bytes join")
     files.write_json(args, {"measured_on": header, "rows": found})
     return 0
 
@@ -92,5 +92,5 @@ def _compiled(mesh: Mesh, leaves: list[jax.Array], below: int | None) -> Callabl
 
     spec = P(AXIS)
     mapped = jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    with patch.object(calls, "JOIN_UP_TO", below or 0):
+    with patch.object(joining, "JOIN_UP_TO", below or 0):
         return jax.jit(mapped).lower(leaves).compile()

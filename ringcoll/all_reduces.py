@@ -52,15 +52,22 @@ class AllReduce(Scheduled):
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
         return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
 
+    def joins(self, xs: Sequence[Any], platform: str) -> bool:
+        return self._chosen_for(xs, platform) != LAX
+
     def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
         """Small operands of one dtype share their messages, end to end."""
-        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
-        algorithm = self.chosen(nbytes, xs[0].dtype, platform)
+        algorithm = self._chosen_for(xs, platform)
         if len(xs) == 1 or algorithm == LAX:
             return [self.by(algorithm, x, platform) for x in xs]
         whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
         parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
         return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+
+    def _chosen_for(self, xs: Sequence[Any], platform: str) -> Algorithm:
+        """The algorithm for operands of these types together."""
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
+        return self.chosen(nbytes, xs[0].dtype, platform)
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from ringcoll import choice
 from ringcoll.axes import AxisName, Grouped, Groups, as_tuples, axes_of, check_groups
+from ringcoll.joining import is_small
 from ringcoll.manual import is_unreduced_or_reduced, varying
 from ringcoll.refusals import REFUSALS, cure_of, kind_of
 from ringcoll.scheduled import ranks_of
@@ -28,10 +29,6 @@ from ringcoll.table import LAX, Algorithm, Table
 Pytree = Any
 Collect = Callable[..., Any]
 T = TypeVar("T")
-
-#: Leaves of up to this many bytes share a message: below it, the rounds cost more than
-#: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
-JOIN_UP_TO = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ class Call:
                 done.append(self._by_lax(leaf, partial(by_lax, **self._dims(leaf))))
                 continue
             done.append(varying(jnp.asarray(leaf), self.axes))
-            together[done[i].dtype if joins and _is_small(done[i]) else i].append(i)
+            together[done[i].dtype if joins and is_small(done[i]) else i].append(i)
         for members in together.values():
             arrays, back = zip(*(_as_numbers(done[i]) for i in members), strict=True)
             dims = self._dims(leaves[members[0]])  # none where leaves join
@@ -259,12 +256,3 @@ def _as_numbers(x: Array) -> tuple[Array, Callable[[Array], Array]]:
         return x, lambda y: y
     wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(x))
     return jax.random.key_data(x), wrap
-
-
-def _is_small(x: Array) -> bool:
-    """Whether x may share messages: few bytes of plain numbers, sharded over no other axis."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not isinstance(x.size, int):
-        return False
-    mesh = jax.sharding.get_abstract_mesh()
-    alone = set(mesh.axis_names) == set(mesh.manual_axes)
-    return alone and x.size * x.dtype.itemsize <= JOIN_UP_TO

@@ -26,17 +26,6 @@ from jax.interpreters import mlir
 
 from ringcoll import lowered
 
-_COLLECTIVES = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "collective_broadcast",
-        "collective_permute",
-        "reduce_scatter",
-    )
-)
 _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation"
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
@@ -57,7 +46,7 @@ def watch(ctx: mlir.LoweringRuleContext) -> None:
     module = ctx.module_context.module
     mesh = jax.sharding.get_abstract_mesh()
     if set(mesh.manual_axes) == set(mesh.axis_names) and len(ctx.module_context.platforms) == 1:
-        lowered.then(module, keep_apart)
+        lowered.then(module, lowered.LAST, lambda: keep_apart)
 
 
 def keep_apart(module: ir.Module) -> None:
@@ -92,13 +81,13 @@ class _Program:
 
     def kind(self, op: ir.Operation) -> int:
         """What an operation does, together with the operations inside it."""
-        if op.name in _COLLECTIVES:
+        if op.name in lowered.COLLECTIVES:
             return SENDS
         if name := self.called(op):
             if name not in self.kinds:
                 self.kinds[name] = self.kind(self.functions[name].operation)
             return self.kinds[name]
-        inside = max(map(self.kind, _inside(op)), default=NOTHING)
+        inside = max(map(self.kind, lowered.inside(op)), default=NOTHING)
         return LOOPS if inside and op.name in _LOOPS else inside
 
     def axes(self, mapped: ir.Operation) -> frozenset[str]:
@@ -167,7 +156,7 @@ class _Walk:
 
     def known_of(self, op: ir.Operation) -> tuple[int, bool]:
         """What all that an operation does needs: which of what was sent, and whether the loop."""
-        operands = list(_operands(op))
+        operands = list(lowered.operands(op))
         if not operands or op.name in _LOOPS:  # a loop may only hand on what it is given
             return 0, self.loop is None
         in_parts = op.name in _IN_PARTS
@@ -178,20 +167,6 @@ class _Walk:
 
 def _names(attribute: ir.Attribute) -> frozenset[str]:
     return frozenset(re.findall(r'"([^"]*)"', str(attribute)))
-
-
-def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner.operation
-
-
-def _operands(op: ir.Operation) -> Iterator[ir.Value]:
-    """The operands of an operation and of those inside it, which may use values from outside."""
-    yield from op.operands
-    for inner in _inside(op):
-        yield from _operands(inner)
 
 
 def _made_by_turns(loop: ir.Operation) -> list[ir.Value]:

@@ -1,9 +1,10 @@
 """Changes a program after all of it has been lowered and before it is compiled."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import jax
 from jax.extend.mlir import ir
@@ -11,14 +12,31 @@ from jax.extend.mlir import ir
 #: What JAX says when a program has been lowered, before it is compiled.
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
+#: The operations of a lowered program that send.
+COLLECTIVES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "collective_broadcast",
+        "collective_permute",
+        "reduce_scatter",
+    )
+)
+
+#: The steps at which a program is changed, in their order.
+FIRST, LAST = range(2)
+
 _Change = Callable[[ir.Module], None]
+C = TypeVar("C", bound=_Change)
 
 
 class _Programs(threading.local):
     """Those that a thread is lowering, and their changes."""
 
     def __init__(self) -> None:
-        self.changes: dict[ir.Module, _Change] = {}
+        self.changes: dict[ir.Module, dict[int, _Change]] = {}
 
 
 _programs = _Programs()
@@ -26,11 +44,30 @@ _listeners: list[Callable[..., None]] = []
 _listening = threading.Lock()
 
 
-def then(module: ir.Module, change: _Change) -> None:
-    """Call `change(module)` when the program that this thread lowers is whole."""
+def then(module: ir.Module, step: int, make: Callable[[], C]) -> C:
+    """The change of a program at this step: `make()`, called with the module when it is whole.
+
+    A program has one change a step, and they are made in the order of the steps.
+    """
     if module not in _programs.changes:
         _listen()
-        _programs.changes[module] = change
+    steps = _programs.changes.setdefault(module, {})
+    return steps.setdefault(step, make())  # type: ignore[return-value]  # one kind a step
+
+
+def inside(op: ir.Operation) -> Iterator[ir.Operation]:
+    """The operations of an operation's regions, without those further inside."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+
+
+def operands(op: ir.Operation) -> Iterator[ir.Value]:
+    """The operands of an operation and of those inside it, which may use values from outside."""
+    yield from op.operands
+    for inner in inside(op):
+        yield from operands(inner)
 
 
 def _listen() -> None:
@@ -52,9 +89,10 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
         return
     for module in list(_programs.changes):
         if _is_whole(module):  # else it is another program, lowered meanwhile
-            change = _programs.changes.pop(module)
+            steps = _programs.changes.pop(module)
             with module.context, ir.Location.unknown():
-                change(module)
+                for step in sorted(steps):
+                    steps[step](module)
     while len(_programs.changes) > 8:  # never to be whole: an error came in between
         del _programs.changes[next(iter(_programs.changes))]
 

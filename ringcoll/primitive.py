@@ -26,7 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
-from ringcoll import loops_on_cpu
+from ringcoll import joining, loops_on_cpu
 from ringcoll.hosts import mesh_of
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
@@ -73,6 +73,10 @@ class Collective:
     def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
         """The same by hand, of several operands."""
         return [self.by_hand(x, platform) for x in xs]
+
+    def joins(self, xs: Sequence[Any], platform: str) -> bool:
+        """Whether operands of these types travel with those of a neighbour, by hand."""
+        return False
 
     def transpose(self, ct: Array) -> Array:
         """The linear transpose, applied to a cotangent."""
@@ -144,6 +148,8 @@ def _lowering(platform: str):
 
         if platform == "cpu":
             loops_on_cpu.watch(ctx)
+        if joining.may_wait(ctx) and placed.joins(ctx.avals_in, platform):
+            return joining.lower_later(ctx, placed, by_hand, xs)
         return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
     return rule

@@ -19,7 +19,7 @@ from benchmarks.cases import AXIS, CASES, LAX
 from benchmarks.data import count_wrong, exact
 from benchmarks.measure import Point
 from benchmarks.row import Quartiles
-from ringcoll import Schedule, algorithms, calls, cost
+from ringcoll import Schedule, algorithms, cost, joining
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -230,7 +230,7 @@ def test_leaves_are_joined_and_not(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr().out
     cells = ["2", "256", "1000.0", "2000.0", "4000.0", "0.50"]
     assert any(is_part(cells, line.split()) for line in said.splitlines())
-    assert f"JOIN_UP_TO = {calls.JOIN_UP_TO}: leaves of up to so many bytes join" in said
+    assert f"JOIN_UP_TO = {joining.JOIN_UP_TO}: leaves of up to so many bytes join" in said
     (row,) = json.loads(path.read_text())["rows"]
     assert row["ratio"] == {"low": 0.5, "median": 0.5, "high": 0.5}
     assert (row["joined"], row["leaf by leaf"], row["lax"]) == (1e-3, 2e-3, 4e-3)
