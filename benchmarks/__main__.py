@@ -28,7 +28,9 @@ from benchmarks import (
     tune,
     wire,
 )
+from ringcoll import choice
 from ringcoll.__main__ import add_commands, run
+from ringcoll.table import default_table
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
@@ -60,6 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.set_defaults(run=sweep.run, error=parser.error)
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
     add_commands(commands, COMMANDS)
+    try:  # before the work, which would end in a traceback
+        choice.by_environment()
+        default_table()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     return run(parser, argv)
 
 

@@ -28,6 +28,7 @@ class AllReduce(Scheduled):
     """By a gather's schedule, run backward and then forward; or stage by stage."""
 
     collective = "psum"
+    joins = True
     gathers_as_bits: bool = False
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
@@ -52,7 +53,7 @@ class AllReduce(Scheduled):
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
         return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
 
-    def joins(self, xs: Sequence[Any], platform: str) -> bool:
+    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
         return self._chosen_for(xs, platform) != LAX
 
     def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
@@ -136,8 +137,9 @@ def psum(
     """The sum of all ranks' x, on every rank, in the same bits.
 
     `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as
-    int32. A size that does not divide by n is padded inside and cut again; small leaves
-    of a pytree travel together, so that the gradients of a model are one ring.
+    int32. A size that does not divide by n is padded inside and cut again. Small leaves of
+    a pytree travel together, and so do neighbouring calls, as of `jax.tree.map`: the
+    gradients of a model are one ring.
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "exchange" and
     "one_shot" send whole vectors in ceil(log2 n) rounds: the best for few bytes. With a

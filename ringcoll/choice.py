@@ -55,11 +55,19 @@ def chosen(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Alg
     """
     if not isinstance(algorithm, str) or algorithm != "auto":
         return algorithm
-    name = _around.value
-    if name is None:
-        name = os.environ.get(VARIABLE) or "auto"
-        _check_known(f"{VARIABLE}={name}", name)
+    name = _around.value or by_environment()
     return name if name in choices(collective) and runs(collective, name, shape) else "auto"
+
+
+def by_environment() -> str:
+    """The algorithm that `RINGCOLL_ALGORITHM` asks for, or "auto".
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    name = os.environ.get(VARIABLE) or "auto"
+    _check_known(f"{VARIABLE}={name}", name)
+    return name
 
 
 def check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:

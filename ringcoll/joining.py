@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.extend import source_info_util
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
@@ -30,7 +31,7 @@ from ringcoll.marks import watching
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
 JOIN_UP_TO = 1 << 18
 
-ByHand = Callable[..., list[Array]]
+Lower = Callable[..., Sequence[Any]]
 
 _PLACEHOLDER, _NUMBERS = "ringcoll_joining", "ringcoll.numbers"
 
@@ -90,7 +91,7 @@ class _Waiting(NamedTuple):
 
     environment: _Environment
     collective: Hashable
-    by_hand: ByHand
+    lower: Lower
     context: mlir.LoweringRuleContext
 
     @property
@@ -110,7 +111,7 @@ def may_wait(context: mlir.LoweringRuleContext) -> bool:
 def lower_later(
     context: mlir.LoweringRuleContext,
     collective: Hashable,
-    by_hand: ByHand,
+    lower: Lower,
     operands: Sequence[ir.Value],
 ) -> Sequence[ir.Value]:
     """The results of a collective that is lowered when the program is whole.
@@ -118,7 +119,7 @@ def lower_later(
     Args:
         context: in which it is lowered; see `may_wait`.
         collective: equal for those that may be joined.
-        by_hand: what it does, of arrays of one dtype.
+        lower: `(context, *operands, collective=...)` lowers it, of operands of one dtype.
         operands: those of the lowering.
     """
     program = lowered.then(context.module_context.module, lowered.FIRST, _Program)
@@ -127,7 +128,7 @@ def lower_later(
     x: Any = context.avals_in[0]
     # An all-reduce's operands vary over its axes wherever types are checked.
     environment = _Environment(mesh, bool(x.mat.varying))
-    program.waiting.append(_Waiting(environment, collective, by_hand, context))
+    program.waiting.append(_Waiting(environment, collective, lower, context))
     return _placeholder([len(program.waiting) - 1], operands).results
 
 
@@ -144,7 +145,7 @@ def _numbers(op: ir.Operation) -> list[int]:
 
 
 class _Program:
-    """What waits in a program. (JAX copies lowered operations: several may have one number.)"""
+    """What waits in a program, by number."""
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
@@ -212,14 +213,17 @@ class _Program:
     def _lower(self, placeholders: list[ir.Operation]) -> None:
         """Lower them for good, where the axes are known."""
         for op in placeholders:
+            first = self._first(op)
             contexts = [self.waiting[number].context for number in _numbers(op)]
-            context = contexts[0].replace(
+            context = first.context.replace(
                 avals_in=[aval for each in contexts for aval in each.avals_in],
                 avals_out=[aval for each in contexts for aval in each.avals_out],
             )
-            lower = mlir.lower_fun(self._first(op).by_hand, multiple_results=True)
-            with ir.InsertionPoint(op), op.location:
-                results = lower(context, *op.operands)
+            where = source_info_util.user_context(  # profiles show the line of the first call
+                context.traceback, name_stack=source_info_util.new_name_stack()
+            )
+            with where, ir.InsertionPoint(op), op.location:
+                results = first.lower(context, *op.operands, collective=first.collective)
             _replace([op], [x if isinstance(x, ir.Value) else x[0] for x in results])
 
 

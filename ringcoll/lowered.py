@@ -37,6 +37,7 @@ class _Programs(threading.local):
 
     def __init__(self) -> None:
         self.changes: dict[ir.Module, dict[int, _Change]] = {}
+        self.changing: set[ir.Module] = set()
 
 
 _programs = _Programs()
@@ -88,11 +89,17 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
     if event != _LOWERED:
         return
     for module in list(_programs.changes):
-        if _is_whole(module):  # else it is another program, lowered meanwhile
-            steps = _programs.changes.pop(module)
+        if module in _programs.changing or not _is_whole(module):
+            continue  # it is another program that was lowered meanwhile
+        _programs.changing.add(module)
+        steps = _programs.changes[module]
+        try:
             with module.context, ir.Location.unknown():
-                for step in sorted(steps):
-                    steps[step](module)
+                while steps:  # one may ask for a later one
+                    steps.pop(min(steps))(module)
+        finally:
+            _programs.changing.remove(module)
+            del _programs.changes[module]
     while len(_programs.changes) > 8:  # never to be whole: an error came in between
         del _programs.changes[next(iter(_programs.changes))]
 

@@ -16,7 +16,7 @@ one; an instance is a collective with all its arguments but the operand, and say
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Self
 
 import jax
@@ -50,10 +50,12 @@ class Collective:
     mesh: Mesh | None = None
 
     primitive: ClassVar[Primitive]
+    #: Whether it works element by element, so that neighbours may be joined.
+    joins: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
         if name is not None:
-            cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable)
+            cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable, cls.joins)
 
     def __call__(self, x: Array) -> Array:
         return self.joint(x)[0]
@@ -74,9 +76,9 @@ class Collective:
         """The same by hand, of several operands."""
         return [self.by_hand(x, platform) for x in xs]
 
-    def joins(self, xs: Sequence[Any], platform: str) -> bool:
-        """Whether operands of these types travel with those of a neighbour, by hand."""
-        return False
+    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
+        """Whether operands of these types travel by hand, and not by lax."""
+        raise NotImplementedError
 
     def transpose(self, ct: Array) -> Array:
         """The linear transpose, applied to a cotangent."""
@@ -113,14 +115,16 @@ class Collective:
         return replace(self, dims=tuple(d + (dim <= d) for d in self.dims))
 
 
-def _register(primitive: Primitive, differentiable: bool) -> Primitive:
+def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primitive:
     """Give a primitive the rules that are the same for every collective."""
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(_abstract)
     primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
     batching.fancy_primitive_batchers[primitive] = _batch  # the plain one is not told the axis
-    for platform, kind in _PLATFORMS.items():
-        mlir.register_lowering(primitive, _lowering(kind), platform=platform)
+    if joins:
+        mlir.register_lowering(primitive, _now_or_later, cacheable=False)  # each call by itself
+    else:
+        _register_platforms(primitive)
     if differentiable:
         ad.primitive_jvps[primitive] = _jvp
         ad.primitive_transposes[primitive] = _transpose
@@ -139,20 +143,41 @@ def _jitted(collective: Collective):
     return jax.jit(collective.joint)
 
 
-def _lowering(platform: str):
-    def rule(ctx, *xs, collective: Collective):
+def _register_platforms(primitive: Primitive) -> None:
+    for platform, kind in _PLATFORMS.items():
+        mlir.register_lowering(primitive, partial(_lower, platform=kind), platform=platform)
+
+
+def _lower(ctx, *xs, collective: Collective, platform: str, **_):
+    placed = replace(collective, mesh=mesh_of(ctx))
+
+    def by_hand(*xs: Array) -> list[Array]:
+        return placed.by_hand_jointly(xs, platform)
+
+    if platform == "cpu":
+        loops_on_cpu.watch(ctx)
+    return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
+
+
+#: A collective that may be joined, once it is known with which others.
+_joined = Primitive("ringcoll_joined")
+_joined.multiple_results = True
+_joined.def_abstract_eval(lambda *_, collective, results: results)
+_register_platforms(_joined)
+
+
+def _now_or_later(ctx, *xs, collective: Collective):
+    if joining.may_wait(ctx):
+        (platform,) = ctx.module_context.platforms
         placed = replace(collective, mesh=mesh_of(ctx))
+        if placed.is_by_hand(ctx.avals_in, _PLATFORMS[platform]):
+            return joining.lower_later(ctx, collective, _lower_joined, xs)
+    return _lower_joined(ctx, *xs, collective=collective)
 
-        def by_hand(*xs: Array) -> list[Array]:
-            return placed.by_hand_jointly(xs, platform)
 
-        if platform == "cpu":
-            loops_on_cpu.watch(ctx)
-        if joining.may_wait(ctx) and placed.joins(ctx.avals_in, platform):
-            return joining.lower_later(ctx, placed, by_hand, xs)
-        return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
-
-    return rule
+def _lower_joined(ctx, *xs, collective: Collective):
+    bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
+    return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
 
 
 def _jvp(primals, tangents, *, collective: Collective):

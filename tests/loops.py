@@ -28,6 +28,15 @@ _Lines = dict[str, _Line]
 
 def too_early(text: str) -> list[tuple[str, str]]:
     """Pairs of a loop that sends and what sends after it, and needs nothing of the loop."""
+    return _unordered(text)[0]
+
+
+def too_late(text: str) -> list[tuple[str, str]]:
+    """Pairs of what sends and a loop that sends after it, and needs nothing of the former."""
+    return _unordered(text)[1]
+
+
+def _unordered(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     computations = {
         name: dict(map(_parsed, (line for line in body.splitlines() if " = " in line)))
         for name, body in re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{$(.*?)^\}", text, re.M | re.S)
@@ -43,10 +52,12 @@ def too_early(text: str) -> list[tuple[str, str]]:
             )
         return sends[name]
 
-    found = []
+    early: list[tuple[str, str]] = []
+    late: list[tuple[str, str]] = []
     for lines in computations.values():
-        needs: dict[str, set[str]] = {}  # the loops that a value needs
+        needs: dict[str, set[str]] = {}  # the loops that a value needs, and what else sends
         loops: list[str] = []
+        sent: list[str] = []
         for name, line in lines.items():
             passed = _passed_by(line, lines, computations)
             operands = line.operands if passed is None else [passed]
@@ -55,11 +66,15 @@ def too_early(text: str) -> list[tuple[str, str]]:
             needs[name] = set().union(*(needs.get(operand, ()) for operand in operands))
             is_loop = bool(_RUNS.search(line.text)) and any(map(does_send, _called(line.text)))
             if is_loop or _SENDS.search(line.text):
-                found += [(loop, name) for loop in loops if loop not in needs[name]]
+                early += [(loop, name) for loop in loops if loop not in needs[name]]
             if is_loop:
+                late += [(other, name) for other in sent if other not in needs[name]]
                 loops.append(name)
+            elif _SENDS.search(line.text):
+                sent.append(name)
+            if is_loop or _SENDS.search(line.text):
                 needs[name].add(name)
-    return found
+    return early, late
 
 
 def _parsed(line: str) -> tuple[str, _Line]:

@@ -33,6 +33,7 @@ ORDER = (
     "manual",
     "marks",
     "lowered",
+    "joining",
     "loops_on_cpu",
     "hosts",
     "built_in",

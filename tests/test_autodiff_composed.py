@@ -6,6 +6,8 @@ JAX's), so that the gradient is J' (3 w y^2) and the Hessian J' diag(6 w y) J. E
 is a small integer, also divided by n: equal means equal.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,10 +38,10 @@ def operands():
 
 
 def weights():
-    """{name: w of all ranks}, of the shape of what they then hold."""
+    """{name: w of all ranks}, of the shape of what they then hold; multiples of 3, too."""
     rng = np.random.default_rng(1)
     shapes = {a: matrix(case, [np.arange(N)], N).shape for a, case in CASES.items()}
-    return {a: rng.integers(1, 3, s[: -1 - len(CASES[a].shape(N))]).astype(np.float32)
+    return {a: 3 * rng.integers(1, 3, s[: -1 - len(CASES[a].shape(N))]).astype(np.float32)
             for a, s in shapes.items()}  # fmt: skip
 
 
@@ -50,10 +52,15 @@ def flat(name):
     return jacobian.reshape(w.size, x.size), x, w
 
 
+def times(*matrices):
+    """Their product, of integers. (In which order NumPy adds up thirds depends on the machine.)"""
+    return np.rint(functools.reduce(np.matmul, matrices))
+
+
 def slope(name):
     """The gradient of the sum of all ranks' losses."""
     jacobian, x, w = flat(name)
-    return (jacobian.T @ (3 * w * (jacobian @ x) ** 2)).reshape(operands()[name].shape)
+    return times(jacobian.T, 3 * w * times(jacobian, x) ** 2).reshape(operands()[name].shape)
 
 
 def on_ranks(transform, check_vma):
@@ -94,7 +101,7 @@ def test_grad_of_what_is_the_same_on_all_ranks():
     for name, dx in jax.jit(mapped)({a: x[1] for a, x in xs.items()}, ws).items():
         jacobian, _, w = flat(name)
         x = np.stack([xs[name][1]] * N).reshape(-1)
-        expected = jacobian.T @ (3 * w * (jacobian @ x) ** 2)
+        expected = times(jacobian.T, 3 * w * times(jacobian, x) ** 2)
         np.testing.assert_array_equal(dx, expected.reshape(xs[name].shape).sum(0), name)
 
 
@@ -185,7 +192,7 @@ def test_hessians(check_vma):
     made = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
     for name, (over_reverse, reverse_over_reverse) in made.items():
         jacobian, x, w = flat(name)
-        expected = jacobian.T @ np.diag(6 * w * (jacobian @ x)) @ jacobian
+        expected = times(jacobian.T, np.diag(6 * w * times(jacobian, x)), jacobian)
         for hessian in (over_reverse, reverse_over_reverse):
             np.testing.assert_array_equal(hessian.reshape(expected.shape), expected, name)
 
@@ -202,7 +209,7 @@ def test_linearize_and_transpose(check_vma):
     made = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
     for name, (value, twice, thrice, back) in made.items():
         jacobian, x, w = flat(name)
-        y = (jacobian @ x).reshape(value.shape)
+        y = times(jacobian, x).reshape(value.shape)
         for k, result in enumerate((value, twice, thrice), 1):
             np.testing.assert_array_equal(result, k * y, name)
-        np.testing.assert_array_equal(back.reshape(-1), jacobian.T @ w, name)
+        np.testing.assert_array_equal(back.reshape(-1), times(jacobian.T, w), name)

@@ -9,7 +9,7 @@ from benchmarks.__main__ import main as benchmarks
 from ringcoll.__main__ import main
 from ringcoll.algorithms import ring
 from ringcoll.arguments import MOST_RANKS, size
-from ringcoll.table import Table
+from ringcoll.table import Table, default_table
 
 
 @pytest.mark.parametrize("text", ["64M", "64m", "64MB", "64mb", "64MiB", "64mib", "65536K"])
@@ -134,8 +134,22 @@ def test_no_algorithm_is_refused_as_such(capsys):
 # -- Ctrl-C --
 
 
+@pytest.mark.parametrize("variable", ["RINGCOLL_ALGORITHM", "RINGCOLL_TABLE"])
+def test_what_the_environment_asks_for_is_refused_before_the_work(variable, monkeypatch, capsys):
+    monkeypatch.setenv(variable, "rign")
+    default_table.cache_clear()
+    with pytest.raises(SystemExit):
+        benchmarks(["-c", "0"])
+    default_table.cache_clear()
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "error: " in line
+    assert variable in line
+    assert "rign" in line
+
+
 def stopped(*_, **__):
-    """As Ctrl-C does, wherever the program is."""
+    """As Ctrl-C does, wherever the program is, also under a shell that ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 
 

@@ -53,6 +53,10 @@ REFUSED_BY_LAX = {
         lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [1, 2]]),
         ("psum", "axis_index_groups=[[0, 1], [1, 2]]", "exactly one group"),
     ),
+    "psum groups, each rank twice": (
+        lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [2, 0], [1, 2]]),
+        ("psum", "axis_index_groups=[[0, 1], [2, 0], [1, 2]]", "exactly one group"),
+    ),
     "pmean groups": (
         lambda L, x: L.pmean(x, "x", axis_index_groups=[[0, 2]]),
         ("pmean", "axis_index_groups=[[0, 2]]", "exactly one group"),

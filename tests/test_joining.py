@@ -244,3 +244,14 @@ def test_asking_by_context_joins_as_well():
     with ringcoll.algorithm("ring"):
         program = lambda t: jax.tree.map(lambda x: lax.psum(x, "x"), t)  # noqa: E731
         assert hops(program, leaves(5, 12)) == HOPS
+
+
+def test_profiles_show_the_scope_and_the_line_of_the_first_call():
+    def of_the_user(x):
+        with jax.named_scope("mine"):
+            return psum(x)
+
+    program = lambda a, b: (of_the_user(a), psum(b))  # noqa: E731
+    lowered = jax.jit(every_rank(MESH, program, True)).lower(*leaves(5, 7))
+    assert "mine/ringcoll.psum(ring)/all_gather" in lowered.compile().as_text()
+    assert "of_the_user" in lowered.as_text(debug_info=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax as jax_lax
 from jax.sharding import PartitionSpec as P
-from loops import too_early
+from loops import too_early, too_late
 from support import make_mesh
 
 from benchmarks import steps
@@ -98,6 +98,20 @@ def counted(x):
     return y, ring(jnp.full(8, 1.0) * count)
 
 
+def unused(x):
+    """A compiler drops the smallest array that the loop carries."""
+
+    def turn(carry):
+        count, small, y = carry
+        return count + 1, small * 2, jnp.sin(jax_lax.psum(y, "x"))
+
+    return jax_lax.while_loop(lambda carry: carry[0] < 3, turn, (0, jnp.zeros(1), x))[2]
+
+
+def bare_branch(x):
+    return jax_lax.cond(x[0] > 0, lambda x: jax_lax.psum(x, "x"), jnp.negative, x)
+
+
 def constants(x):
     return loop(x), [ring(jnp.full(8, number)) for number in (0.0, 1.0, 107.0)]
 
@@ -109,6 +123,10 @@ PROGRAMS = {
     "ours within": lambda x: (ring(x), loop(x * 2, ring), loop(x * 3, ring)),
     "nested": lambda x: (ring(x), nested(x * 2), ring(x * 3)),
     "branch": lambda x: (ring(x), branch(x * 2), ring(x * 3)),
+    "unused": lambda x: (ring(x), unused(x * 2), ring(x + 1)),
+    "bare branch": lambda x: (bare_branch(x), ring(x), bare_branch(x * 2), ring(x + 1)),
+    "a loop in a call": lambda x: (jax.jit(loop)(x), ring(x), jax.jit(loop)(x * 2), ring(x + 1)),
+    "lanes in a call": lambda x: (jax.jit(lanes)(x * 3), loop(x), jax.jit(lanes)(x * 2)),
     "types": lambda x: (ring(x), of_other_types(x), ring(x * 3)),
     "beside in calls": beside_in_calls,
     "barrier": barrier,
@@ -130,6 +148,7 @@ def test_loops_and_collectives_are_apart(name):
     )
     compiled = mapped.lower(x).compile()
     assert too_early(compiled.as_text()) == []
+    assert too_late(compiled.as_text()) == []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops_on_cpu, "keep_apart", lambda module: None)
         jax.clear_caches()
