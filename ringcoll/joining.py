@@ -190,11 +190,11 @@ class _Program:
         """The operations after the first, a placeholder, was joined with others; None if none."""
         first, *others = stretch
         kind = self._first(first).kind
-        members, behind = [first], list[ir.Operation]()
-        needing = set(first.results)
+        members, needing = [first], set(first.results)
+        moves = set[ir.Operation]()
         for op in others:
             if not needing.isdisjoint(lowered.operands(op)):
-                behind.append(op)
+                moves.add(op)
             elif _numbers(op) and self._first(op).kind == kind:
                 members.append(op)
             else:
@@ -203,8 +203,9 @@ class _Program:
         if len(members) == 1:
             return None
         last = stretch.index(members[-1])
-        behind = [op for op in stretch[:last] if op in behind]
-        ahead = [op for op in stretch[:last] if op not in behind and op not in members]
+        behind = [op for op in stretch[:last] if op in moves]
+        gone = moves.union(members)
+        ahead = [op for op in stretch[:last] if op not in gone]
         joined = _as_one(members)
         for op in reversed(behind):
             op.move_after(joined)

@@ -121,6 +121,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.loop: ir.Operation | None = None  # the last loop that sends
+        self.made: list[ir.Value] = []  # what is known to need its end
         self.is_over: ir.Value | None = None  # a number, 0 or 1, that is there once it has run
         self.behind: set[ir.Value] = set()  # the values that need that loop
         self.sent: list[ir.Operation] = []  # the operations that send, since that loop
@@ -133,15 +134,15 @@ class _Walk:
         if kind and not is_behind:
             assert self.loop is not None
             if self.is_over is None:
-                self.is_over = _are_there(_made_by_turns(self.loop) or self.loop.results, op)
+                self.is_over = _are_there(self.made or self.loop.results, op)
             _let_wait(op, self.is_over)
             is_behind = True
         if kind == LOOPS:
             before = [x for i, x in enumerate(self.sent) if (self.last & ~bits) >> i & 1]
             _let_wait(op, _are_there([value for x in before for value in x.results], op))
-            self.loop, self.is_over = op, None
+            self.loop, self.made, self.is_over = op, _made_by_turns(op), None
             # A compiler may know to which number a loop counts.
-            self.behind = {value for value in _made_by_turns(op) if value.type.shape}
+            self.behind = {value for value in self.made if value.type.shape}
             self.sent, self.needs, self.last = [], {}, 0
             return
         if kind == SENDS:

@@ -234,6 +234,7 @@ def test_leaves_are_joined_and_not(monkeypatch, tmp_path, capsys):
     (row,) = json.loads(path.read_text())["rows"]
     assert row["ratio"] == {"low": 0.5, "median": 0.5, "high": 0.5}
     assert (row["joined"], row["leaf by leaf"], row["lax"]) == (1e-3, 2e-3, 4e-3)
+    assert set(row["compile_seconds"]) == set(ran)
     assert list(ran) == ["joined", "leaf by leaf", "lax"]
     leaves = [jnp.zeros(3 * 64)] * 2
     sent = {

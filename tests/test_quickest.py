@@ -129,6 +129,11 @@ def test_between_hosts_narrow_floats_are_sent_wide_by_the_built_in():
     assert between(8192, 8192, 8, dtype=np.int16)[0] == "lax"
 
 
+def test_between_two_hosts_the_built_in_gathers_unless_it_sends_wide():
+    assert between(1024, 1024, 16384, n=2)[0] == "lax"
+    assert between(1024, 1024, 16384, n=2, dtype=jnp.bfloat16)[0] == "ring"
+
+
 def test_between_two_hosts_a_hop_is_a_swap_that_takes_twice_its_bytes():
     assert between(4096, 16, 4096, n=3)[1] == "ring"
     assert between(4096, 16, 4096, n=2)[1] == "lax"
