@@ -152,10 +152,10 @@ class _Program:
 
     def __call__(self, module: ir.Module) -> None:
         """Join placeholders, and lower what is left of them."""
-        there: dict[_Environment, list[ir.Operation]] = defaultdict(list)
+        where: dict[_Environment, list[ir.Operation]] = defaultdict(list)
         for op in list(self._join(module.operation)):
-            there[self._first(op).environment].append(op)
-        for environment, placeholders in there.items():
+            where[self._first(op).environment].append(op)
+        for environment, placeholders in where.items():
             environment.call(partial(self._lower, placeholders))
 
     def _first(self, op: ir.Operation) -> _Waiting:

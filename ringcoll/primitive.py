@@ -168,9 +168,9 @@ _register_platforms(_joined)
 
 def _now_or_later(ctx, *xs, collective: Collective):
     if joining.may_wait(ctx):
-        (platform,) = ctx.module_context.platforms
+        kind = _PLATFORMS.get(*ctx.module_context.platforms)  # of one, and maybe unknown
         placed = replace(collective, mesh=mesh_of(ctx))
-        if placed.is_by_hand(ctx.avals_in, _PLATFORMS[platform]):
+        if kind and placed.is_by_hand(ctx.avals_in, kind):
             return joining.lower_later(ctx, collective, _lower_joined, xs)
     return _lower_joined(ctx, *xs, collective=collective)
 
