@@ -53,7 +53,9 @@ def then(module: ir.Module, step: int, make: Callable[[], C]) -> C:
     if module not in _programs.changes:
         _listen()
     steps = _programs.changes.setdefault(module, {})
-    return steps.setdefault(step, make())  # type: ignore[return-value]  # one kind a step
+    if step not in steps:
+        steps[step] = make()
+    return steps[step]  # type: ignore[return-value]  # one kind a step
 
 
 def inside(op: ir.Operation) -> Iterator[ir.Operation]:

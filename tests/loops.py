@@ -37,6 +37,7 @@ def too_late(text: str) -> list[tuple[str, str]]:
 
 
 def _unordered(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What is too early, and what is too late."""
     computations = {
         name: dict(map(_parsed, (line for line in body.splitlines() if " = " in line)))
         for name, body in re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{$(.*?)^\}", text, re.M | re.S)
@@ -65,15 +66,13 @@ def _unordered(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]
                 operands = _used(line, lines, computations)
             needs[name] = set().union(*(needs.get(operand, ()) for operand in operands))
             is_loop = bool(_RUNS.search(line.text)) and any(map(does_send, _called(line.text)))
-            if is_loop or _SENDS.search(line.text):
-                early += [(loop, name) for loop in loops if loop not in needs[name]]
+            if not is_loop and not _SENDS.search(line.text):
+                continue
+            early += [(loop, name) for loop in loops if loop not in needs[name]]
             if is_loop:
                 late += [(other, name) for other in sent if other not in needs[name]]
-                loops.append(name)
-            elif _SENDS.search(line.text):
-                sent.append(name)
-            if is_loop or _SENDS.search(line.text):
-                needs[name].add(name)
+            (loops if is_loop else sent).append(name)
+            needs[name].add(name)
     return early, late
 
 

@@ -131,9 +131,6 @@ def test_no_algorithm_is_refused_as_such(capsys):
     assert "no algorithm ''; choose from ring, " in capsys.readouterr().err
 
 
-# -- Ctrl-C --
-
-
 @pytest.mark.parametrize("variable", ["RINGCOLL_ALGORITHM", "RINGCOLL_TABLE"])
 def test_what_the_environment_asks_for_is_refused_before_the_work(variable, monkeypatch, capsys):
     monkeypatch.setenv(variable, "rign")
@@ -145,6 +142,9 @@ def test_what_the_environment_asks_for_is_refused_before_the_work(variable, monk
     assert "error: " in line
     assert variable in line
     assert "rign" in line
+
+
+# -- Ctrl-C --
 
 
 def stopped(*_, **__):

@@ -99,7 +99,7 @@ def counted(x):
 
 
 def unused(x):
-    """A compiler drops the smallest array that the loop carries."""
+    """A compiler may drop the smallest array that the loop carries."""
 
     def turn(carry):
         count, small, y = carry
