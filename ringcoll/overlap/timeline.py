@@ -64,6 +64,7 @@ class Timeline:
         self.transfers: dict[str, tuple[Transfer, bool]] = {}  # and whether asynchronous
         self.segments: list[Segment] = []
         self.notes: set[str] = set()
+        self.unread: set[str] = set()  # instructions whose times are not known, by name
         self._free: defaultdict[Link | str, float] = defaultdict(float)
         self._pending: dict[str, Pending] = {}
         self._carried: dict[str, str] = {}  # what holds the state of which pending transfer
@@ -250,6 +251,7 @@ class Timeline:
         turns = trip_count(self._module, computation, instruction)
         if turns is None:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
+            self.unread.add(instruction.name)
             turns = 1
         body = self._module.computations[(instruction.attribute("body") or "").lstrip("%")]
         self._carry(computation, instruction, body)
