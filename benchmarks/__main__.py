@@ -13,6 +13,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 # JAX reads the environment when it is imported.
 from benchmarks import (
+    claims,
     cluster,
     failures,
     fsdp,
@@ -43,6 +44,7 @@ COMMANDS = {
     "layers": layers,
     "fsdp": fsdp,
     "scale": scale,
+    "claims": claims,
     "cluster": cluster,
     "wire": wire,
     "skew": skew,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -60,7 +61,24 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
     return 1 if failed else 0
 
 
-def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Found:
+def compile_one(
+    which: Mapping[str, str],
+    make: Make,
+    *,
+    profile: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Found, overlap.Program]:
+    """What is found of a program, and the program.
+
+    Args:
+        which: as in `compile_all`.
+        make: the program of it.
+        profile: whether to take times from the static profile.
+        options: of the compiler, beside those that the algorithm stands for.
+
+    Raises:
+        Exception: what JAX and the compiler raise.
+    """
     function, operands = make(**which)
     topology = which["topology"]
     compiling = partial(
@@ -68,20 +86,16 @@ def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Fo
         topology,
         function,
         *operands,
-        compiler_options={**tuning(topology, which["algorithm"]), **dict(args.option)},
+        compiler_options={**tuning(topology, which["algorithm"]), **(options or {})},
     )
     start = time.perf_counter()
-    compiled = compiling()
+    program = compiling()
     seconds = time.perf_counter() - start
-    if args.profile:
-        compiled = compiling(profile=True)
-    seen = overlap.report(compiled)
-    if args.draw and seen.timed:
-        name = "-".join(which.values())
-        Path(args.draw).mkdir(parents=True, exist_ok=True)
-        seen.draw(Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png")
+    if profile:
+        program = compiling(profile=True)
+    seen = overlap.report(program)
     micro = 1e6
-    return Found(
+    found = Found(
         dict(which),
         seen.total * micro,
         seen.exposed * micro,
@@ -89,7 +103,19 @@ def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Fo
         seen.temporaries,
         seen.program_bytes,
         seconds,
-        bool(compiled.profile),
+        bool(program.profile),
         seen.timed,
         hidden_of(seen),
     )
+    return found, program
+
+
+def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Found:
+    found, program = compile_one(which, make, profile=args.profile, options=dict(args.option))
+    if args.draw and found.timed:
+        name = "-".join(which.values())
+        Path(args.draw).mkdir(parents=True, exist_ok=True)
+        overlap.report(program).draw(
+            Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png"
+        )
+    return found

@@ -66,10 +66,11 @@ def run(args: argparse.Namespace) -> int:
         for kept in args.kept
         for algorithm in args.algorithm
     ]
-    return compiled.compile_all(args, todo, _made)
+    return compiled.compile_all(args, todo, program_of)
 
 
-def _made(topology: str, shape: str, kept: str, algorithm: str) -> tuple[Callable, tuple]:
+def program_of(topology: str, shape: str, kept: str, algorithm: str) -> tuple[Callable, tuple]:
+    """A program, as the flags of the command name it, and its operands."""
     function, operands = stack(shape, kept, algorithm, overlap.mesh(topology))
     return with_gradient(function), operands
 

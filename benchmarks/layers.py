@@ -99,12 +99,13 @@ def run(args: argparse.Namespace) -> int:
         for shape in (args.shape or COMPILED).split(",")
         for algorithm in algorithms_of(axes(mesh), args.algorithm)
     ]
-    return compiled.compile_all(args, todo, _made)
+    return compiled.compile_all(args, todo, program_of)
 
 
-def _made(
+def program_of(
     topology: str, mesh: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
+    """A program, as the flags of the command name it, and its operands."""
     function, operands = block(shape, algorithm, overlap.mesh(topology, **axes(mesh)))
     return with_gradient(function) if direction == "both" else function, operands
 

@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = (*BUILT_IN, *OURS)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--algorithm", type=listed(*known), default="all", metavar="LIST", help=", ".join(known)
+        "--algorithm",
+        type=listed(*known, *formulations.NAMES),
+        default=",".join(known),
+        metavar="LIST",
+        help=f"{', '.join(known)}, or of --formulations",
     )
     which.add_argument(
         "--formulations",
@@ -78,11 +82,12 @@ def run(args: argparse.Namespace) -> int:
         for shape in args.shape.split(",")
         for algorithm in algorithms_of(form, args.algorithm)
     ]
-    return compiled.compile_all(args, todo, _made)
+    return compiled.compile_all(args, todo, program_of)
 
 
-def _made(
+def program_of(
     topology: str, form: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
+    """A program, as the flags of the command name it, and its operands."""
     function, operands = program(form, shape, algorithm, overlap.mesh(topology))
     return with_gradient(function) if direction == "both" else function, operands

@@ -10,6 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from benchmarks import report
+from benchmarks.options import listed
 from ringcoll.arguments import Picture, size, writing
 from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
 from ringcoll.commands.plot import Line, plot
@@ -41,13 +42,14 @@ def hosts(shape: Shape) -> Machine:
 FORMS = (
     Form("ring", "ring", lambda n: torus(n, 1)),
     Form("bidirectional_ring", "bidirectional_ring", lambda n: torus(n, 1)),
-    Form("ring, 2-D", "ring", lambda n: torus(n, 2)),
-    Form("torus, 2-D", "torus", lambda n: torus(n, 2)),
-    Form("torus, 3-D", "torus", lambda n: torus(n, 3)),
-    Form("hosts: ring", "ring", lambda n: hosts((n,))),
-    Form("hosts: ring x ring", "ring", lambda n: hosts((n // LOCAL, LOCAL))),
-    Form("hosts: doubling", "recursive_doubling", lambda n: hosts((n,))),
+    Form("ring/2-D", "ring", lambda n: torus(n, 2)),
+    Form("torus/2-D", "torus", lambda n: torus(n, 2)),
+    Form("torus/3-D", "torus", lambda n: torus(n, 3)),
+    Form("hosts/ring", "ring", lambda n: hosts((n,))),
+    Form("hosts/rings", "ring", lambda n: hosts((n // LOCAL, LOCAL))),
+    Form("hosts/doubling", "recursive_doubling", lambda n: hosts((n,))),
 )
+NAMES = tuple(form.name for form in FORMS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--bytes", type=size, default="64M", metavar="SIZE", help="of the full vector (64M)")
     add("--ranks", type=_ranks, default="16..65536", metavar="LIST", help="(16..65536)")
+    add("--form", type=listed(*NAMES), default="all", metavar="LIST", help=", ".join(NAMES))
     add("--plot", type=Picture, metavar="FILE", help="the same as a picture, svg or png")
 
 
@@ -72,12 +75,12 @@ def _ranks(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, draw a picture."""
-    ranks = args.ranks
+    ranks, forms = args.ranks, [form for form in FORMS if form.name in args.form]
     title = f"all_reduce of {bytes_in_words(args.bytes)}, modelled"
     lines = [
-        Line(form.name, ranks, [_seconds(form, n, args.bytes) for n in ranks]) for form in FORMS
+        Line(form.name, ranks, [_seconds(form, n, args.bytes) for n in ranks]) for form in forms
     ]
-    table = report.table("ranks", *(form.name for form in FORMS))
+    table = report.table("ranks", *(form.name for form in forms))
     for i, n in enumerate(ranks):
         table.add_row(str(n), *(seconds_in_words(line.seconds[i]) for line in lines))
     report.show(title, table)
@@ -86,6 +89,12 @@ def run(args: argparse.Namespace) -> int:
         with writing(args, "plot"):
             plot(args.plot, f"{title}: {where}", "ranks", lines, lambda n: f"{n:g}")
     return 0
+
+
+def seconds_of(bytes: str, ranks: str, form: str) -> float:
+    """What the command has in one cell, by its flags."""
+    (chosen,) = (one for one in FORMS if one.name == form)
+    return _seconds(chosen, int(ranks), size(bytes))
 
 
 def _seconds(form: Form, n: int, nbytes: int) -> float:

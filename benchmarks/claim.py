@@ -1,0 +1,182 @@
+"""A figure that a page states of a program nobody ran: what it is, and the file of all of them.
+
+`claims.json` holds what was found; `benchmarks.pages` says where which of it is shown, and
+`python -m benchmarks claims` finds it again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import compiled, fsdp, layers, overlap, scale
+from benchmarks.found import Found
+from ringcoll.files import write
+from ringcoll.overlap import gpus
+
+FILE = Path(__file__).with_name("claims.json")
+#: How far off a claim may be: a share of its time, points of exposure, a share of its temporaries
+#: (or a MiB).
+TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
+
+#: The commands whose programs are compiled, and of which no program is made.
+COMPILED: Mapping[str, compiled.Make] = {
+    "overlap": overlap.program_of,
+    "layers": layers.program_of,
+    "fsdp": fsdp.program_of,
+}
+MODELLED = {"scale": scale.seconds_of}
+
+
+@dataclass(frozen=True)
+class Which:
+    """A program.
+
+    Attributes:
+        run: the command of `python -m benchmarks` that it is of.
+        flags: and its flags, by name.
+        profile: whether times are those of the compiler's static profile.
+    """
+
+    run: str
+    flags: tuple[tuple[str, str], ...]
+    profile: bool = False
+
+    @classmethod
+    def of(cls, run: str, flags: Mapping[str, str], profile: bool = False) -> "Which":
+        """The same, whatever the order of the flags."""
+        return cls(run, tuple(sorted(flags.items())), profile)
+
+    @property
+    def command(self) -> str:
+        """What a reader types to see it."""
+        flags = [f"--{name} {value}" for name, value in self.flags]
+        return " ".join(["python -m benchmarks", self.run, *flags, *["--profile"] * self.profile])
+
+    @property
+    def compiler(self) -> str:
+        """That of its topology, with its version; none where nothing is compiled.
+
+        Raises:
+            ModuleNotFoundError: it is not installed.
+        """
+        if self.run in MODELLED:
+            return ""
+        name = "jax-cuda13-pjrt" if gpus.is_named(dict(self.flags)["topology"]) else "libtpu"
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError as error:
+            raise ModuleNotFoundError(f"claims: {self.command} needs {name}") from error
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was found of a program.
+
+    Attributes:
+        which: the program.
+        jax, compiler: the versions that it was found with; compiler is "" if it is modelled.
+        total_us: microseconds; 0 where a program's text holds no times.
+        exposed_percent: how many of a hundred are exposed communication.
+        temporaries, program: bytes; None if nothing is compiled.
+        profiled: whether times are of the profile, which the compiler cannot make of every program.
+        hidden: of how many collectives how many have a matmul under them.
+    """
+
+    which: Which
+    jax: str
+    compiler: str
+    total_us: float
+    exposed_percent: float | None = None
+    temporaries: int | None = None
+    program: int | None = None
+    profiled: bool = False
+    hidden: tuple[int, int] | None = None
+
+    def off(self, now: "Claim") -> list[str]:
+        """In what it is off by more than `TOLERANCE`, in words."""
+        words = []
+        if abs(now.total_us - self.total_us) > TOLERANCE["time"] * self.total_us:
+            words.append("time")
+        points = abs((now.exposed_percent or 0) - (self.exposed_percent or 0))
+        if points > TOLERANCE["exposed_points"]:
+            words.append("exposure")
+        temporaries, least = self.temporaries or 0, 2**20
+        off = abs((now.temporaries or 0) - temporaries)
+        if off > max(TOLERANCE["temporaries"] * temporaries, least):
+            words.append("temporaries")
+        if now.hidden != self.hidden:
+            words.append("hidden collectives")
+        return words
+
+
+def find(which: Which) -> Claim:
+    """Compile or price a program, here and now.
+
+    Raises:
+        Exception: what JAX and the compiler raise.
+    """
+    flags = dict(which.flags)
+    if which.run in MODELLED:
+        seconds = MODELLED[which.run](**flags)
+        return Claim(which, jax.__version__, "", round(seconds * 1e6, 2))
+    found, _ = compiled.compile_one(flags, COMPILED[which.run], profile=which.profile)
+    return of_found(which, found)
+
+
+def of_found(which: Which, found: Found) -> Claim:
+    """What was found of a compiled program, as a claim."""
+    hidden = [sum(column) for column in zip((0, 0), *found.hidden.values(), strict=True)]
+    return Claim(
+        which,
+        jax.__version__,
+        which.compiler,
+        round(found.total, 2),
+        round(100 * found.exposed / found.total, 2) if found.total else None,
+        found.temporaries,
+        found.program_bytes,
+        found.profiled,
+        None if found.timed else (hidden[0], hidden[1]),
+    )
+
+
+def load(file: Path = FILE) -> list[Claim]:
+    """All claims."""
+    rows = json.loads(file.read_text(encoding="utf-8"))["claims"] if file.exists() else []
+    return [_claim(row) for row in rows]
+
+
+def _claim(row: Mapping[str, Any]) -> Claim:
+    which = Which.of(row["run"], row["flags"], row["profile"])
+    left_out = ("kind", "run", "flags", "profile", "command", "hidden")
+    rest = {name: value for name, value in row.items() if name not in left_out}
+    hidden = row["hidden"]
+    return Claim(which, **rest, hidden=None if hidden is None else (hidden[0], hidden[1]))
+
+
+def save(claims: Iterable[Claim], file: Path = FILE) -> None:
+    """Write them all, a line each, in an order of their own."""
+    lines = [json.dumps(_row(claim)) for claim in sorted(claims, key=_place)]
+    head = json.dumps({"tolerance": TOLERANCE})[:-1]
+    write(file, f'{head}, "claims": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def _place(claim: Claim) -> tuple[str, str, str]:
+    return claim.which.command, claim.jax, claim.compiler
+
+
+def _row(claim: Claim) -> dict[str, Any]:
+    which, rest = claim.which, asdict(claim)
+    del rest["which"]
+    flags = {"run": which.run, "flags": dict(which.flags), "profile": which.profile}
+    kind = "compiled" if claim.compiler else "modelled"
+    return {"command": which.command, "kind": kind, **flags, **rest}
+
+
+def quickest(claims: Sequence[Claim]) -> Claim:
+    """Of several forms of the same."""
+    return min(claims, key=lambda claim: claim.total_us)

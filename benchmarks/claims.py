@@ -1,0 +1,133 @@
+"""Figures of compiled and modelled programs that pages state: find them again, and compare.
+
+Without a flag those of the headline; nothing is run on a TPU or GPU, and no time is measured.
+`claims.json` holds the claims, with the command, the versions and the tolerances; `pages.toml`
+says which pages show them. A claim holds for the versions of JAX and of the compiler that it names:
+others are left out, and counted. The status is 1 if one is off by more than 2 % of its time
+or one point of exposure.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import jax
+
+from benchmarks import claim, pages, report
+from benchmarks.claim import Claim, Which
+from benchmarks.pages import Table
+from ringcoll.arguments import in_a_line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which claims, and what to do with what is found."""
+    add = parser.add_argument
+    which = parser.add_mutually_exclusive_group()
+    names = [table.name for table in pages.tables()]
+    which.add_argument("--all", action="store_true", help="every claim: hours")
+    which.add_argument(
+        "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
+    )
+    add("--missing", action="store_true", help="only what is not claimed yet of these versions")
+    add("--update", action="store_true", help="claim what is found, and write the pages")
+    add("--write", action="store_true", help="find nothing: write the pages, of what is claimed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find and compare, or write; returns the exit status."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    every, claims = pages.tables(), claim.load()
+    if args.write:
+        return _write(every, claims)
+    asked = [table for table in every if args.all or table.name in (args.table or ())]
+    programs = pages.programs(asked) if asked else pages.headline(every)
+    todo = list(dict.fromkeys(programs))
+    known = here(claims)
+    if args.missing:
+        todo = [which for which in todo if which not in known]
+    if not args.update:
+        elsewhere = [which for which in todo if which not in known]
+        todo = [which for which in todo if which in known]
+        if elsewhere:
+            print(f"left out: {len(elsewhere)} that are not claimed of {_versions()}")
+        if not todo:
+            args.error(f"nothing is claimed of {_versions()}; --update claims what is found")
+    return _find(args, todo, known, claims, every)
+
+
+def here(claims: Iterable[Claim]) -> dict[Which, Claim]:
+    """The claims of the versions that are installed."""
+    return {
+        one.which: one
+        for one in claims
+        if not one.compiler or (one.jax, one.compiler) == (jax.__version__, one.which.compiler)
+    }
+
+
+def compare(which: Which, claimed: Claim | None) -> tuple[Claim, list[str]]:
+    """What is found of a program now, and in what the claim is off.
+
+    Raises:
+        Exception: what JAX and the compiler raise.
+    """
+    now = claim.find(which)
+    return now, claimed.off(now) if claimed else []
+
+
+def _find(
+    args: argparse.Namespace,
+    todo: Sequence[Which],
+    known: dict[Which, Claim],
+    claims: list[Claim],
+    every: Sequence[Table],
+) -> int:
+    table = report.table("program", "claimed us", "%", "now us", "%", "off by", "")
+    status = 0
+    bar = report.progress(todo, len(todo), "compiling", lambda which: which.command)
+    for which in bar:
+        claimed = known.get(which)
+        try:
+            now, words = compare(which, claimed)
+        except Exception as error:  # a compiler may refuse a program; the others still count
+            table.add_row(
+                which.command, *_cells(claimed), "", "", "", f"failed: {in_a_line(error)}"
+            )
+            status = 1
+            continue
+        apart = (
+            f"{now.total_us / claimed.total_us - 1:+.1%}" if claimed and claimed.total_us else ""
+        )
+        table.add_row(which.command, *_cells(claimed), *_cells(now), apart, ", ".join(words))
+        if args.update:
+            kept = [
+                one
+                for one in claims
+                if (one.which, one.jax, one.compiler) != (which, now.jax, now.compiler)
+            ]
+            claims = [*kept, now]
+            claim.save(claims)
+        elif words:
+            status = 1
+    report.show(f"Claims, of {_versions()}", table)
+    return max(status, _write(every, claims)) if args.update else status
+
+
+def _cells(of: Claim | None) -> tuple[str, str]:
+    if of is None:
+        return "", ""
+    if of.hidden:
+        return "", "{} of {}".format(*of.hidden)
+    return f"{of.total_us:.0f}", "" if of.exposed_percent is None else f"{of.exposed_percent:.1f}"
+
+
+def _write(every: Sequence[Table], claims: Sequence[Claim]) -> int:
+    changed, unclaimed = pages.write_pages(every, claims)
+    for page in changed:
+        print(f"written: {page}")
+    for name, number in unclaimed.items():
+        print(f"not written: {name!r}, of which {number} programs are not claimed")
+    return 1 if unclaimed else 0
+
+
+def _versions() -> str:
+    compilers = (Which.of("overlap", {"topology": name}) for name in ("v5e:4x2", "h200:8"))
+    return ", ".join([f"jax {jax.__version__}", *(which.compiler for which in compilers)])

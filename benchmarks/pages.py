@@ -1,0 +1,200 @@
+"""The tables of README and pages, written from claims: what stands in which cell.
+
+`pages.toml` lists them. A table is rows and columns; both name flags, and a cell is the program
+of its row's and column's flags together with those that the table's `where` names. A flag with
+several values stands for the quickest of these. Besides flags they may have:
+
+  title     what stands in the head, or in front (a list: in several columns)
+  cell      a format of `_fields`, in place of the table's own
+  over      flags of other programs: {ratio} is how many times as long the quickest of them takes
+
+A table has a `page` and a `run` (the command), and may have `profile`, `bold` ("row" or "column":
+the least time in it), `head` (above the titles), `without` (flags of programs that there are not,
+or that cannot be compiled) and `headline`: flags of those programs that are tested in CI.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claim import Claim, Which, quickest
+from ringcoll.files import write
+from ringcoll.text import seconds_in_words
+
+FILE = Path(__file__).with_name("pages.toml")
+ROOT = FILE.parent.parent
+_NO_FLAGS = ("title", "cell", "over")
+_CELL = "{total} us, {exposed} %"
+
+Flags = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a page; see the module."""
+
+    name: str
+    page: str
+    run: str
+    columns: Sequence[Flags]
+    rows: Sequence[Flags]
+    where: Flags
+    jax: str
+    cell: str = _CELL
+    head: Sequence[str] = ("",)
+    bold: str = ""
+    profile: bool = False
+    headline: Flags = field(default_factory=dict)
+    without: Sequence[Flags] = ()
+
+    def programs(self) -> Iterator[Which]:
+        """All that it shows."""
+        for row, column in product(self.rows, self.columns):
+            yield from self._cell(row, column)
+            yield from self._over(row, column)
+
+    def _cell(self, row: Flags, column: Flags) -> list[Which]:
+        """Those of which a cell shows the quickest."""
+        flags = {**self.where, **row, **column}
+        named = {name: value for name, value in flags.items() if name not in _NO_FLAGS}
+        several = [value if isinstance(value, list) else [value] for value in named.values()]
+        made = [dict(zip(named, one, strict=True)) for one in product(*several)]
+        there = [
+            one for one in made if not any(left.items() <= one.items() for left in self.without)
+        ]
+        return [Which.of(self.run, one, self.profile) for one in there]
+
+    def _over(self, row: Flags, column: Flags) -> list[Which]:
+        return self._cell(row, {**column, **column["over"]}) if "over" in column else []
+
+    def lines(self, claims: Mapping[Which, Claim]) -> list[str]:
+        """It in Markdown.
+
+        Raises:
+            KeyError: a program of which nothing is claimed.
+        """
+        titles = [
+            row["title"] if isinstance(row["title"], list) else [row["title"]] for row in self.rows
+        ]
+        cells = [
+            [self._written(row, column, claims) for column in self.columns] for row in self.rows
+        ]
+        head = [*self.head, *(column["title"] for column in self.columns)]
+        lines = [head, ["---"] * len(head)]
+        lines += [[*title, *row] for title, row in zip(titles, cells, strict=True)]
+        return [_line(line) for line in lines]
+
+    def _written(self, row: Flags, column: Flags, claims: Mapping[Which, Claim]) -> str:
+        which = self._cell(row, column)
+        if not which:
+            return ""
+        claim = quickest([claims[one] for one in which])
+        fields = _fields(claim)
+        if over := self._over(row, column):
+            fields["ratio"] = (
+                f"{quickest([claims[one] for one in over]).total_us / claim.total_us:.2f}"
+            )
+        elif claim.total_us == self._least(row, column, claims):
+            fields["total"] = f"**{fields['total']}**"
+            fields["time"] = f"**{fields['time']}**"
+        return str(column.get("cell", row.get("cell", self.cell))).format(**fields)
+
+    def _least(self, row: Flags, column: Flags, claims: Mapping[Which, Claim]) -> float | None:
+        """The least time of those that this one stands among."""
+        if not self.bold:
+            return None
+        columns = [one for one in self.columns if "over" not in one and "cell" not in one]
+        among = (
+            [(row, one) for one in columns]
+            if self.bold == "row"
+            else [(one, column) for one in self.rows]
+        )
+        return min(claims[one].total_us for place in among for one in self._cell(*place))
+
+
+def _fields(claim: Claim) -> dict[str, str]:
+    hidden = claim.hidden or (0, 0)
+    star = "*" if claim.which.profile and not claim.profiled else ""
+    return {
+        "total": f"{claim.total_us:.0f}{star}",
+        "time": seconds_in_words(claim.total_us / 1e6),
+        "exposed": f"{claim.exposed_percent or 0:.0f}",
+        "temporaries": f"{(claim.temporaries or 0) / 2**20:.0f}",
+        "program": f"{(claim.program or 0) / 2**20:.1f}",
+        "hidden": f"{hidden[0]} of {hidden[1]}",
+    }
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |" if any(cells) else "|" + " |" * len(cells)
+
+
+def tables(file: Path = FILE) -> list[Table]:
+    """All tables."""
+    read = tomllib.loads(file.read_text(encoding="utf-8"))
+    return [Table(jax=read["jax"], **one) for one in read["table"]]
+
+
+def programs(tables: Iterable[Table]) -> Iterator[Which]:
+    """All that they show."""
+    return (which for table in tables for which in table.programs())
+
+
+def headline(tables: Iterable[Table]) -> Iterator[Which]:
+    """Those of them that are tested in CI."""
+    for table in tables:
+        for which in table.programs():
+            flags = dict(which.flags)
+            if table.headline and all(flags[name] in of for name, of in table.headline.items()):
+                yield which
+
+
+def written(
+    page: str, tables: Sequence[Table], claims: Sequence[Claim]
+) -> tuple[str, dict[str, int]]:
+    """The text of a page, its tables written anew.
+
+    Returns:
+        The text, and how many programs of which table are not claimed: that one is left as it is.
+
+    Raises:
+        ValueError: the page has no place for a table, or a place for one that is not listed.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    listed = {table.name: table for table in tables if table.page == page}
+    places = sorted(re.findall(r"<!-- table (.*?) -->", text))
+    if places != sorted(listed):
+        raise ValueError(
+            f"{page} has places for the tables {places}, but {FILE.name} lists {sorted(listed)}; "
+            "write <!-- table NAME --> and <!-- end --> around each"
+        )
+    unclaimed: dict[str, int] = {}
+    for name, table in listed.items():
+        shown = {one.which: one for one in claims if one.jax == table.jax or not one.compiler}
+        if missing := {which for which in table.programs() if which not in shown}:
+            unclaimed[name] = len(missing)
+            continue
+        start = text.index(f"<!-- table {name} -->\n")
+        stop = text.index("<!-- end -->", start)
+        lines = "\n".join([f"<!-- table {name} -->", *table.lines(shown), ""])
+        text = text[:start] + lines + text[stop:]
+    return text, unclaimed
+
+
+def write_pages(
+    tables: Sequence[Table], claims: Sequence[Claim]
+) -> tuple[list[str], dict[str, int]]:
+    """Write the tables into their pages; the pages that changed, and as `written`."""
+    changed: list[str] = []
+    unclaimed: dict[str, int] = {}
+    for page in dict.fromkeys(table.page for table in tables):
+        text, missing = written(page, tables, claims)
+        unclaimed |= missing
+        if text != (ROOT / page).read_text(encoding="utf-8"):
+            write(ROOT / page, text)
+            changed.append(page)
+    return changed, unclaimed
