@@ -45,6 +45,17 @@ def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(pr
     assert report["flops"] == programs["overlapped"]["flops"]
 
 
+def test_the_headline_is_true(programs):
+    """What README says of our matmuls and the plain forms on three TPUs, compiled again."""
+    if not programs["headline"]:
+        pytest.skip(
+            "nothing is claimed of the installed JAX and libtpu: see benchmarks/claims.json"
+        )
+    assert len(programs["headline"]) == 12
+    wrong = {name: now for name, now in programs["headline"].items() if now["off"]}
+    assert not wrong, "python -m benchmarks claims"
+
+
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("matmul", ["gathers", "scatters"])
 def test_our_matmuls_hide_what_they_send_and_the_built_in_forms_do_not(programs, matmul, both):
