@@ -86,7 +86,20 @@ class Table:
         head = [*self.head, *(column["title"] for column in self.columns)]
         lines = [head, ["---"] * len(head)]
         lines += [[*title, *row] for title, row in zip(titles, cells, strict=True)]
-        return [_line(line) for line in lines]
+        return [*(_line(line) for line in lines), "", *self._caption(claims)]
+
+    def _caption(self, claims: Mapping[Which, Claim]) -> list[str]:
+        """How its figures were found, and how to find them again."""
+        again = f'`python -m benchmarks claims --table "{self.name}"`'
+        compilers = sorted({claims[which].compiler for which in self.programs()})
+        if not any(compilers):
+            return [f"*Modelled*: {again}."]
+        what = "by the compiler's estimates"
+        if self.profile:
+            what = "by the static profile (with a star: by the compiler's estimates)"
+        if any(claims[which].hidden for which in self.programs()):
+            what = "collectives with a matmul under them"
+        return [f"*Compiled*, {', '.join([f'jax {self.jax}', *compilers])}; {what}:", f"{again}."]
 
     def _written(self, row: Flags, column: Flags, claims: Mapping[Which, Claim]) -> str:
         which = self._cell(row, column)
