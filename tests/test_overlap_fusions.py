@@ -1,5 +1,6 @@
 """Collectives inside fusions, calls and branches, run on paper; see `hlo_texts`."""
 
+import pytest
 from hlo_texts import CHIP, MATMUL, SHAPE, dot, program, us
 
 from ringcoll import overlap
@@ -125,22 +126,35 @@ def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
     assert us(made, "total", "exposed") == (375, 375)
 
 
-def test_a_call_that_is_announced_begins_with_its_update():
+@pytest.mark.parametrize(
+    ("start", "key"), [("call", "to_apply=%"), ("custom-call", "called_computations={%")]
+)
+@pytest.mark.parametrize(
+    ("kind", "wire"), [("reduce-scatter", 375), ("all-gather", 1500), ("all-reduce", 750)]
+)
+def test_a_call_that_is_announced_begins_with_its_update(start, key, kind, wire):
+    """What runs on a tpu7x's sparse cores; libtpu writes the second form since 0.0.52."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
-  ROOT %rs = f32[125,500] reduce-scatter(%a), replica_groups={{}}, dimensions={{0}}
+  %b = ({SHAPE}) tuple(%a)
+  %c = {SHAPE} get-tuple-element(%b), index=0
+  ROOT %rs = f32[125,500] {kind}(%c), replica_groups={{}}, dimensions={{0}}
 }}, execution_thread="sparsecore"
 
 """
+    closed = "}" if "{" in key else ""
     lines = [
-        "%s = ((), (), s32[1]) call-start(), to_apply=%offloaded",
+        f"%s = ((), (), s32[1]) {start}-start(), {key}offloaded{closed}",
         dot("y"),
-        f"%u = (({SHAPE}), f32[125,500]) call-update(%s, %y)",
+        f"%u = (({SHAPE}), f32[125,500]) {start}-update(%s, %y)",
         dot("z", cycles=300_000),
-        "%d = f32[125,500] call-done(%u)",
+        f"%d = f32[125,500] {start}-done(%u)",
     ]
     made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (1375, 1300, 75)
+    # 300 us of compute stand between the update and its end.
+    expected = (1000 + wire, 1300, wire - 300)
+    assert us(made, "total", "compute", "exposed") == expected
+    assert [(row.kind, row.asynchronous) for row in made.rows] == [(kind, True)]
 
 
 def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():
