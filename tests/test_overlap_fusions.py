@@ -185,3 +185,80 @@ def test_of_a_conditional_the_longest_branch_is_taken():
     made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
     assert us(made, "compute") == (500,)
     assert any("longest branch" in line for line in made.assumptions)
+
+
+#: Of w (1 MB), a fusion within a fusion takes a tenth: 50 rows, as they are or turned over.
+SLICED = f"""%slice (v: f32[500,500], at: s32[]) -> f32[50,500] {{
+  %v = {SHAPE} parameter(0)
+  %at = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %same = {SHAPE} bitcast(%v)
+  %wide = f64[500,500] convert(%same)
+  %part = f64[50,500] dynamic-slice(%wide, %at, %z), dynamic_slice_sizes={{50,500}}
+  ROOT %narrow = f32[50,500] convert(%part)
+}}
+
+%inner (u: f32[500,500], there: s32[]) -> f32[500,50] {{
+  %u = {SHAPE} parameter(0)
+  %there = s32[] parameter(1)
+  %rows = f32[50,500] fusion(%u, %there), kind=kLoop, calls=%slice
+  ROOT %columns = f32[500,50] transpose(%rows), dimensions={{1,0}}
+}}
+
+"""
+PRODUCT = f"""%product (a: f32[500,500], b: f32[500,500], i: s32[]) -> f32[500,50] {{
+  %a = {SHAPE} parameter(0)
+  %b = {SHAPE} parameter(1)
+  %i = s32[] parameter(2)
+  %c = f32[500,50] fusion(%b, %i), kind=kLoop, calls=%inner
+  ROOT %d = f32[500,50] convolution(%a, %c), dim_labels=bf_io->bf
+}}
+
+"""
+CALL = "%y = f32[500,50] fusion(%x, %w, %i0), kind=kOutput, calls=%product"
+
+
+def moved(before):
+    """The bytes that one fusion of x, w and an index moves."""
+    lines = "%i0 = s32[] constant(3)", CALL
+    return 10e9 * overlap.report(program(*lines, before=before), chip=CHIP).compute
+
+
+def test_of_what_a_fusion_within_a_fusion_slices_the_slice_counts():
+    # All of x, a tenth of w, the index, and a tenth of a MB written.
+    assert moved(SLICED + PRODUCT) == pytest.approx(1_000_000 + 100_000 + 4 + 100_000)
+
+
+def test_what_a_fusion_slices_twice_counts_once_and_what_it_also_reads_whole_counts_whole():
+    half = "%n = f32[50,500] convert(%part)\n  ROOT %narrow = f32[25,500] slice(%n)"
+    halved = SLICED.replace("ROOT %narrow = f32[50,500] convert(%part)", half)
+    sum_too = f"%e = {SHAPE} add(%a, %b)\n  ROOT %d = f32[500,50] convolution(%e, %c)"
+    both = PRODUCT.replace("ROOT %d = f32[500,50] convolution(%a, %c)", sum_too)
+    assert moved(halved + PRODUCT) == pytest.approx(1_000_000 + 50_000 + 4 + 100_000)
+    assert moved(SLICED + both) == pytest.approx(1_000_000 + 1_000_000 + 4 + 100_000)
+
+
+def test_an_update_in_place_by_a_fusion_within_a_fusion_writes_the_update():
+    body = f"""%update (q0: f32[500,500], q1: f32[1,500], q2: s32[]) -> f32[500,500] {{
+  %q0 = {SHAPE} parameter(0)
+  %q1 = f32[1,500] parameter(1)
+  %q2 = s32[] parameter(2)
+  ROOT %dus = {SHAPE} dynamic-update-slice(%q0, %q1, %q2, %q2)
+}}
+
+%outer (o0: f32[500,500], o1: f32[1,500], o2: s32[]) -> f32[500,500] {{
+  %o0 = {SHAPE} parameter(0)
+  %o1 = f32[1,500] parameter(1)
+  %o2 = s32[] parameter(2)
+  %f = {SHAPE} fusion(%o0, %o1, %o2), kind=kLoop, calls=%update
+  ROOT %same = {SHAPE} bitcast(%f)
+}}
+
+"""
+    lines = (
+        "%i0 = s32[] constant(3)",
+        "%row = f32[1,500] constant(0)",
+        f"%y = {SHAPE} fusion(%x, %row, %i0), kind=kLoop, calls=%outer",
+    )
+    made = overlap.report(program(*lines, before=body), chip=CHIP)
+    assert made.compute * 10e9 == pytest.approx(2000 + 4 + 2000)
