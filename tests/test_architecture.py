@@ -109,6 +109,8 @@ ORDER = (
     "overlap.network",
     "overlap.embedding",
     "overlap.transfers",
+    "overlap.roles",
+    "overlap.pending",
     "overlap.costs",
     "overlap.timeline",
     "overlap.draw",

@@ -69,11 +69,6 @@ class Network:
             found[place] = (near & there) - {place}
         return found
 
-    @cached_property
-    def links(self) -> frozenset[Link]:
-        """All directed links."""
-        return frozenset((a, b) for a, near in self._neighbours.items() for b in near)
-
     def ports(self, group: Sequence[int]) -> int:
         """The fewest links that a rank of a group has to others of it; at least one.
 

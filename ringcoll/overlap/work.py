@@ -119,7 +119,8 @@ def copied(computation: Computation, start: Instruction) -> Counter[int]:
     The result of a copy-start is (copy, source, ...), that of any other (sources, result, ...).
     """
     sources = computation.operands(start)
-    made = start.shapes[0 if start.opcode == "copy-start" else len(sources)]
+    place = 0 if start.opcode == "copy-start" else len(sources)
+    made = start.shapes[min(place, len(start.shapes) - 1)]
     moved: Counter[int] = Counter()
     for space in (sources[0].shapes[0].space, made.space):
         moved[space] += round(made.bytes)
