@@ -266,8 +266,8 @@ class Timeline:
         for pending in self._pending:
             if pending not in older and pending.end is not None:  # so did each turn's, in its time
                 pending.end += later
-                for key in _WORK:
-                    pending.before[key] += turns * grown.get((key,), 0.0)
+                for what in _WORK:
+                    pending.before[what] += turns * grown.get((what,), 0.0)
         self._draw("skipped", self.now, self.now + later, f"{turns} more turns")
         self.now += later
 
