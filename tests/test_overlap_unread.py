@@ -65,6 +65,10 @@ def test_collectives_that_are_not_known_or_run_in_an_unknown_way():
     assert unread(program(f"%o = {SHAPE} collective-swap-start(%x)")) == {"o"}
     called = f"%o = {SHAPE} custom-call(%x), called_computations={{%sums}}"
     assert unread(program(called, before=MATMUL + SUMS)) == {"o"}
+    twice = SUMS.replace("ROOT", f"%a2 = {SHAPE} all-reduce(%a), replica_groups={{}}\n  ROOT")
+    fused = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls=%sums"
+    assert unread(program(fused, before=MATMUL + SUMS)) == set()
+    assert unread(program(fused, before=MATMUL + twice)) == {"o"}
 
 
 def test_what_is_left_open_or_ends_without_a_start():

@@ -61,6 +61,8 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     if not found:
         return Role(phase, computation, None, unread)
     where, what = found[0]
+    if len(found) > 1:
+        unread = unread or f"{len(found)} collectives in one, of which the first is priced"
     if phase is Phase.START:
         return Role(phase, where, what, unread)
     if opcode != "fusion":

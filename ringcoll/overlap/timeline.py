@@ -147,7 +147,7 @@ class Timeline:
                 if instruction.attribute("cross_program_prefetch_index") is not None:
                     # A program before this one may have the time to begin it; that it has is not
                     # known, and the memory is busy with it once for each run all the same.
-                    self.notes.add("weights that are fetched ahead of a program are fetched in it")
+                    self.notes.add("weights that are fetched as a program begins are charged to it")
                 pending.seconds = memory_seconds(copied(where, instruction), self._chip)
         self._pending.append(pending)
         if instruction.operands:  # else an update brings them
