@@ -238,6 +238,22 @@ def test_what_a_fusion_slices_twice_counts_once_and_what_it_also_reads_whole_cou
     assert moved(SLICED + both) == pytest.approx(1_000_000 + 1_000_000 + 4 + 100_000)
 
 
+def test_a_fusion_that_cuts_an_array_into_several_reads_what_it_cuts():
+    body = f"""%cut (v: f32[500,500]) -> (f32[100,500], f32[50,500], f32[500,500]) {{
+  %v = {SHAPE} parameter(0)
+  %head = f32[100,500] slice(%v), slice={{[0:100], [0:500]}}
+  %tail = f32[50,500] slice(%v), slice={{[450:500], [0:500]}}
+  ROOT %both = (f32[100,500], f32[50,500], {SHAPE}) tuple(%head, %tail, %v)
+}}
+
+"""
+    shapes = f"(f32[100,500], f32[50,500], {SHAPE})"
+    line = f"%y = {shapes} fusion(%w), kind=kLoop, calls=%cut"
+    made = overlap.report(program(line, before=body), chip=CHIP)
+    # Both parts are read and written; what is handed on is neither.
+    assert made.compute * 10e9 == pytest.approx(2 * (200_000 + 100_000))
+
+
 def test_an_update_in_place_by_a_fusion_within_a_fusion_writes_the_update():
     body = f"""%update (q0: f32[500,500], q1: f32[1,500], q2: s32[]) -> f32[500,500] {{
   %q0 = {SHAPE} parameter(0)

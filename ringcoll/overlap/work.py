@@ -138,7 +138,7 @@ def _part_read(
     """
     parts = [made] if value is body.root else []
     for user in body.users[value.name]:
-        asked = 1.0
+        asked = made if user is body.root else 1.0
         if user.opcode in (*_RENAMING, *_SLICES, "fusion"):
             asked = _part_read(module, body, user, _elements(user), made)
         parts.append(_part_read_by(module, user, value, elements, asked))
@@ -149,8 +149,8 @@ def _part_read_by(
     module: Module, user: Instruction, value: Instruction, elements: int, asked: float
 ) -> float:
     """The part of a value that one instruction reads, of whose result a part is asked for."""
-    if user.opcode in _PASSING:
-        return 0.0
+    if user.opcode in _PASSING:  # what was made for it had to be read
+        return 0.0 if value.opcode == "parameter" else asked
     body = _body(module, user)
     if body:
         places = [n for n, name in enumerate(user.operands) if name == value.name]
