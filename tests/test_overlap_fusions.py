@@ -1,5 +1,7 @@
 """Collectives inside fusions, calls and branches, run on paper; see `hlo_texts`."""
 
+import re
+
 import pytest
 from hlo_texts import CHIP, MATMUL, SHAPE, dot, program, us
 
@@ -126,6 +128,15 @@ def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
     assert us(made, "total", "exposed") == (375, 375)
 
 
+def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
+    text = program(*SPREAD, before=ASYNC.replace("all-gather(", "all-reduce("))
+    named = re.sub("%(begin|go_on|finish)", r"%all-reduce-scatter.\1", text)
+    made = overlap.report(named, chip=CHIP)
+    # 3/4 MB over two links, all of it under the matmul.
+    assert [(row.kind, row.count) for row in made.rows] == [("reduce-scatter", 1)]
+    assert us(made, "total", "exposed", "communication") == (1000, 0, 375)
+
+
 @pytest.mark.parametrize(
     ("start", "key"), [("call", "to_apply=%"), ("custom-call", "called_computations={%")]
 )
@@ -155,6 +166,7 @@ def test_a_call_that_is_announced_begins_with_its_update(start, key, kind, wire)
     expected = (1000 + wire, 1300, wire - 300)
     assert us(made, "total", "compute", "exposed") == expected
     assert [(row.kind, row.asynchronous) for row in made.rows] == [(kind, True)]
+    assert [row.matmuls for row in made.rows] == [1]
 
 
 def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():

@@ -1,6 +1,7 @@
 """What each instruction is to a timeline: work, or a step of a transfer; and what is not known."""
 
 import re
+from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -61,6 +62,8 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     if not found:
         return Role(phase, computation, None, unread)
     where, what = found[0]
+    if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
+        what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
     if len(found) > 1:
         unread = unread or f"{len(found)} collectives in one, of which the first is priced"
     if phase is Phase.START:
@@ -83,6 +86,6 @@ def _unknown(instruction: Instruction) -> str:
         if instruction.number("collective_id") is not None:
             return "a kernel that waits for other devices"
     if opcode in ("send", "recv", "infeed", "outfeed"):
-        return f"{opcode}, which waits for the host or for another program"
+        return f"{opcode}, which waits for the host or for another device"
     known = opcode in COLLECTIVES or (base in COLLECTIVES and last in _PHASES)
     return f"{opcode}, an unknown collective" if _NAMED.match(opcode) and not known else ""

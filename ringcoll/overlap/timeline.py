@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip
@@ -130,8 +129,6 @@ class Timeline:
         where, what = role.where, role.what
         pending = Pending(instruction.name, None, 0.0)
         if what is not None:
-            if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
-                what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
             pending.wire = self._transfer(instruction.name, where, what)
             pending.seconds = pending.wire.seconds
             # A GPU's compiler writes start and done even of what blocks the stream, and says so.
