@@ -34,7 +34,8 @@ class Error(NamedTuple):
 
     def __str__(self) -> str:
         compute, total, exposed = (
-            f"{low:+d} to {high:+d}" for low, high in (self.compute, self.total, self.exposed)
+            " to ".join(f"{n:+d}" if n else "0" for n in least_and_most)
+            for least_and_most in (self.compute, self.total, self.exposed)
         )
         return (
             f"{self.programs} programs measured: compute {compute} %, total {total} %, exposed "
