@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 
+import jax
 import pytest
 from support import python
 
@@ -22,6 +23,12 @@ def found() -> dict:
     return json.loads(done.stdout)
 
 
+sparse_cores = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="this JAX cannot write a tpu7x's programs as text"
+)
+
+
+@sparse_cores
 def test_a_gather_on_sparse_cores_is_exposed(found):
     # Seven shards of 8 MiB over two or three links of 90 GB/s, with nothing above them.
     assert found["gathered"]["kinds"] == ["all-gather"]
@@ -30,6 +37,7 @@ def test_a_gather_on_sparse_cores_is_exposed(found):
     assert found["gathered"]["unread"] == []
 
 
+@sparse_cores
 def test_sums_on_sparse_cores_are_read(found):
     assert found["summed"]["kinds"] == ["all-reduce", "reduce-scatter"]
     assert found["summed"]["exposed"] > 0
