@@ -110,6 +110,8 @@ ORDER = (
     "overlap.embedding",
     "overlap.transfers",
     "overlap.costs",
+    "overlap.roles",
+    "overlap.pending",
     "overlap.timeline",
     "overlap.draw",
     "overlap.report",

@@ -1,5 +1,8 @@
 """Collectives inside fusions, calls and branches, run on paper; see `hlo_texts`."""
 
+import re
+
+import pytest
 from hlo_texts import CHIP, MATMUL, SHAPE, dot, program, us
 
 from ringcoll import overlap
@@ -125,22 +128,45 @@ def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
     assert us(made, "total", "exposed") == (375, 375)
 
 
-def test_a_call_that_is_announced_begins_with_its_update():
+def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
+    text = program(*SPREAD, before=ASYNC.replace("all-gather(", "all-reduce("))
+    named = re.sub("%(begin|go_on|finish)", r"%all-reduce-scatter.\1", text)
+    made = overlap.report(named, chip=CHIP)
+    # 3/4 MB over two links, all of it under the matmul.
+    assert [(row.kind, row.count) for row in made.rows] == [("reduce-scatter", 1)]
+    assert us(made, "total", "exposed", "communication") == (1000, 0, 375)
+
+
+@pytest.mark.parametrize(
+    ("start", "key"), [("call", "to_apply=%"), ("custom-call", "called_computations={%")]
+)
+@pytest.mark.parametrize(
+    ("kind", "wire"), [("reduce-scatter", 375), ("all-gather", 1500), ("all-reduce", 750)]
+)
+def test_a_call_that_is_announced_begins_with_its_update(start, key, kind, wire):
+    """What runs on a tpu7x's sparse cores; libtpu writes the second form since 0.0.52."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
-  ROOT %rs = f32[125,500] reduce-scatter(%a), replica_groups={{}}, dimensions={{0}}
+  %b = ({SHAPE}) tuple(%a)
+  %c = {SHAPE} get-tuple-element(%b), index=0
+  ROOT %rs = f32[125,500] {kind}(%c), replica_groups={{}}, dimensions={{0}}
 }}, execution_thread="sparsecore"
 
 """
+    closed = "}" if "{" in key else ""
     lines = [
-        "%s = ((), (), s32[1]) call-start(), to_apply=%offloaded",
+        f"%s = ((), (), s32[1]) {start}-start(), {key}offloaded{closed}",
         dot("y"),
-        f"%u = (({SHAPE}), f32[125,500]) call-update(%s, %y)",
+        f"%u = (({SHAPE}), f32[125,500]) {start}-update(%s, %y)",
         dot("z", cycles=300_000),
-        "%d = f32[125,500] call-done(%u)",
+        f"%d = f32[125,500] {start}-done(%u)",
     ]
     made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (1375, 1300, 75)
+    # 300 us of compute stand between the update and its end.
+    expected = (1000 + wire, 1300, wire - 300)
+    assert us(made, "total", "compute", "exposed") == expected
+    assert [(row.kind, row.asynchronous) for row in made.rows] == [(kind, True)]
+    assert [row.matmuls for row in made.rows] == [1]
 
 
 def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():
@@ -171,3 +197,96 @@ def test_of_a_conditional_the_longest_branch_is_taken():
     made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
     assert us(made, "compute") == (500,)
     assert any("longest branch" in line for line in made.assumptions)
+
+
+#: Of w (1 MB), a fusion within a fusion takes a tenth: 50 rows, as they are or turned over.
+SLICED = f"""%slice (v: f32[500,500], at: s32[]) -> f32[50,500] {{
+  %v = {SHAPE} parameter(0)
+  %at = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %same = {SHAPE} bitcast(%v)
+  %wide = f64[500,500] convert(%same)
+  %part = f64[50,500] dynamic-slice(%wide, %at, %z), dynamic_slice_sizes={{50,500}}
+  ROOT %narrow = f32[50,500] convert(%part)
+}}
+
+%inner (u: f32[500,500], there: s32[]) -> f32[500,50] {{
+  %u = {SHAPE} parameter(0)
+  %there = s32[] parameter(1)
+  %rows = f32[50,500] fusion(%u, %there), kind=kLoop, calls=%slice
+  ROOT %columns = f32[500,50] transpose(%rows), dimensions={{1,0}}
+}}
+
+"""
+PRODUCT = f"""%product (a: f32[500,500], b: f32[500,500], i: s32[]) -> f32[500,50] {{
+  %a = {SHAPE} parameter(0)
+  %b = {SHAPE} parameter(1)
+  %i = s32[] parameter(2)
+  %c = f32[500,50] fusion(%b, %i), kind=kLoop, calls=%inner
+  ROOT %d = f32[500,50] convolution(%a, %c), dim_labels=bf_io->bf
+}}
+
+"""
+CALL = "%y = f32[500,50] fusion(%x, %w, %i0), kind=kOutput, calls=%product"
+
+
+def moved(before):
+    """The bytes that one fusion of x, w and an index moves."""
+    lines = "%i0 = s32[] constant(3)", CALL
+    return 10e9 * overlap.report(program(*lines, before=before), chip=CHIP).compute
+
+
+def test_of_what_a_fusion_within_a_fusion_slices_the_slice_counts():
+    # All of x, a tenth of w, the index, and a tenth of a MB written.
+    assert moved(SLICED + PRODUCT) == pytest.approx(1_000_000 + 100_000 + 4 + 100_000)
+
+
+def test_what_a_fusion_slices_twice_counts_once_and_what_it_also_reads_whole_counts_whole():
+    half = "%n = f32[50,500] convert(%part)\n  ROOT %narrow = f32[25,500] slice(%n)"
+    halved = SLICED.replace("ROOT %narrow = f32[50,500] convert(%part)", half)
+    sum_too = f"%e = {SHAPE} add(%a, %b)\n  ROOT %d = f32[500,50] convolution(%e, %c)"
+    both = PRODUCT.replace("ROOT %d = f32[500,50] convolution(%a, %c)", sum_too)
+    assert moved(halved + PRODUCT) == pytest.approx(1_000_000 + 50_000 + 4 + 100_000)
+    assert moved(SLICED + both) == pytest.approx(1_000_000 + 1_000_000 + 4 + 100_000)
+
+
+def test_a_fusion_that_cuts_an_array_into_several_reads_what_it_cuts():
+    body = f"""%cut (v: f32[500,500]) -> (f32[100,500], f32[50,500], f32[500,500]) {{
+  %v = {SHAPE} parameter(0)
+  %head = f32[100,500] slice(%v), slice={{[0:100], [0:500]}}
+  %tail = f32[50,500] slice(%v), slice={{[450:500], [0:500]}}
+  ROOT %both = (f32[100,500], f32[50,500], {SHAPE}) tuple(%head, %tail, %v)
+}}
+
+"""
+    shapes = f"(f32[100,500], f32[50,500], {SHAPE})"
+    line = f"%y = {shapes} fusion(%w), kind=kLoop, calls=%cut"
+    made = overlap.report(program(line, before=body), chip=CHIP)
+    # Both parts are read and written; what is handed on is neither.
+    assert made.compute * 10e9 == pytest.approx(2 * (200_000 + 100_000))
+
+
+def test_an_update_in_place_by_a_fusion_within_a_fusion_writes_the_update():
+    body = f"""%update (q0: f32[500,500], q1: f32[1,500], q2: s32[]) -> f32[500,500] {{
+  %q0 = {SHAPE} parameter(0)
+  %q1 = f32[1,500] parameter(1)
+  %q2 = s32[] parameter(2)
+  ROOT %dus = {SHAPE} dynamic-update-slice(%q0, %q1, %q2, %q2)
+}}
+
+%outer (o0: f32[500,500], o1: f32[1,500], o2: s32[]) -> f32[500,500] {{
+  %o0 = {SHAPE} parameter(0)
+  %o1 = f32[1,500] parameter(1)
+  %o2 = s32[] parameter(2)
+  %f = {SHAPE} fusion(%o0, %o1, %o2), kind=kLoop, calls=%update
+  ROOT %same = {SHAPE} bitcast(%f)
+}}
+
+"""
+    lines = (
+        "%i0 = s32[] constant(3)",
+        "%row = f32[1,500] constant(0)",
+        f"%y = {SHAPE} fusion(%x, %row, %i0), kind=kLoop, calls=%outer",
+    )
+    made = overlap.report(program(*lines, before=body), chip=CHIP)
+    assert made.compute * 10e9 == pytest.approx(2000 + 4 + 2000)

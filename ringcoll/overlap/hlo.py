@@ -65,8 +65,7 @@ class Instruction:
     @cached_property
     def called(self) -> tuple[str, ...]:
         """The names of the computations that it runs (a reduction's `to_apply` too)."""
-        keys = ("calls", "to_apply", "body", "condition", "branch_computations")
-        values = [self.attribute(key) for key in (*keys, "true_computation", "false_computation")]
+        values = [self.attribute(key) for key in _CALLS]
         found = [name for value in values if value for name in re.findall(_NAME, value)]
         return tuple(name.lstrip("%") for name in found)
 
@@ -128,10 +127,16 @@ class Module:
                 yield from self.within(inner)
 
 
+#: The attributes that name computations.
+_CALLS = (
+    *("calls", "to_apply", "body", "condition", "branch_computations"),
+    *("true_computation", "false_computation", "called_computations"),
+)
 _NAME = r"[%\w.\-<>]+"
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _LINE = re.compile(rf"^\s+(ROOT )?({_NAME}) = ")
 _HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
+_STATEMENT = re.compile(rf"{_LINE.pattern}|{_HEAD.pattern}|^\}}(, execution_thread=.*)?$")
 _OPEN, _CLOSE = "([{", ")]}"
 _ORDER = ", device_ids="  # between the axes of a mesh and those that are meant
 
@@ -160,7 +165,7 @@ def parse(text: str) -> Module:
     entry, name = None, ""
     lines: list[Instruction] = []
     whole = text[: text.rfind("\n}") + 2]  # a computation that is cut off is none
-    for line in whole.splitlines():
+    for line in _statements(whole):
         if found := _HEAD.match(line):
             name, lines = found[2].lstrip("%"), []
             entry = name if found[1] else entry
@@ -173,6 +178,17 @@ def parse(text: str) -> Module:
     counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head[2])
     ranks = prod(map(int, counts))
     return Module(head[1], computations[entry], computations, ranks, tiled=":T(" in head[2])
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The lines of a text, each with those that go on with it: a Pallas kernel's has breaks."""
+    parts: list[str] = []
+    for line in text.splitlines():
+        if _STATEMENT.match(line):
+            yield "".join(parts)
+            parts = []
+        parts.append(line)
+    yield "".join(parts)
 
 
 def _instruction(line: str, found: re.Match[str]) -> Instruction:

@@ -5,6 +5,11 @@ import re
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 
 
+def called(module: Module, loop: Instruction, key: str) -> Computation:
+    """The condition or the body of a loop."""
+    return module.computations[(loop.attribute(key) or "").lstrip("%")]
+
+
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """How often the body of a `while` runs; None if that cannot be read off the text.
 
@@ -14,7 +19,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
     if known and int(known[0]) >= 0:
         return int(known[0])
-    condition, body = (_named(module, loop, key) for key in ("condition", "body"))
+    condition, body = (called(module, loop, key) for key in ("condition", "body"))
     tested = _test(module, condition)
     if tested is None:
         return None
@@ -28,10 +33,6 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if first is None or last is None or not step:
         return None
     return max(0, -((first - last - inclusive) // step))
-
-
-def _named(module: Module, instruction: Instruction, key: str) -> Computation:
-    return module.computations[(instruction.attribute(key) or "").lstrip("%")]
 
 
 def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruction, bool] | None:

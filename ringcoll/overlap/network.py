@@ -1,9 +1,9 @@
 """The physical mesh: where each rank is, and over which links a message goes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 
 Place = tuple[int, ...]
 Link = tuple[Place, Place]  # directed: from, to
@@ -69,11 +69,6 @@ class Network:
             found[place] = (near & there) - {place}
         return found
 
-    @cached_property
-    def links(self) -> frozenset[Link]:
-        """All directed links."""
-        return frozenset((a, b) for a, near in self._neighbours.items() for b in near)
-
     def ports(self, group: Sequence[int]) -> int:
         """The fewest links that a rank of a group has to others of it; at least one.
 
@@ -81,6 +76,33 @@ class Network:
         """
         members = {self.places[r] for r in group}
         return max(1, min(len(self._neighbours[place] & members) for place in members))
+
+    def between(self, group: Sequence[int]) -> frozenset[Link]:
+        """The links on the ways between the members of a group: what a collective of it occupies.
+
+        A group along one axis occupies its own row, one that is a box the links within the box;
+        where members are not neighbours, the links of those between them too.
+        """
+        key = tuple(group)
+        if key not in self._between:
+            self._between[key] = frozenset(self._ways([self.places[r] for r in group]))
+        return self._between[key]
+
+    @cached_property
+    def _between(self) -> dict[tuple[int, ...], frozenset[Link]]:
+        return {}  # many collectives of a program are of the same group
+
+    def _ways(self, members: Sequence[Place]) -> Iterator[Link]:
+        """The links of `path` for every pair of members, without walking each pair's.
+
+        On axis i a message is where its target is on the axes before, its source on those after.
+        """
+        for axis in range(len(self.size)):
+            ends = {place[: axis + 1] for place in members}
+            starts = {place[axis:] for place in members}
+            for (*before, stop), (start, *after) in product(ends, starts):
+                steps = self._steps(axis, start, stop)
+                yield from pairwise((*before, step, *after) for step in steps)
 
     def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
         """How many of these messages go over each link."""

@@ -5,7 +5,7 @@ from os import PathLike
 
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.costs import SOURCES
+from ringcoll.overlap.costs import SOURCES, explained
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
@@ -122,7 +122,7 @@ def _assumptions(
         used = sum(sources.values()) or 1.0
         for source, seconds in sources.items():
             if seconds:
-                yield f"{seconds / used:.0%} of the compute time from {SOURCES[source]}"
+                yield f"{seconds / used:.0%} of the compute time from {explained(source, chip)}"
         if network.stated:
             axes = "x".join(map(str, network.size))
             rings = [i for i, w in enumerate(network.wrap) if w and network.size[i] > 2]

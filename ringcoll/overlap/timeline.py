@@ -1,22 +1,25 @@
 """A scheduled program run on paper: one stream of instructions, and the wire under it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.costs import Costs, memory_seconds
 from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.loops import trip_count
+from ringcoll.overlap.loops import called, trip_count
 from ringcoll.overlap.network import FAR, Link, Network
-from ringcoll.overlap.transfers import COLLECTIVES, Transfer, transfer
+from ringcoll.overlap.pending import Held, Pending, Scope
+from ringcoll.overlap.roles import Phase, Role, role_of
+from ringcoll.overlap.transfers import Transfer, transfer
 from ringcoll.overlap.work import copied, flops
 
 #: Turns of a loop that are run one by one before equal ones are only counted.
 TURNS = 16
-_MARKERS = {"AsyncCollectiveStart": "start", "AsyncCollectiveDone": "done"}
-_PASSES_ON = ("get-tuple-element", "tuple", "bitcast", "opt-barrier", "copy")
+#: How the names of what stays on the chip begin.
+_COPIES = ("copy", "slice", "dynamic")
+#: What is summed over all instructions, and noted where a transfer begins.
+_WORK = ("compute", "flops", "matmuls")
 
 
 class Segment(NamedTuple):
@@ -26,22 +29,6 @@ class Segment(NamedTuple):
     start: float
     stop: float
     label: str
-
-
-@dataclass
-class Pending:
-    """What was started and has not been waited for.
-
-    A transfer; or, where wire is None, a copy within the chip's memory, or (flops > 0) a matmul
-    on another stream of a GPU.
-    """
-
-    name: str
-    wire: Transfer | None
-    seconds: float
-    end: float | None  # None: announced, but not begun
-    before: tuple[float, float, float]  # compute, FLOPs, matmuls done until its start
-    flops: float
 
 
 class Timeline:
@@ -66,129 +53,121 @@ class Timeline:
         self.notes: set[str] = set()
         self.unread: set[str] = set()  # instructions whose times are not known, by name
         self._free: defaultdict[Link | str, float] = defaultdict(float)
-        self._pending: dict[str, Pending] = {}
-        self._carried: dict[str, str] = {}  # what holds the state of which pending transfer
-        self._roles: dict[str, tuple] = {}
+        self._pending: list[Pending] = []
+        self._roles: dict[tuple[str, str], Role] = {}
+        self._lengths: dict[str, tuple[float, int]] = {}
 
     def run(self) -> "Timeline":
         """Run the program from its first instruction to its last."""
-        self._run(self._module.entry)
+        self._run(self._module.entry, [])
+        for pending in self._pending:
+            if pending.wire:
+                self._leave_out(pending.name, "its end cannot be found")
         return self
 
-    def _run(self, computation: Computation) -> None:
-        for instruction in computation.instructions:
-            self._step(computation, instruction)
+    def _leave_out(self, name: str, why: str) -> None:
+        """Say that what an instruction communicates, or how often, could not be read."""
+        self.unread.add(name)
+        self.notes.add(f"{name} is not counted as communication: {why}")
 
-    def _step(self, computation: Computation, instruction: Instruction) -> None:
+    def _run(self, computation: Computation, given: Sequence[Held]) -> Held:
+        """Run a computation on operands that hold this, and say what its result holds."""
+        parameters = computation.parameters.items()
+        scope = Scope(computation, {i.name: given[n] for n, i in parameters if n < len(given)})
+        for instruction in computation.instructions:
+            if instruction.opcode != "parameter":
+                scope.held[instruction.name] = self._step(scope, instruction)
+        return scope.held.get(computation.root.name)
+
+    def _step(self, scope: Scope, instruction: Instruction) -> Held:
+        given, bodies = scope.given(instruction), list(self._module.called(instruction))
         match instruction.opcode:
             case "while":
-                return self._loop(computation, instruction)
-            case "call":
-                for called in self._module.called(instruction):
-                    self._run(called)
-                return None
-            case "conditional":
+                return self._loop(scope, instruction)
+            case "call" if bodies:
+                return self._run(bodies[0], given)
+            case "conditional" if bodies:
                 self.notes.add("of a conditional, the longest branch is taken")
-                branches = list(self._module.called(instruction))
-                return self._run(max(branches, key=self._length)) if branches else None
-        role, where, what = self._role(computation, instruction)
-        if role == "start":
-            self._start(instruction, where, what)
-        elif role == "update":
-            self._update(instruction)
-        elif role == "done":
-            self._done(instruction)
-        elif role == "synchronous":
-            self._start(instruction, where, what, synchronous=True)
-            self._done(instruction)
-        else:
-            self._compute(computation, instruction, role == "carrier")
-        return None
+                longest = max(bodies, key=self._length)
+                return self._run(longest, given[1 + bodies.index(longest) :][:1])
+        key = scope.computation.name, instruction.name
+        if key not in self._roles:
+            self._roles[key] = role_of(self._module, scope.computation, instruction)
+        return self._play(self._roles[key], scope, instruction)
 
-    def _length(self, computation: Computation) -> float:
-        return sum(self._costs.of(computation, i).seconds for i in computation.instructions)
+    def _length(self, computation: Computation) -> tuple[float, int]:
+        """The seconds of a computation that is run by itself; and its collectives."""
+        if computation.name not in self._lengths:
+            alone = Timeline(self._module, self._network, self._chip, {})
+            alone._costs, alone._roles, alone._lengths = self._costs, self._roles, self._lengths
+            alone._run(computation, [])
+            self._lengths[computation.name] = alone.now, len(alone.transfers)
+        return self._lengths[computation.name]
 
-    def _role(self, computation: Computation, instruction: Instruction) -> tuple:
-        """start, update, done, synchronous, carrier or compute; and the collective, if any."""
-        if instruction.name not in self._roles:
-            self._roles[instruction.name] = self._find_role(computation, instruction)
-        return self._roles[instruction.name]
+    def _play(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
+        """Run one instruction, and say what its result holds."""
+        if role.unread:
+            self._leave_out(instruction.name, role.unread)
+        carries = None
+        match role.phase:
+            case Phase.START:
+                return self._start(instruction, role)
+            case Phase.UPDATE:
+                return self._update(scope, instruction)
+            case Phase.DONE:
+                self._done(self._find(scope, instruction))
+                return None
+            case Phase.SPREAD:
+                carries = self._find(scope, instruction, role.what)
+        if role.what and not carries:
+            self._done(self._start(instruction, role, synchronous=True))
+            return None
+        self._compute(scope.computation, instruction)
+        return carries or scope.passed(instruction)
 
-    def _find_role(self, computation: Computation, instruction: Instruction) -> tuple:
-        base, _, phase = instruction.opcode.rpartition("-")
-        if instruction.opcode in COLLECTIVES:
-            return "synchronous", computation, instruction
-        if phase in ("update", "done"):
-            return phase, None, None
-        if base in COLLECTIVES:  # its phase is start
-            return "start", computation, instruction
-        if base in ("send", "recv"):
-            self.notes.add("transfers to and from the host are taken as free")
-            return "compute", None, None
-        if instruction.opcode != "fusion" and phase != "start":
-            return "compute", None, None
-        inside = list(self._module.within(instruction))
-        found = [(c, i) for c, i in inside if i.opcode.removesuffix("-start") in COLLECTIVES]
-        where, what = found[0] if found else (computation, None)
-        if phase == "start":
-            return "start", where, what
-        if what is None:
-            return "compute", None, None
-        for _, inner in inside:  # a fusion that begins, goes on with or ends a collective
-            if role := _MARKERS.get(inner.attribute("custom_call_target") or ""):
-                return role, where, what
-        if any(self._sends(name, what) for name in instruction.operands):
-            return "carrier", None, None
-        if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
-            what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
-        return "synchronous", where, what
-
-    def _sends(self, name: str, collective: Instruction) -> bool:
-        """Whether a name carries the state of this very collective, not yet waited for."""
-        pending = self._pending.get(self._carried.get(name, ""))
-        return bool(pending and pending.wire and pending.wire.kind == collective.opcode)
-
-    def _start(
-        self,
-        instruction: Instruction,
-        where: Computation,
-        what: Instruction | None,
-        synchronous: bool = False,
-    ) -> None:
-        wire, seconds, work = None, 0.0, 0.0
+    def _start(self, instruction: Instruction, role: Role, synchronous: bool = False) -> Pending:
+        where, what = role.where, role.what
+        pending = Pending(instruction.name, None, 0.0)
         if what is not None:
-            wire = transfer(where, what, self._network, self._chip)
-            if wire.hops > FAR and self._network.stated:
-                self.notes.add(
-                    f"warning: {instruction.name} goes {wire.hops} hops; order the devices so that "
-                    "neighbours are neighbours: overlap.mesh(topology, axis=size)"
-                )
-            seconds = wire.seconds
+            pending.wire = self._transfer(instruction.name, where, what)
+            pending.seconds = pending.wire.seconds
             # A GPU's compiler writes start and done even of what blocks the stream, and says so.
             synchronous = synchronous or instruction.attribute("is_sync") == "true"
-            self.transfers[instruction.name] = wire, not synchronous
+            self.transfers[instruction.name] = pending.wire, not synchronous
         else:
-            work = flops(self._module, where, instruction)
+            pending.flops = flops(self._module, where, instruction)
+            self.tally["flops",] += pending.flops
+            self.tally["matmuls",] += pending.flops > 0
             if not instruction.operands:
                 self.notes.add("what runs on sparse cores, but for collectives, is taken as free")
-            elif self._chip and instruction.attribute("cross_program_prefetch_index") is None:
-                seconds = memory_seconds(copied(where, instruction), self._chip)
-        # A matmul that is still running counts as under what starts now.
-        beside = [pending.flops for pending in self._pending.values() if pending.flops]
-        before = (
-            self.tally["compute",],
-            self.tally["flops",] - sum(beside),
-            self.tally["matmuls",] - len(beside),
-        )
-        self.tally["flops",] += work
-        self.tally["matmuls",] += work > 0
-        pending = Pending(instruction.name, wire, seconds, None, before, work)
-        self._pending[instruction.name] = pending
-        self._carried[instruction.name] = instruction.name
+            elif self._chip:
+                if instruction.attribute("cross_program_prefetch_index") is not None:
+                    # A program before this one may have the time to begin it; that it has is not
+                    # known, and the memory is busy with it once for each run all the same.
+                    self.notes.add("weights that are fetched as a program begins are charged to it")
+                pending.seconds = memory_seconds(copied(where, instruction), self._chip)
+        self._pending.append(pending)
         if instruction.operands:  # else an update brings them
             self._begin(pending)
+        return pending
+
+    def _transfer(self, name: str, where: Computation, what: Instruction) -> Transfer:
+        if name in self.transfers:
+            return self.transfers[name][0]
+        wire = transfer(where, what, self._network, self._chip)
+        if wire.hops > FAR and self._network.stated:
+            self.notes.add(
+                f"warning: {name} goes {wire.hops} hops; order the devices so that "
+                "neighbours are neighbours: overlap.mesh(topology, axis=size)"
+            )
+        return wire
 
     def _begin(self, pending: Pending) -> None:
+        # A matmul that is still running counts as under what starts now.
+        beside = [other.flops for other in self._pending if other.flops]
+        pending.before = {key: self.tally[key,] for key in _WORK}
+        pending.before["flops"] -= sum(beside)
+        pending.before["matmuls"] -= len(beside)
         queues = pending.wire.links if pending.wire else {"memory"}
         start = max(self.now, *(self._free[queue] for queue in queues)) if queues else self.now
         pending.end = start + pending.seconds
@@ -199,27 +178,30 @@ class Timeline:
                 self.tally["busy", queue] += pending.seconds
             self._draw("wire", start, pending.end, pending.name)
 
-    def _update(self, instruction: Instruction) -> None:
-        pending = self._find(instruction)
-        if pending:
-            self._carried[instruction.name] = pending.name
-            if pending.end is None:
-                self._begin(pending)
+    def _update(self, scope: Scope, instruction: Instruction) -> Pending | None:
+        pending = self._find(scope, instruction)
+        if pending and pending.end is None:
+            self._begin(pending)
+        return pending
 
-    def _find(self, instruction: Instruction) -> Pending | None:
-        """The transfer that an instruction waits for or goes on with."""
-        for name in (instruction.name, *instruction.operands):
-            pending = self._pending.get(self._carried.get(name, ""))
-            if pending:
+    def _find(
+        self, scope: Scope, instruction: Instruction, collective: Instruction | None = None
+    ) -> Pending | None:
+        """What an instruction waits for or goes on with: if a collective is given, one alike."""
+        for pending in scope.pending(instruction):
+            alike = pending.wire and collective and pending.wire.kind == collective.opcode
+            if pending in self._pending and (collective is None or alike):
                 return pending
-        self.notes.add("transfers that start in one turn of a loop and end in the next are free")
+        if collective is None and not instruction.opcode.startswith(_COPIES):
+            self._leave_out(instruction.name, "its start cannot be found")
         return None
 
-    def _done(self, instruction: Instruction) -> None:
-        pending = self._find(instruction)
+    def _done(self, pending: Pending | None) -> None:
         if pending is None:
             return
-        del self._pending[pending.name]
+        self._pending.remove(pending)
+        if pending.end is None:  # no update began it
+            self._begin(pending)
         end = max(self.now, pending.end or 0.0)
         waited = end - self.now
         row = "exposed" if pending.wire else "memory"
@@ -227,18 +209,17 @@ class Timeline:
         self.now = end
         self.tally[row,] += waited
         if pending.wire:
-            between = zip(("compute", "flops", "matmuls"), pending.before, strict=True)
-            for key, before in between:
-                self.tally[pending.name, key] += self.tally[key,] - before
-            self.tally[pending.name, "bare"] += self.tally["matmuls",] == pending.before[2]
+            before = pending.before
+            for key in _WORK:
+                self.tally[pending.name, key] += self.tally[key,] - before[key]
+            self.tally[pending.name, "bare"] += self.tally["matmuls",] == before["matmuls"]
             self.tally[pending.name, "exposed"] += waited
             self.tally[pending.name, "count"] += 1
 
-    def _compute(self, computation: Computation, instruction: Instruction, carrier: bool) -> None:
-        for name in instruction.operands:
-            if name in self._carried and (carrier or instruction.opcode in _PASSES_ON):
-                self._carried.setdefault(instruction.name, self._carried[name])
+    def _compute(self, computation: Computation, instruction: Instruction) -> None:
         cost = self._costs.of(computation, instruction)
+        if cost.source == "roofline" and instruction.opcode == "custom-call":
+            self.notes.add("a custom call is priced by the bytes of its operands and results")
         if cost.source:
             self.tally["source", cost.source] += cost.seconds
         self.tally["compute",] += cost.seconds
@@ -247,34 +228,31 @@ class Timeline:
         self._draw("compute", self.now, self.now + cost.seconds, instruction.name)
         self.now += cost.seconds
 
-    def _loop(self, computation: Computation, instruction: Instruction) -> None:
-        turns = trip_count(self._module, computation, instruction)
+    def _loop(self, scope: Scope, instruction: Instruction) -> Held:
+        """Run a loop; what its carry holds goes from each turn to the next, and out of it."""
+        turns = trip_count(self._module, scope.computation, instruction)
         if turns is None:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
             self.unread.add(instruction.name)
             turns = 1
-        body = self._module.computations[(instruction.attribute("body") or "").lstrip("%")]
-        self._carry(computation, instruction, body)
+        condition, body = (called(self._module, instruction, k) for k in ("condition", "body"))
+        if any(role_of(self._module, condition, i).sends for i in condition.instructions):
+            self._leave_out(instruction.name, "its condition communicates")
+        (carry,) = scope.given(instruction)
         last: dict[tuple, float] = {}
         for turn in range(turns):
-            before, start = self.tally.copy(), self.now
-            self._run(body)
+            before, start, older = self.tally.copy(), self.now, list(self._pending)
+            carry = self._run(body, [carry])
             grown = {k: v - before.get(k, 0.0) for k, v in self.tally.items()}
             if turn + 1 >= TURNS and _equal(grown, last):
-                self._skip(turns - turn - 1, grown, start)
-                return
+                self._skip(turns - turn - 1, grown, start, older)
+                break
             last = grown
+        return carry
 
-    def _carry(self, computation: Computation, loop: Instruction, body: Computation) -> None:
-        """A loop may go on with a transfer that was begun before it, and is ended after it."""
-        for place, name in enumerate(computation.operands(loop)[0].operands):
-            if name in self._carried:
-                for users in (body.users[body.parameters[0].name], computation.users[loop.name]):
-                    for user in users:
-                        if user.opcode == "get-tuple-element" and user.number("index") == place:
-                            self._carried[user.name] = self._carried[name]
-
-    def _skip(self, turns: int, grown: Mapping[tuple, float], start: float) -> None:
+    def _skip(
+        self, turns: int, grown: Mapping[tuple, float], start: float, older: Sequence[Pending]
+    ) -> None:
         """Count turns of a loop that are like the last, which began at `start`."""
         for key, value in grown.items():
             self.tally[key] += turns * value
@@ -282,6 +260,11 @@ class Timeline:
         for queue, free in self._free.items():
             if free > start:
                 self._free[queue] = free + later
+        for pending in self._pending:
+            if pending not in older and pending.end is not None:  # so did each turn's, in its time
+                pending.end += later
+                for what in _WORK:
+                    pending.before[what] += turns * grown.get((what,), 0.0)
         self._draw("skipped", self.now, self.now + later, f"{turns} more turns")
         self.now += later
 

@@ -46,10 +46,12 @@ def transfer(
     A permute takes hops x bytes / rate of a link, one way, and a latency per hop; where
     more messages than hops share a link, as many times the bytes as messages. A built-in
     collective is granted what no algorithm can beat: the time in which all that a rank
-    gets comes in over all its links to the group, without latency.
+    gets comes in over all its links to the group, without latency; it occupies the links on
+    the ways between the members of each group, so that collectives over two axes of a mesh can
+    run beside each other.
 
     Raises:
-        HloError: a permute names a rank that the network has not.
+        HloError: it names a rank that the network has not.
     """
     kind = instruction.opcode.removesuffix("-start")
     sent = sum(operand.bytes for operand in computation.operands(instruction))
@@ -57,24 +59,29 @@ def transfer(
     if kind == PERMUTE:
         pairs = source_target_pairs(instruction)
         if any(max(pair) >= len(network.places) for pair in pairs):
-            raise HloError(
-                f"{instruction.name} sends between more than the {len(network.places)} ranks "
-                "of the network; pass mesh= the mesh that the program was compiled for"
-            )
+            raise _too_few(instruction, network)
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
         return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
     members = groups(instruction, len(network.places))
+    if any(max(group, default=0) >= len(network.places) for group in members):
+        raise _too_few(instruction, network)
+    links = frozenset[Link]().union(*(network.between(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
         (b / network.ports(group) for b, group in zip(leaving, members, strict=True)), default=0.0
     )
     if kind.endswith("all-to-all"):  # nothing is copied on its way, so count the ways
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
-        least = max(least, ways * sent / max(1, len(network.links)))
-    return Transfer(
-        kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, network.links
+        least = max(least, ways * sent / max(1, len(links)))
+    return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
+
+
+def _too_few(instruction: Instruction, network: Network) -> HloError:
+    return HloError(
+        f"{instruction.name} sends between more than the {len(network.places)} ranks "
+        "of the network; pass mesh= the mesh that the program was compiled for"
     )
 
 
@@ -86,6 +93,8 @@ def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
 
 def _sent(kind: str, operand: float, n: int) -> float:
     """The bytes that a rank of n sends by a bandwidth-optimal algorithm."""
+    if n == 1:
+        return 0.0
     if kind == "all-gather":
         return operand * (n - 1)
     if kind == "all-reduce":

@@ -19,6 +19,8 @@ FREE = frozenset(
 FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
+#: What gives the elements of one operand, each once, in another type, shape or place.
+_RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
 #: In a fusion, what hands on a buffer as it is, or leaves it to the wire.
 _PASSING = (
     *("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
@@ -88,25 +90,26 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> Counter[int]:
     """The bytes that it reads and writes, by memory space (0 is main memory).
 
-    Of what is only sliced, the slice counts; of what is updated in place, the update. What a
-    fusion only passes on, or a transfer that is spread over it, moves by no work of its own.
+    Of what is only sliced, the slice counts, also where fusions stand within fusions; of what
+    is updated in place, the update. What a fusion only passes on, or a transfer that is spread
+    over it, moves by no work of its own.
     """
     moved: Counter[int] = Counter()
-    bodies = list(module.called(instruction)) if instruction.opcode == "fusion" else []
+    body = _body(module, instruction)
     for number, operand in enumerate(computation.operands(instruction)):
         for shape in operand.shapes:
-            if bodies and number in bodies[0].parameters:
-                read = _read(bodies[0], bodies[0].parameters[number], shape.bytes)
+            if body and number in body.parameters:
+                read = _part_read(module, body, body.parameters[number], shape.elements, 1.0)
             else:
-                read = _read_by(instruction, operand.name, shape.bytes)
-            moved[shape.space] += round(read)
-    inner, root = (bodies[0], bodies[0].root) if bodies else (computation, instruction)
+                read = _part_read_by(module, instruction, operand, shape.elements, 1.0)
+            moved[shape.space] += round(shape.bytes * min(1.0, read))
+    inner, root = (body, body.root) if body else (computation, instruction)
     parts = inner.operands(root) if root.opcode == "tuple" else [root]
     for number, shape in enumerate(instruction.shapes):
         part = parts[number] if number < len(parts) else root
         if part is not root and part.opcode in ("parameter", *_PASSING):
             continue
-        moved[shape.space] += round(_written(inner, part, shape.bytes))
+        moved[shape.space] += round(shape.bytes * _part_written(module, inner, part))
     return moved
 
 
@@ -116,33 +119,71 @@ def copied(computation: Computation, start: Instruction) -> Counter[int]:
     The result of a copy-start is (copy, source, ...), that of any other (sources, result, ...).
     """
     sources = computation.operands(start)
-    made = start.shapes[0 if start.opcode == "copy-start" else len(sources)]
+    place = 0 if start.opcode == "copy-start" else len(sources)
+    made = start.shapes[min(place, len(start.shapes) - 1)]
     moved: Counter[int] = Counter()
     for space in (sources[0].shapes[0].space, made.space):
         moved[space] += round(made.bytes)
     return moved
 
 
-def _read(body: Computation, parameter: Instruction, whole: float) -> float:
-    """How much of a parameter a fusion reads."""
-    users = body.users[parameter.name]
-    return min(whole, sum(_read_by(user, parameter.name, whole) for user in users))
+def _part_read(
+    module: Module, body: Computation, value: Instruction, elements: int, made: float
+) -> float:
+    """The part of a value of so many elements that a computation reads.
+
+    A fusion computes an element only where it is asked for: what is copied, converted or
+    transposed is read where the result of that is; `made` is the part of the fusion's own
+    result that is asked for.
+    """
+    parts = [made] if value is body.root else []
+    for user in body.users[value.name]:
+        asked = made if user is body.root else 1.0
+        if user.opcode in (*_RENAMING, *_SLICES, "fusion"):
+            asked = _part_read(module, body, user, _elements(user), made)
+        parts.append(_part_read_by(module, user, value, elements, asked))
+    return min(1.0, sum(parts))
 
 
-def _read_by(user: Instruction, name: str, whole: float) -> float:
-    if user.opcode in _PASSING:
-        return 0.0
-    if user.operands[0] == name:
+def _part_read_by(
+    module: Module, user: Instruction, value: Instruction, elements: int, asked: float
+) -> float:
+    """The part of a value that one instruction reads, of whose result a part is asked for."""
+    if user.opcode in _PASSING:  # what was made for it had to be read
+        return 0.0 if value.opcode == "parameter" else asked
+    body = _body(module, user)
+    if body:
+        places = [n for n, name in enumerate(user.operands) if name == value.name]
+        inner = [body.parameters[n] for n in places if n in body.parameters]
+        return sum(_part_read(module, body, i, elements, asked) for i in inner)
+    if user.opcode in _RENAMING:
+        return asked
+    if user.operands[0] == value.name:
         if user.opcode in _SLICES:
-            return user.bytes
+            return asked * _elements(user) / max(1, elements)
         if user.opcode == "dynamic-update-slice":
             return 0.0
-    return whole
+    return 1.0
 
 
-def _written(body: Computation, instruction: Instruction, whole: float) -> float:
-    while instruction.opcode in ("bitcast", "copy", "convert") and body.operands(instruction):
-        instruction = body.operands(instruction)[0]
-    if instruction.opcode == "dynamic-update-slice":
-        return body.by_name[instruction.operands[1]].bytes
-    return whole
+def _part_written(module: Module, body: Computation, root: Instruction) -> float:
+    """The part of a result that is written: of what is updated in place, the update."""
+    while True:
+        operands = body.operands(root)
+        if inner := _body(module, root):
+            body, root = inner, inner.root
+        elif root.opcode in _RENAMING and operands:
+            root = operands[0]
+        elif root.opcode == "dynamic-update-slice" and root.operands[1] in body.by_name:
+            return _elements(body.by_name[root.operands[1]]) / max(1, _elements(root))
+        else:
+            return 1.0
+
+
+def _body(module: Module, instruction: Instruction) -> Computation | None:
+    """What a fusion computes; None of anything else."""
+    return next(module.called(instruction), None) if instruction.opcode == "fusion" else None
+
+
+def _elements(instruction: Instruction) -> int:
+    return sum(shape.elements for shape in instruction.shapes)

@@ -1,0 +1,91 @@
+"""What each instruction is to a timeline: work, or a step of a transfer; and what is not known."""
+
+import re
+from dataclasses import replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.transfers import COLLECTIVES
+
+
+class Phase(Enum):
+    """What an instruction does to a transfer, if anything."""
+
+    COMPUTE = auto()
+    START = auto()
+    UPDATE = auto()
+    DONE = auto()
+    BLOCKING = auto()  # a collective that starts and ends
+    SPREAD = auto()  # a fusion with a collective: a part of one that is under way, or blocking
+
+
+class Role(NamedTuple):
+    """A phase; the collective, if any, and the computation that it is in.
+
+    unread says what communicates in a way that is not known; "" if nothing does.
+    """
+
+    phase: Phase
+    where: Computation
+    what: Instruction | None = None
+    unread: str = ""
+
+    @property
+    def sends(self) -> bool:
+        """Whether it communicates, in a way that is known or not."""
+        return bool(self.what or self.unread)
+
+
+_MARKERS = {"AsyncCollectiveStart": Phase.START, "AsyncCollectiveDone": Phase.DONE}
+_PHASES = {"start": Phase.START, "update": Phase.UPDATE, "done": Phase.DONE}
+#: How the names of collectives begin.
+_NAMED = re.compile("all-|collective-|reduce-scatter|ragged-all-")
+
+
+def role_of(module: Module, computation: Computation, instruction: Instruction) -> Role:
+    """The role of an instruction that is no loop, call or conditional."""
+    opcode = instruction.opcode
+    base, _, last = opcode.rpartition("-")
+    if opcode in COLLECTIVES:
+        return Role(Phase.BLOCKING, computation, instruction)
+    if base in ("send", "recv"):  # their start is read as what is not known
+        return Role(Phase.COMPUTE, computation)
+    phase = _PHASES.get(last, Phase.COMPUTE)
+    if base in COLLECTIVES and phase is Phase.START:
+        return Role(phase, computation, instruction)
+    if phase in (Phase.UPDATE, Phase.DONE):
+        return Role(phase, computation)
+    inside = list(module.within(instruction))
+    unread = next(filter(None, map(_unknown, (instruction, *(i for _, i in inside)))), "")
+    found = [(c, i) for c, i in inside if i.opcode.removesuffix("-start") in COLLECTIVES]
+    if not found:
+        return Role(phase, computation, None, unread)
+    where, what = found[0]
+    if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
+        what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
+    if len(found) > 1:
+        unread = unread or f"{len(found)} collectives in one, of which the first is priced"
+    if phase is Phase.START:
+        return Role(phase, where, what, unread)
+    if opcode != "fusion":
+        return Role(phase, computation, None, unread or f"{opcode} with {what.opcode} in it")
+    for _, inner in inside:  # a fusion that begins, goes on with or ends a collective
+        if marked := _MARKERS.get(inner.attribute("custom_call_target") or ""):
+            return Role(marked, where, what, unread)
+    return Role(Phase.SPREAD, where, what, unread)
+
+
+def _unknown(instruction: Instruction) -> str:
+    """How one instruction communicates that no rule here prices; "" if it does not."""
+    opcode = instruction.opcode
+    base, _, last = opcode.rpartition("-")
+    if opcode == "custom-call":
+        if instruction.attribute("has_communication") == "true":
+            return "a kernel that sends by remote copies of its own"
+        if instruction.number("collective_id") is not None:
+            return "a kernel that waits for other devices"
+    if opcode in ("send", "recv", "infeed", "outfeed"):
+        return f"{opcode}, which waits for the host or for another device"
+    known = opcode in COLLECTIVES or (base in COLLECTIVES and last in _PHASES)
+    return f"{opcode}, an unknown collective" if _NAMED.match(opcode) and not known else ""

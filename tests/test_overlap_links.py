@@ -1,0 +1,87 @@
+"""Which links a built-in collective occupies, and what runs beside it; see `hlo_texts`."""
+
+from itertools import product
+
+import pytest
+from hlo_texts import CHIP, SHAPE, done, program, start, us
+
+from ringcoll import overlap
+from ringcoll.overlap.network import Network
+
+#: Ranks 0 to 7 on two rows of four, no axis a ring.
+GRID = Network(tuple(product(range(2), range(4))), (False, False))
+ROWS, COLUMNS = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}"
+
+
+def gather(name, groups):
+    full = f"({SHAPE}, f32[2000,500]{{1,0:T(8,128)}})"
+    begin = f"%{name} = {full} all-gather-start(%x), replica_groups={groups}, dimensions={{0}}"
+    return begin, f"%{name}d = f32[2000,500] all-gather-done(%{name})"
+
+
+def totals(*lines):
+    """Total and busiest link, in microseconds."""
+    given = overlap.Program(program(*lines, ranks=8), network=GRID)
+    return us(overlap.report(given, chip=CHIP), "total", "communication")
+
+
+def both(one, other):
+    """The lines of two collectives that are started before the first is waited for."""
+    return one[0], other[0], one[1], other[1]
+
+
+def test_collectives_over_two_axes_run_beside_each_other():
+    # A row's end has one link to its row, over which 3 MB come; a column's, one for 1 MB.
+    rows, columns = gather("r", ROWS), gather("c", COLUMNS)
+    assert totals(*rows) == (3000, 3000)
+    assert totals(*columns) == (1000, 1000)
+    assert totals(*both(rows, columns)) == (3000, 3000)
+
+
+def test_collectives_over_the_same_links_wait_for_each_other():
+    whole = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
+    assert totals(*both(gather("r", ROWS), gather("q", ROWS))) == (6000, 6000)
+    assert totals(*both(gather("r", ROWS), whole)) == (6500, 6500)
+
+
+def test_a_permute_along_one_axis_runs_beside_a_collective_along_the_other():
+    down = "source_target_pairs={{0,4},{1,5},{2,6},{3,7}}"
+    along = "source_target_pairs={{0,1},{4,5}}"
+    columns = gather("c", COLUMNS)
+    assert totals(*both(columns, (start("s", pairs=along), done("d", "s")))) == (1001, 1001)
+    assert totals(*both(columns, (start("s", pairs=down), done("d", "s")))) == (2001, 2001)
+
+
+@pytest.mark.parametrize(
+    ("places", "wrap", "group"),
+    [
+        (GRID.places, GRID.wrap, (0, 1, 2, 3)),
+        (GRID.places, GRID.wrap, (1, 3)),  # and the link of 2 between them
+        (GRID.places, GRID.wrap, (0, 1, 4, 6)),
+        (GRID.places, GRID.wrap, tuple(range(8))),
+        (tuple((r,) for r in range(8)), (True,), (7, 0, 1)),
+        (tuple(product(range(4), range(4), range(2))), (True, False, False), (0, 7, 13, 30)),
+    ],
+)
+def test_the_links_of_a_group_are_those_on_the_ways_between_its_members(places, wrap, group):
+    network = Network(places, wrap)
+    walked = {link for a in group for b in group for link in network.path(a, b)}
+    assert network.between(group) == walked
+
+
+def test_a_group_that_is_all_of_a_machine_occupies_all_its_links():
+    assert len(GRID.between(range(8))) == 2 * (2 * 3 + 4)  # both ways
+    assert len(Network.ring(8).between(range(8))) == 2 * 8
+    assert len(GRID.between((1, 3))) == 2 * 2
+
+
+def test_a_group_of_one_sends_nothing():
+    for opcode in ("all-gather", "all-reduce", "collective-broadcast", "all-to-all"):
+        line = f"%y = {SHAPE} {opcode}(%x), replica_groups={{{{0}},{{1}},{{2}},{{3}}}}"
+        assert us(overlap.report(program(line), chip=CHIP), "total") == (0,)
+
+
+def test_groups_of_ranks_that_the_network_has_not_are_refused():
+    given = overlap.Program(program(*gather("r", "{{0,8}}"), ranks=8), network=GRID)
+    with pytest.raises(overlap.HloError, match=r"more than the 8 ranks.*pass mesh="):
+        overlap.report(given, chip=CHIP)
