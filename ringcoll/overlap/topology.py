@@ -1,6 +1,7 @@
 """Topologies that need not be there: devices, meshes in a good order, hops of a ring."""
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -43,9 +44,7 @@ def devices(topology: str, **options: Any) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology, **options)
-    kind, _, size = topology.partition(":")
-    if kind in FLAT and any(n != "1" for n in size.split("x")[2:]):  # of which libtpu aborts
-        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
+    _check_name(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -60,6 +59,24 @@ def devices(topology: str, **options: Any) -> list[Any]:
             f"overlap: libtpu has no topology {topology!r} ({error}); name a kind and a size, "
             "such as v5e:4x2, v5p:2x2x2, v6e:4x4"
         ) from error
+
+
+def _check_name(topology: str) -> None:
+    """Refuse names for which libtpu would abort the process, or take another topology.
+
+    Raises:
+        ValueError: it is one.
+    """
+    found = re.fullmatch(r"(\w+?)[:=_](\d+(?:x\d+)*)(?:_twisted|_untwisted)?", topology)
+    sizes = [int(n) for n in found[2].split("x")] if found else []
+    if found is None or 0 in sizes:
+        raise ValueError(
+            f"overlap: {topology!r} names no kind of chip and a size; name such as v5e:4x2"
+        )
+    if found[1] in FLAT and any(n != 1 for n in sizes[2:]):
+        raise ValueError(
+            f"overlap: {topology!r}: {found[1]} has two axes; name such as {found[1]}:4x2"
+        )
 
 
 def mesh(topology: str, **axes: int) -> Mesh:
