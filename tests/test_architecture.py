@@ -114,6 +114,7 @@ ORDER = (
     "overlap.timeline",
     "overlap.draw",
     "overlap.report",
+    "overlap.advice",
     "overlap.budget",
     "overlap.gpus",
     "overlap.topology",

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
+from ringcoll.overlap.advice import advice
 from ringcoll.overlap.budget import Budget, Limit
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.costs import SOURCES
+from ringcoll.overlap.costs import SOURCES, Costs
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
@@ -102,6 +103,7 @@ def _report(
         segments=tuple(timeline.segments),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
+        advice=advice(rows, module, network, Costs(module, chip, program.profile), chip),
     )
 
 
