@@ -203,6 +203,8 @@ def _reported(
         for name, value in args.option:
             if name in str(error):
                 said += f"; --option {name}={value}: give an option, and a value, that it knows"
+        if args.function and isinstance(error, TypeError):
+            said += "; let --function return operands that fit its function"
         raise ValueError(said) from error
     constants = dict(args.constant)
     changed = replace(chip(program.kind or ""), **constants) if constants else None
