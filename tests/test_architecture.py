@@ -21,6 +21,7 @@ ORDER = (
     "listing",
     "algorithms",
     "phases",
+    "slices",
     "routing",
     "pricing",
     "formulas",

@@ -12,10 +12,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from ringcoll.cost import KINDS
+from ringcoll.cost import DEVICES, KINDS
 from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
+from ringcoll.slices import closed
 
 #: What lets libtpu start where there is no TPU, and quietly. Set only where nothing is set.
 ENVIRONMENT = {
@@ -27,7 +28,7 @@ ENVIRONMENT = {
 }
 
 #: Kinds whose chips are joined along two axes.
-FLAT = ("v5e", "v6e")
+FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 
 
 def devices(topology: str, **options: Any) -> list[Any]:
@@ -125,15 +126,9 @@ def _place(device: Any) -> tuple[int, ...]:
 def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of a slice are rings, going by its kind and size.
 
-    A v5e or v6e closes an axis of 16; others are whole cubes of 4 x 4 x 4 chips closed on
-    every axis, or not at all. (Google's documents of these; a slice may be set up otherwise.)
-    The last axis is the cores of a chip.
+    That of the chips is known to `slices.closed`; the last axis is the cores of a chip.
     """
-    chips = tuple(size[:3])
-    if kind in FLAT:
-        return (*(n == 16 for n in chips), False)
-    cubes = all(n % 4 == 0 for n in chips)
-    return (*(cubes,) * len(chips), False)
+    return (*closed(2 if kind in FLAT else 3, size[:3]), False)
 
 
 def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
