@@ -16,6 +16,7 @@ import numpy as np
 
 from ringcoll.pricing import HostsPrice, Price
 from ringcoll.routing import Load
+from ringcoll.slices import SIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +248,8 @@ def bare_seconds(work: Work, shard_bytes: float, ranks: int, model: Model, links
 def links(ranks: int, model: Model) -> int:
     """By how many links all of a slice of so many devices can get what is sent to them.
 
-    Two an axis of a torus; of a grid, whose corners have fewest, one. A ring is closed, two
-    axes from 16 x 16 on, three from 4 x 4 x 4 on (Google's documents of the slices).
+    Two an axis of a torus; of a grid, whose corners have fewest, one. Slices of as many chips
+    as a torus of `slices.SIDES` are taken for one; a single axis is a ring.
     """
-    closed = ranks >= {1: 1, 2: 256, 3: 64}[model.axes]
+    closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
     return model.axes * (1 + closed)

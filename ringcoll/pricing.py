@@ -49,6 +49,7 @@ def price(
     algorithm: Algorithm,
     shape: Sequence[int],
     network: Sequence[int] | None = None,
+    closed: Sequence[bool] | None = None,
 ) -> Price:
     """What one rank pays for a collective, in shards (1/n of the full vector).
 
@@ -62,12 +63,13 @@ def price(
         shape: the sizes of the axes, major first.
         network: the shape of a physical ring or torus; None is a switch, to which each
             rank has one port. Stages are routed along their digits of the ranks.
+        closed: which axes of the network are rings, the others being lines; None: all.
 
     Raises:
         ValueError: as `algorithms.build`; or the network is of another number of ranks.
     """
     run = _phases(collective, algorithm, shape)
-    alone = _once(run, lambda schedule: price_backward(schedule, network))
+    alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
     return _in_turn(*(_paid(run[i], one, i == 0) for i, one in enumerate(alone)))
 
 
@@ -170,7 +172,11 @@ def wire_bytes(
     return float((paid.raw * itemsize + (paid.sent - paid.raw) * wide) * shard_elements)
 
 
-def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> Price:
+def price_backward(
+    schedule: Schedule,
+    network: Sequence[int] | None = None,
+    closed: Sequence[bool] | None = None,
+) -> Price:
     """What one rank pays for a schedule run backward, as a reduce-scatter.
 
     Forward it pays the same, but adds nothing and everything is raw: backward, every message
@@ -179,12 +185,16 @@ def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> 
     Args:
         schedule: of any kind.
         network: as for `price`: on a physical ring or torus a shift of s loads s links.
+        closed: as for `price`.
 
     Raises:
-        ScheduleError: when `network` is not of as many ranks as the schedule.
+        ScheduleError: when `network` is not of as many ranks as the schedule, or `closed` not
+            of as many axes as the network.
     """
     if network is not None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")
+    if network is not None and closed is not None and len(closed) != len(network):
+        raise ScheduleError(f"closed {tuple(closed)} is not of the axes of {tuple(network)}")
     messages, shards = 0, 0
     added: set[tuple[int, int]] = set()
     raw = 0
@@ -195,7 +205,10 @@ def price_backward(schedule: Schedule, network: Sequence[int] | None = None) -> 
                 raw += len(move.offsets)
         added |= {(move.lane, o) for move in moves for o in move.offsets}
     sent = Fraction(shards, schedule.lanes)
-    startups, link = (messages, sent) if network is None else on_torus(schedule, tuple(network))
+    startups, link = messages, sent
+    if network is not None:
+        rings = None if closed is None else tuple(closed)
+        startups, link = on_torus(schedule, tuple(network), rings)
     return Price(
         rounds=len(schedule.rounds),
         messages=messages,

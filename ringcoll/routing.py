@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringcoll.schedule import Schedule, ScheduleError
+from ringcoll.slices import along
 
 #: What tells how a round loads a network: shift, axis and number of offsets of every move.
 Kind = tuple[tuple[int, int, int], ...]
@@ -38,8 +39,16 @@ class HostRound(NamedTuple):
     outer: Load
 
 
-def on_torus(schedule: Schedule, network: tuple[int, ...]) -> Load:
-    """The load of a schedule on a physical ring or torus, summed over its rounds.
+def on_torus(
+    schedule: Schedule, network: tuple[int, ...], closed: tuple[bool, ...] | None = None
+) -> Load:
+    """The load of a schedule on a physical ring, torus or grid, summed over its rounds.
+
+    Args:
+        schedule: of any kind.
+        network: the sizes of its axes.
+        closed: which of them are rings; None: all. Along the others, which are lines, ranks
+            are laid as `slices.along` has them.
 
     Startups are the most that leave a rank by one port, which is an axis and a direction, and
     one for every link that the farthest message passes after its first.
@@ -49,7 +58,7 @@ def on_torus(schedule: Schedule, network: tuple[int, ...]) -> Load:
     """
     startups, halves = 0, 0
     for kind, times in _kinds(schedule).items():
-        started, load = _round_on_torus(schedule, kind, network)
+        started, load = _round_on_torus(schedule, kind, network, closed or (True,) * len(network))
         startups, halves = startups + times * started, halves + times * load
     return Load(startups, Fraction(halves, 2 * schedule.lanes))
 
@@ -103,19 +112,23 @@ def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
     return int(np.bincount(places, weights).max(initial=0))
 
 
-def _round_on_torus(schedule: Schedule, kind: Kind, network: tuple[int, ...]) -> tuple[int, int]:
+def _round_on_torus(
+    schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
+) -> tuple[int, int]:
     """Startups, and the load of the busiest link in half lane shares."""
-    alike = schedule.shape == network  # then what one rank sends is what all send
+    # On a torus of its own shape, what one rank sends is what all send.
+    alike = schedule.shape == network and all(closed)
     ranks = np.arange(1 if alike else schedule.size)
     source, target, shards = _messages(schedule, kind, ranks)
-    here, there = (np.array(np.unravel_index(r, network)) for r in (source, target))
+    here, there = (_places(r, network, closed) for r in (source, target))
     at, loads, far = here.copy(), [0], np.zeros(len(source), int)
     starts = np.zeros((3, len(network), len(ranks)), int)  # ahead, back, as far either way
     for axis, length in enumerate(network):  # one dimension after the other
         ahead = (there[axis] - here[axis]) % length
         back = -ahead % length
-        way = np.select([ahead < back, ahead > back], [0, 1], 2)
-        far += np.minimum(ahead, back)
+        longer = ahead - back if closed[axis] else here[axis] - there[axis]
+        way = np.select([longer < 0, longer > 0], [0, 1], 2)
+        far += np.where(way == 1, back, ahead)
         first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
         np.add.at(starts, (way[first], axis, source[first]), 1)
         for sign, hops in enumerate([ahead, back]):
@@ -129,6 +142,13 @@ def _round_on_torus(schedule: Schedule, kind: Kind, network: tuple[int, ...]) ->
     # Of ties, each message goes whole, by the port that fewer leave by.
     one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
     return int(one_port.max()) + max(int(far.max(initial=0)) - 1, 0), max(loads)
+
+
+def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...]) -> np.ndarray:
+    """Where ranks are, a row for each axis."""
+    numbers = np.unravel_index(ranks, network)
+    laid = [np.array(along(n, is_ring)) for n, is_ring in zip(network, closed, strict=True)]
+    return np.array([places[number] for places, number in zip(laid, numbers, strict=True)])
 
 
 def _busiest_link(

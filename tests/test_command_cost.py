@@ -116,7 +116,7 @@ def test_switches_are_the_stated_constants():
 
 
 def test_a_row_for_each_number_of_ranks(capsys):
-    said = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M")
+    said = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M", "--network", "torus")
     assert "modelled on v5e: alpha 1 us, beta 1/(45 GB/s)" in said
     assert "two_ended           ceil((n-1)/2) alpha + ceil((n-1)/2)/n B beta\n" in said
     rows = [line.split() for line in said.splitlines() if line[:2] in ("3 ", "8 ")]
@@ -231,13 +231,13 @@ given, recursive_doubling = partial(ring, direction=-1), of_eight
 
 
 def test_functions_of_some_numbers_only(capsys):
-    own = f"--algorithm ring,recursive_doubling --function {__name__}"
+    own = f"--network torus --algorithm ring,recursive_doubling --function {__name__}"
     said = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
     assert re.search(r"^3 .* - +- +2 alpha", said, re.M)
     assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in said
     assert "sizes of the axes: KeyError: 3 (" in said
     said = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
-                "--function", f"{__name__}:given")  # fmt: skip
+                "--function", f"{__name__}:given", "--network", "torus")  # fmt: skip
     assert "given               (n-1) alpha + (n-1)/n B beta" in said
     said = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
     assert "recursive_doubling (--function)  " in said  # beside the library's

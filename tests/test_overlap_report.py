@@ -76,7 +76,6 @@ def test_the_assertion_is_green_and_red():
     with pytest.raises(AssertionError, match=r"50.0% of the time of jit_f.*5.0% allowed"):
         overlap.assert_overlapped(BARE, chip=CHIP)
     overlap.assert_overlapped(BARE, max_exposed=0.51, chip=CHIP)
-    overlap.assert_overlapped(program(dot("y")), max_exposed=0.0, chip=CHIP)
     with pytest.raises(AssertionError, match="exposed"):
         overlap.assert_overlapped(program(blocking("all-reduce")), chip=CHIP)
 
@@ -84,7 +83,7 @@ def test_the_assertion_is_green_and_red():
 def test_the_table_shows_rows_totals_and_assumptions():
     text = str(overlap.report(HIDDEN, chip=CHIP))
     row = next(line for line in text.splitlines() if line.startswith("s "))
-    assert " ".join(row.split()) == "s collective-permute 1 1.00 1 1001.0 1000.0 0.2 1.0"
+    assert " ".join(row.split()) == "s collective-permute 1 1.00 1 1001.0 1000.0 0.2 1.0 1.0"
     assert "total 2001 us = compute 2000 + memory 0 + exposed 1 us (0.0%)" in text
     assert "toy: 1 GHz, 1 TFLOP/s bf16, memory 10 GB/s, a link 1 GB/s each way" in text
     assert "100% of the compute time from the compiler's estimated_cycles" in text
@@ -275,7 +274,10 @@ def does_not_trace(mesh):
         ("--function {own}:does_not_trace", "test_overlap_report.py, line "),
         ("--example ring_matmul --shape 16x16x16 --option foo=bar", "No such compile option: 'foo"),
         ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
-        ("--example ring_matmul --shape 16x16x16 --topology v4:2x2x1", "knows no chip named 'cpu'"),
+        (
+            "--example ring_matmul --shape 16x16x16 --topology v4:2x2x1",
+            "the constants of its chip are not known, only",
+        ),
         ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
     ],
 )

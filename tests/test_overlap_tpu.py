@@ -5,6 +5,7 @@ libtpu is one to a process and stays: see `tpu_programs`.
 """
 
 import json
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
@@ -202,5 +203,8 @@ def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
     own = ("--function", "own:program", "--json", "--max-exposed", "0.05")
     done = python("-m", "ringcoll", "overlap", *own, path=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "more than 5.0% is exposed" in done.stderr
-    assert json.loads(done.stdout)["rows"][0]["kind"] == "all-gather"
+    assert "is exposed communication, more than the 5.0% allowed" in done.stderr
+    made = json.loads(done.stdout)
+    (row,) = made["rows"]
+    assert (row["kind"], row["at"]) == ("all-gather", "examples.py:24 all_gather all_gather")
+    assert made["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}

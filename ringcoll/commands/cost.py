@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         args.error(str(error))
     forms = _forms(collective, algorithms, [row.machine for row in rows])
-    print(*machine.described(args), sep="\n")
+    print(*machine.described(args), *machine.lines([row.machine for row in rows]), sep="\n")
     for nbytes in args.bytes:
         print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
         of_one = len(rows) == 1
@@ -132,7 +132,8 @@ def _priced(
 
 def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine]) -> dict[str, str]:
     """Closed forms, where all machines are rings or switches of n ranks."""
-    kinds = {(m.outer, m.network and m.network == m.shape) for m in machines}
+    larger = [m for m in machines if m.ranks > 2] or machines
+    kinds = {(m.outer, m.network and m.network == m.shape and m.is_torus) for m in larger}
     if len(kinds) > 1 or max(len(m.shape) for m in machines) > 1:
         return {}
     (outer, on_a_ring), model = kinds.pop(), machines[0].model

@@ -1,12 +1,12 @@
 """The machines that a command prices: ranks, the network between them, its constants."""
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from ringcoll import arguments
+from ringcoll import arguments, slices
 from ringcoll.algorithms import Algorithm
 from ringcoll.cost import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
 from ringcoll.pricing import HostsPrice, Price, price, price_on_hosts
@@ -27,7 +27,8 @@ class Machine:
     Attributes:
         shape: the sizes of the axes of the ranks, major first.
         model: of the links between ranks.
-        network: the shape of the torus; None is a switch.
+        network: the shape of the torus or grid; None is a switch.
+        closed: which axes of the network are rings; None: all.
         outer: of the ports of hosts, each of which `local` ranks share.
     """
 
@@ -36,6 +37,7 @@ class Machine:
     network: Shape | None = None
     outer: Model | None = None
     local: int = 1
+    closed: tuple[bool, ...] | None = None
 
     @property
     def ranks(self) -> int:
@@ -46,6 +48,12 @@ class Machine:
         """8, or 4x2."""
         return "x".join(map(str, self.shape))
 
+    @property
+    def is_torus(self) -> bool:
+        """Whether every axis of the network is a ring, as far as it has any."""
+        axes = zip(self.network or (), self.closed or (), strict=False)
+        return all(is_ring for n, is_ring in axes if n > 1)
+
     def price(self, collective: str, algorithm: Algorithm) -> Price | HostsPrice:
         """What a collective pays here.
 
@@ -53,7 +61,7 @@ class Machine:
             ScheduleError: there is no such schedule, or it cannot be routed.
         """
         if self.outer is None:
-            return price(collective, algorithm, self.shape, self.network)
+            return price(collective, algorithm, self.shape, self.network, self.closed)
         return price_on_hosts(collective, algorithm, self.shape, self.ranks // self.local)
 
     def seconds(self, paid: Price | HostsPrice) -> Seconds:
@@ -83,8 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network",
         type=network,
         metavar="NETWORK",
-        help="switch; torus, of the ranks' own shape; or a torus such as 4x4, for ranks in its "
-        "order (default: torus of a TPU, switch of others)",
+        help="switch; slice, of the ranks' own shape, whose axes are rings or lines as those of a "
+        "TPU's slice are; torus, the same with rings alone; or a slice such as 4x4, for ranks in "
+        "its order (default: slice of a TPU, switch of others)",
     )
     for name, what in _CONSTANTS.items():
         add(
@@ -121,9 +130,13 @@ def machines(args: argparse.Namespace) -> list[Machine]:
         raise ValueError("--outer: is between hosts: give --local, the ranks on each, too")
     made = []
     for shape in args.ranks:
-        wanted = args.network or ("torus" if model.axes and not args.local else "switch")
-        network = {"torus": shape, "switch": None}.get(wanted, wanted)
-        machine = Machine(shape, model, network)
+        wanted = args.network or ("slice" if model.axes and not args.local else "switch")
+        network = {"slice": shape, "torus": shape, "switch": None}.get(wanted, wanted)
+        closed = None
+        if model.axes and network and wanted != "torus":
+            laid = slices.rings if wanted == "slice" else slices.closed
+            closed = laid(model.axes, network)
+        machine = Machine(shape, model, network, closed=closed)
         if args.local:
             if network or machine.ranks % args.local:
                 why = "hosts are a switch each" if network else "they do not divide"
@@ -150,6 +163,17 @@ def described(args: argparse.Namespace) -> Iterator[str]:
     if args.local:
         name = args.outer or OUTER
         yield f"hosts of {args.local} ranks that share a port, {name}: {_constants(_outer(args))}"
+
+
+def lines(machines: Sequence[Machine]) -> Iterator[str]:
+    """A line on those that are no torus, if there are any."""
+    networks = [machine.network or () for machine in machines if not machine.is_torus]
+    if networks:
+        names = dict.fromkeys("x".join(map(str, network)) for network in networks)
+        yield (
+            f"an axis of {', '.join(names)} is a line, not a ring, on a slice of chips "
+            "(--network torus closes every axis)"
+        )
 
 
 def _constants(model: Model) -> str:
@@ -181,12 +205,12 @@ def shapes(text: str) -> list[Shape]:
 
 
 def network(text: str) -> str | Shape:
-    """A torus of a shape, or one of two names.
+    """A slice of a shape, or one of three names.
 
     Raises:
         argparse.ArgumentTypeError: it is neither.
     """
-    if text in ("switch", "torus"):
+    if text in ("switch", "slice", "torus"):
         return text
     return arguments.shape(text)
 

@@ -5,8 +5,8 @@
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
 
 `my.module:program` is called with the mesh, and returns a function and its operands:
-`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if more is
-exposed than --max-exposed.
+`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit,
+such as --max-exposed, is not kept.
 """
 
 import argparse
@@ -20,8 +20,8 @@ import jax
 from jax.sharding import Mesh
 
 from ringcoll import arguments, files
-from ringcoll.overlap import examples, gpus, topology
-from ringcoll.overlap.chips import Chip, chip
+from ringcoll.overlap import examples, gpus, limits, topology
+from ringcoll.overlap.chips import CHIPS, Chip, chip
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.examples import Made
 from ringcoll.overlap.program import Program
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="JSON instead of a table; with --against, a list"
     )
-    parser.add_argument("--max-exposed", type=float, metavar="SHARE", help="such as 0.05")
+    limits.add_arguments(parser)
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -108,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
     """Compile, print, draw; returns the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     names = [name for name in (args.against, args.example) if name]
+    budget = limits.budget(args)
     try:
         mesh = topology.mesh(args.topology, **args.mesh)
-        if not gpus.is_named(args.topology):
-            chip(mesh.devices.flat[0].device_kind)  # one that is not known, before it is compiled
+        _check_chip(args, mesh)
         above = [_reported(args, *examples.example(name, mesh, args.shape)) for name in names]
         if args.function:
             above.append(_reported(args, *_program(args.function, mesh)))
@@ -131,21 +131,50 @@ def run(args: argparse.Namespace) -> int:
                 reports[0].draw(args.draw, *reports[1:])
         except ValueError as error:  # of what is not timed
             args.error(str(error))
-    if args.max_exposed is not None and made.exposed_share > args.max_exposed:
-        print(f"more than {args.max_exposed:.1%} is exposed", file=sys.stderr)
-        return 1
-    return 0
+    try:
+        breaches = budget.breaches(made) if budget else []
+    except ValueError as error:  # seconds of what has no times
+        args.error(str(error))
+    print(*breaches, sep="\n", end="\n" * bool(breaches), file=sys.stderr)
+    return 1 if breaches else 0
+
+
+def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
+    """Refuse a chip of which no constants are known, before anything is compiled.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if gpus.is_named(args.topology):
+        if args.constant:
+            raise ValueError(f"--constant: of {args.topology} no times are told; leave it out")
+        return
+    try:
+        chip(mesh.devices.flat[0].device_kind)
+    except ValueError as error:
+        known = ", ".join(CHIPS)
+        raise ValueError(
+            f"--topology {args.topology}: the constants of its chip are not known, only those of "
+            f"{known}; name one of these, such as v5e:4x2"
+        ) from error
 
 
 def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Made:
     """What a function makes for a mesh.
 
     Raises:
-        ValueError: it is no function with its operands.
+        ValueError: it is no function with its operands, or they are on other devices.
     """
     made = function(mesh)
     match made:
         case (program, tuple() | list() as operands) if callable(program):
+            for leaf in jax.tree.leaves(operands):
+                sharding = getattr(leaf, "sharding", None)
+                if sharding and not sharding.device_set <= {*mesh.devices.flat}:
+                    raise ValueError(
+                        f"--function: {function.__name__} gave an operand on devices that are not "
+                        "those of the mesh that it was called with; shard it over that mesh"
+                    )
             return program, tuple(operands)
     raise ValueError(
         f"--function: {function.__name__} gave {repr(made)[:80]}; return a function and a tuple of "
@@ -170,7 +199,13 @@ def _reported(
             compiler_options=dict(args.option),
         )
     except Exception as error:  # all that JAX, a compiler and one's own function raise
-        raise ValueError(f"cannot compile it: {arguments.in_a_line(error)}") from error
+        said = f"cannot compile it: {arguments.in_a_line(error)}"
+        for name, value in args.option:
+            if name in str(error):
+                said += f"; --option {name}={value}: give an option, and a value, that it knows"
+        if args.function and isinstance(error, TypeError):
+            said += "; let --function return operands that fit its function"
+        raise ValueError(said) from error
     constants = dict(args.constant)
     changed = replace(chip(program.kind or ""), **constants) if constants else None
     return program, report(program, chip=changed)
@@ -185,6 +220,8 @@ def axes(text: str) -> dict[str, int]:
     parts = [part.partition("=") for part in text.split(",")]
     if not all(name and size.isdecimal() and int(size) for name, _, size in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no mesh; write x=4,y=2")
+    if len({name for name, _, _ in parts}) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} names an axis twice; write x=4,y=2")
     return {name: int(size) for name, _, size in parts}
 
 
@@ -198,7 +235,9 @@ def _three(text: str) -> tuple[int, int, int]:
 
 def _option(text: str) -> tuple[str, Any]:
     """NAME=VALUE, an option of a compiler: booleans must be Python's."""
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no option with a value; write NAME=VALUE")
     return name, {"true": True, "false": False}.get(value.lower(), value)
 
 

@@ -48,7 +48,7 @@ def compile_for(
         A program for `report` and `assert_overlapped`.
 
     Raises:
-        ValueError: no operand is sharded over a mesh.
+        ValueError: no operand is sharded over a mesh, or the function returns no array.
         Exception: what JAX and the compiler raise.
     """
     mesh = next(
@@ -67,7 +67,13 @@ def compile_for(
         )
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     options = dict(compiler_options or {})
-    compiled = jitted.lower(*operands).compile(compiler_options=options or None)
+    lowered = jitted.lower(*operands)
+    if not tree.leaves(lowered.out_info):
+        raise ValueError(
+            f"compile_for({topology!r}, {getattr(function, '__name__', function)}): it returns no "
+            "array, so that nothing of it is compiled; return what it computes"
+        )
+    compiled = lowered.compile(compiler_options=options or None)
     program = program_of(compiled, mesh=mesh)
     if not profile:
         return program

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from ringcoll.overlap.network import Place
+from ringcoll.slices import along
 
 
 def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
@@ -22,9 +23,8 @@ def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
     long = [axis for axis, n in enumerate(size) if n > 1]
     if len(long) <= 1:
         n = prod(size)
-        ring = bool(long) and wrap[long[0]]
-        along = list(range(n)) if ring else [*range(0, n, 2), *range(1, n, 2)[::-1]]
-        return [tuple(i if axis in long else 0 for axis in range(len(size))) for i in along]
+        line = along(n, bool(long) and wrap[long[0]])
+        return [tuple(i if axis in long else 0 for axis in range(len(size))) for i in line]
     even = next((axis for axis in long if size[axis] % 2 == 0), None)
     if even is None:
         return list(_snake(size))

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ class Program:
 
     kind is what `device.device_kind` says; temporaries and program_bytes are bytes, None
     where they are not known; profile is cycles by name of instruction; notes are what a
-    reader of the report should know.
+    reader of the report should know; versions are those of the packages that compiled it.
     """
 
     text: str
@@ -31,6 +33,7 @@ class Program:
     program_bytes: int | None = None
     profile: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def program_of(
@@ -73,7 +76,35 @@ def from_compiled(compiled: Compiled) -> Program:
         compiled.as_text() or "",
         temporaries=getattr(memory, "temp_size_in_bytes", None),
         program_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
+        versions=versions({device.platform for device in _devices_of(compiled)}),
     )
+
+
+def versions(platforms: Iterable[str]) -> dict[str, str]:
+    """The installed packages that compile for such platforms ("cpu", "tpu", "gpu"), by version.
+
+    jaxlib has the compiler for CPUs, libtpu that for TPUs, a plugin that for GPUs.
+    """
+    needed = ["jax", "jaxlib"]
+    for platform in platforms:
+        needed += _COMPILERS.get(platform, ())
+    found = {of.name: of.version for of in metadata.distributions() if _is_one_of(of.name, needed)}
+    return dict(sorted(found.items()))
+
+
+#: The names of packages with a compiler; `*` stands for a version of CUDA or ROCm.
+_COMPILERS = {"tpu": ("libtpu", "libtpu-nightly"), "gpu": ("jax-cuda*", "jax-rocm*")}
+
+
+def _is_one_of(name: str | None, patterns: Iterable[str]) -> bool:
+    plain = (name or "").lower().replace("_", "-")
+    return any(fnmatchcase(plain, pattern) for pattern in patterns)
+
+
+def _devices_of(compiled: Compiled) -> set[Any]:
+    """The devices that a program was compiled for, as its operands or results say."""
+    shardings = tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return {device for sharding in shardings for device in sharding.device_set}
 
 
 def _mesh_of(compiled: Compiled) -> Mesh | None:

@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
+from ringcoll.overlap.advice import advice
+from ringcoll.overlap.budget import Budget, Limit
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.costs import SOURCES, explained
+from ringcoll.overlap.costs import SOURCES, Costs, explained
 from ringcoll.overlap.hlo import Module, parse
+from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report, Row
@@ -59,7 +62,8 @@ def report(
 def _report(
     program: Program, module: Module, network: Network, chip: Chip | None, timeline: Timeline
 ) -> Report:
-    tally = timeline.tally
+    tally, lines = timeline.tally, Lines(program.text, module)
+    found = {name: lines.of(name) for name in timeline.transfers}
     rows = tuple(
         Row(
             name=name,
@@ -74,6 +78,9 @@ def _report(
             matmuls=round(tally[name, "matmuls"]),
             bare=round(tally[name, "bare"]),
             exposed=tally[name, "exposed"],
+            source=found[name].source,
+            op_name=found[name].op_name,
+            at=found[name].short,
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
@@ -94,6 +101,9 @@ def _report(
         program_bytes=program.program_bytes,
         assumptions=tuple(_assumptions(program, network, chip, sources, timeline)),
         segments=tuple(timeline.segments),
+        unread=tuple(sorted(timeline.unread)),
+        versions=program.versions,
+        advice=advice(rows, module, network, Costs(module, chip, program.profile), chip),
     )
 
 
@@ -145,29 +155,44 @@ def _ranks(module: Module) -> int:
     return max(module.ranks, 1 + max(named, default=0))
 
 
-def assert_overlapped(compiled: object, max_exposed: float = 0.05, **options: object) -> Report:
+def assert_overlapped(
+    compiled: object,
+    max_exposed: Limit | None = None,
+    *,
+    max_exposed_seconds: Limit | None = None,
+    min_collectives: int = 1,
+    allow_unread: str | Iterable[str] = (),
+    **options: object,
+) -> Report:
     """Assert that a compiled program hides its communication; one line in a test-suite.
 
     Args:
         compiled: as for `report`.
-        max_exposed: the largest share of the time that may be exposed. Of a CPU or GPU
-            program: the largest share of its collectives with no matmul under them.
+        max_exposed: the largest share of the time that may be exposed; of a CPU or GPU
+            program, the largest share of its collectives with no matmul under them. A mapping
+            has a share by kind of collective, as {"total": 0.05, "all-gather": 0.01}: "total"
+            is all of them; what a kind adds to the total is its share. A kind without a key
+            has no limit of its own. By default 0.05, if no seconds are limited.
+        max_exposed_seconds: the same in seconds of the whole program; only of a TPU's.
+        min_collectives: the fewest collectives that send anything, each counted once
+            however often it runs.
+        allow_unread: names in `Report.unread` that may be there; * and ? stand for any
+            characters, because compilers number names: "while*".
         options: as for `report`.
 
     Returns:
         The report.
 
     Raises:
-        AssertionError: more is exposed. The message is the report.
+        AssertionError: more is exposed; or there are fewer collectives; or something could
+            not be read and is not allowed by name. The message ends with the report.
+        TypeError: a limit is no number, a name no string.
+        ValueError: a share is not within 0 and 1, seconds are negative, infinite or not a
+            number, or a kind is none of the collectives.
         HloError, TypeError, ValueError: as `report`.
     """
+    budget = Budget.of(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
     made = report(compiled, **options)  # type: ignore[arg-type]
-    if made.exposed_share > max_exposed:
-        what = "the time" if made.timed else "the collectives"
-        raise AssertionError(
-            f"{made.exposed_share:.1%} of {what} of {made.name} is exposed communication, more "
-            f"than the {max_exposed:.1%} allowed. Start a transfer before the work that can run "
-            "meanwhile, and let that work not depend on it; the largest of those exposed:\n"
-            f"{made}"
-        )
+    if breaches := budget.breaches(made):
+        raise AssertionError("\n".join([*breaches, "The report:", str(made)]))
     return made

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 
 from ringcoll.overlap.chips import Chip
@@ -12,14 +12,20 @@ from ringcoll.text import aligned
 
 #: Rows that are printed; of more, those with the most exposed.
 ROWS = 24
+#: What a row has of one time, beside what it has of the whole program.
+_EACH = ("compute_each", "flops_each", "exposed_each")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A collective of the program, summed over the `count` times that it runs.
+    """A collective of the program, which runs `count` times.
 
-    bytes, hops and wire (seconds) are of one time; compute (seconds), flops and matmuls are
-    what stands between start and done; bare is how often no matmul does.
+    bytes, hops and wire (seconds) are of one time. All else is of the whole program: compute
+    (seconds), flops and matmuls are what stands between start and done; bare is how often no
+    matmul does; exposed is seconds. What ends in `_each` is of one time.
+
+    source is the file and the line that it comes from, op_name JAX's name of it, at both in
+    short, as "train.py:41 psum"; "" where the text does not tell.
     """
 
     name: str
@@ -34,6 +40,24 @@ class Row:
     matmuls: int
     bare: int
     exposed: float
+    source: str = ""
+    op_name: str = ""
+    at: str = ""
+
+    @property
+    def compute_each(self) -> float:
+        """Seconds of compute between start and done, of one time."""
+        return self.compute / (self.count or 1)
+
+    @property
+    def flops_each(self) -> float:
+        """FLOPs of matmuls between start and done, of one time."""
+        return self.flops / (self.count or 1)
+
+    @property
+    def exposed_each(self) -> float:
+        """Exposed seconds, of one time."""
+        return self.exposed / (self.count or 1)
 
 
 @dataclass(frozen=True)
@@ -42,7 +66,10 @@ class Report:
 
     `timed` is false for CPU and GPU programs, of which the text tells the structure only:
     then every time is 0, and `exposed_share` counts collectives instead of seconds.
-    `communication` is the time for which the busiest link is busy.
+    `communication` is the time for which the busiest link is busy. `unread` are the names of
+    instructions whose communication or turns could not be read: it may be missing in the
+    times. `versions` are those of the packages that compiled the program, none where only its
+    text was given. `advice` says what to change first.
     """
 
     name: str
@@ -60,6 +87,9 @@ class Report:
     program_bytes: int | None
     assumptions: tuple[str, ...]
     segments: tuple[Segment, ...]
+    unread: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
 
     @property
     def timed(self) -> bool:
@@ -69,9 +99,22 @@ class Report:
     def exposed_share(self) -> float:
         """Exposed over total time; untimed: the share of collectives with no matmul under them."""
         if self.timed:
-            return self.exposed / self.total if self.total else 0.0
-        count = sum(row.count for row in self.rows)
-        return sum(row.bare for row in self.rows) / count if count else 0.0
+            return self._share(self.exposed)
+        return self._share(sum(row.bare for row in self.rows))
+
+    def exposed_of(self, kind: str) -> float:
+        """Exposed seconds of one kind of collective, such as "all-gather"."""
+        return sum(row.exposed for row in self.rows if row.kind == kind)
+
+    def exposed_share_of(self, kind: str) -> float:
+        """What one kind of collective adds to `exposed_share`."""
+        if self.timed:
+            return self._share(self.exposed_of(kind))
+        return self._share(sum(row.bare for row in self.rows if row.kind == kind))
+
+    def _share(self, exposed: float) -> float:
+        whole = self.total if self.timed else sum(row.count for row in self.rows)
+        return exposed / whole if whole else 0.0
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
@@ -80,6 +123,8 @@ class Report:
         """All figures as plain data, without the segments."""
         fields = asdict(replace(self, segments=()))
         del fields["segments"]
+        for plain, row in zip(fields["rows"], self.rows, strict=True):
+            plain |= {name: getattr(row, name) for name in _EACH}
         return {**fields, "timed": self.timed, "exposed_share": self.exposed_share}
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -115,17 +160,36 @@ def _table(report: Report) -> list[str]:
     timed = report.timed
     cells: list[Sequence[str]] = [_TIMED if timed else _UNTIMED]
     cells += [_timed(row) if timed else _untimed(row) for row in shown]
+    left = 2
+    if any(row.at for row in shown):
+        cells = [
+            (at, *rest) for at, rest in zip(["at", *(r.at for r in shown)], cells, strict=True)
+        ]
+        left = 3
     lines = [f"{report.name}: {report.ranks} x {report.chip.name if report.chip else 'device'}"]
-    lines += aligned(cells, left=2) if report.rows else ["no collectives"]
+    lines += aligned(cells, left=left) if report.rows else ["no collectives"]
+    if timed and any(row.count > 1 for row in shown):
+        lines.append("(MB to exposed us are of one time, x times is exposed us of all times)")
     if len(shown) < len(report.rows):
         lines.append(f"... and {len(report.rows) - len(shown)} more, with less exposed")
     lines += ["", *_totals(report), "", "assumed:"]
     lines += [f"  {assumption}" for assumption in report.assumptions]
+    lines += ["", _compiled_by(report)]
+    if report.unread:
+        lines.append(f"not read, and maybe missing in the times: {', '.join(report.unread)}")
+    if report.advice:
+        lines.append(report.advice)
     return lines
 
 
+def _compiled_by(report: Report) -> str:
+    if not report.versions:
+        return "compiled by versions of jax and of the compiler that the text does not tell"
+    return "compiled by " + ", ".join(" ".join(pair) for pair in report.versions.items())
+
+
 _WHAT = ("collective", "kind", "times", "MB")
-_TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us")
+_TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us", "x times")
 _UNTIMED = (*_WHAT, "matmuls under it", "GFLOP", "bare")
 
 
@@ -135,23 +199,22 @@ def _what(row: Row) -> tuple[str, ...]:
 
 
 def _timed(row: Row) -> tuple[str, ...]:
-    n = row.count or 1
     return (
         *_what(row),
         f"{row.hops or '-'}",
         f"{row.wire * 1e6:.1f}",
-        f"{row.compute / n * 1e6:.1f}",
-        f"{row.flops / n / 1e9:.1f}",
-        f"{row.exposed / n * 1e6:.1f}",
+        f"{row.compute_each * 1e6:.1f}",
+        f"{row.flops_each / 1e9:.1f}",
+        f"{row.exposed_each * 1e6:.1f}",
+        f"{row.exposed * 1e6:.1f}",
     )
 
 
 def _untimed(row: Row) -> tuple[str, ...]:
-    n = row.count or 1
     return (
         *_what(row),
-        f"{row.matmuls / n:g}",
-        f"{row.flops / n / 1e9:.1f}",
+        f"{row.matmuls / (row.count or 1):g}",
+        f"{row.flops_each / 1e9:.1f}",
         f"{row.bare}",
     )
 

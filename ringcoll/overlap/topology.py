@@ -1,6 +1,7 @@
 """Topologies that need not be there: devices, meshes in a good order, hops of a ring."""
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -11,10 +12,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from ringcoll.cost import KINDS
+from ringcoll.cost import DEVICES, KINDS
 from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
+from ringcoll.slices import closed
 
 #: What lets libtpu start where there is no TPU, and quietly. Set only where nothing is set.
 ENVIRONMENT = {
@@ -26,7 +28,7 @@ ENVIRONMENT = {
 }
 
 #: Kinds whose chips are joined along two axes.
-FLAT = ("v5e", "v6e")
+FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 
 
 def devices(topology: str, **options: Any) -> list[Any]:
@@ -43,9 +45,7 @@ def devices(topology: str, **options: Any) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology, **options)
-    kind, _, size = topology.partition(":")
-    if kind in FLAT and any(n != "1" for n in size.split("x")[2:]):  # of which libtpu aborts
-        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
+    _check_name(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -60,6 +60,24 @@ def devices(topology: str, **options: Any) -> list[Any]:
             f"overlap: libtpu has no topology {topology!r} ({error}); name a kind and a size, "
             "such as v5e:4x2, v5p:2x2x2, v6e:4x4"
         ) from error
+
+
+def _check_name(topology: str) -> None:
+    """Refuse names for which libtpu would abort the process, or take another topology.
+
+    Raises:
+        ValueError: it is one.
+    """
+    found = re.fullmatch(r"(\w+?)[:=_](\d+(?:x\d+)*)(?:_twisted|_untwisted)?", topology)
+    sizes = [int(n) for n in found[2].split("x")] if found else []
+    if found is None or 0 in sizes:
+        raise ValueError(
+            f"overlap: {topology!r} names no kind of chip and a size; name such as v5e:4x2"
+        )
+    if found[1] in FLAT and any(n != 1 for n in sizes[2:]):
+        raise ValueError(
+            f"overlap: {topology!r}: {found[1]} has two axes; name such as {found[1]}:4x2"
+        )
 
 
 def mesh(topology: str, **axes: int) -> Mesh:
@@ -108,15 +126,9 @@ def _place(device: Any) -> tuple[int, ...]:
 def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of a slice are rings, going by its kind and size.
 
-    A v5e or v6e closes an axis of 16; others are whole cubes of 4 x 4 x 4 chips closed on
-    every axis, or not at all. (Google's documents of these; a slice may be set up otherwise.)
-    The last axis is the cores of a chip.
+    That of the chips is known to `slices.closed`; the last axis is the cores of a chip.
     """
-    chips = tuple(size[:3])
-    if kind in FLAT:
-        return (*(n == 16 for n in chips), False)
-    cubes = all(n % 4 == 0 for n in chips)
-    return (*(cubes,) * len(chips), False)
+    return (*closed(2 if kind in FLAT else 3, size[:3]), False)
 
 
 def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:

@@ -1,0 +1,207 @@
+"""What to change first: the collective that is most exposed, and the form that would hide it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ringcoll.cost import Model, Work, bare_seconds, hidden_seconds
+from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.costs import Costs
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.network import Network
+from ringcoll.overlap.report import Row
+from ringcoll.overlap.transfers import COLLECTIVES, groups
+from ringcoll.overlap.work import flops
+
+#: What hands on a value as it is.
+_PASSING = ("bitcast", "copy", "convert", "reshape", "opt-barrier", "get-tuple-element")
+_MATMULS = ("convolution", "dot", "custom-call")  # the last of a library
+
+
+class _At(NamedTuple):
+    """An instruction, and the computation that it stands in."""
+
+    computation: Computation
+    instruction: Instruction
+
+
+_Path = list[_At]
+
+
+class _Pair(NamedTuple):
+    """A collective beside its matmuls: what it is called, the form that hides it, their work."""
+
+    said: str
+    form: str
+    products: list[_Path]
+    work: Work
+    block: float  # bytes that a round of the form carries
+    members: list[list[int]]  # its groups of ranks
+
+
+def advice(
+    rows: Sequence[Row], module: Module, network: Network, costs: Costs, chip: Chip | None
+) -> str:
+    """A line on the row that is most exposed; "" if none is.
+
+    Where a gather feeds matmuls, or a sum is of a matmul's result, it names the form that
+    runs both at once, with its seconds by the model of `ringcoll.cost`: a piece of the
+    matmul, as long as the program's own, in each round of a bidirectional ring.
+    """
+    worst = max(rows, key=lambda row: _exposed(row, chip), default=None)
+    if worst is None or _exposed(worst, chip) <= 0:
+        return ""
+    flow = _Flow(module)
+    pair = None if "ringcoll." in worst.op_name else flow.pair(worst, len(network.places))
+    at = worst.at.partition(" ")[0] if worst.source else worst.name
+    said = f"{pair.said} at {at}" if pair else f"{worst.at or at} ({worst.kind})"
+    if chip is None:
+        form = f"; try `{pair.form}`" if pair else ""
+        return f"to change first: {said}: no matmul runs under it{form}"
+    said = f"to change first: {said}: {worst.exposed * 1e6:.0f} us exposed"
+    if pair is None:
+        return said
+    products = sum(costs.of(*product[0]).seconds for product in pair.products)
+    now = worst.exposed + worst.count * products
+    then = worst.count * _hidden(pair, products, network, chip)
+    gain = f"`{pair.form}` would take {then * 1e6:.0f} us (modelled)"
+    if then >= now:
+        gain = f"no form of ringcoll is quicker by its model ({then * 1e6:.0f} us)"
+    return f"{said}, {now * 1e6:.0f} us with the matmul; {gain}"
+
+
+def _exposed(row: Row, chip: Chip | None) -> float:
+    """What is exposed of a row: seconds, or bytes where there are no times."""
+    return row.exposed if chip else row.bare * row.bytes
+
+
+def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float:
+    """The seconds of a pair by its form, each group a ring in the order of its ranks."""
+    rings = [list(zip(group, [*group[1:], group[0]], strict=True)) for group in pair.members]
+    hops = max(network.hops(*step) for ring in rings for step in ring)
+    # Where ranks have one link, both directions of the ring share it.
+    ways = min(2, *(network.ports(group) for group in pair.members))
+    wire = hops * 2 / ways / chip.link
+    model = Model(hops * chip.hop, wire, 3 / chip.hbm, products / pair.work.flops)
+    n = len(pair.members[0])
+    seconds = hidden_seconds(pair.work, pair.block, n, model)
+    if pair.form == "matmul_all_reduce":  # the sums are gathered, bare
+        seconds += bare_seconds(Work(0), pair.block, n, model)
+    return seconds
+
+
+def _added(gather: Instruction, at: _At, number: int) -> float:
+    """The bytes that adding moves in a round, if a matmul sums over what was gathered.
+
+    (Its `dim_labels`, such as bf_io->bf, have f and i for what is summed over.)
+    """
+    labels = re.split("_|->", at.instruction.attribute("dim_labels") or "bf_io->bf")
+    dimension = int((gather.attribute("dimensions") or "{0}").strip("{}"))
+    summed = labels[number][dimension : dimension + 1] == "fi"[number]
+    return 4 * at.instruction.bytes if summed else 0.0  # a product and a sum, there and back
+
+
+class _Flow:
+    """Where the values of a program come from, through what only hands them on.
+
+    A path is an instruction with the fusions that it stands in, the outermost first.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        fused = {
+            body.name
+            for computation in module.computations.values()
+            for instruction in computation.instructions
+            for body in self._bodies(instruction)
+        }
+        self._paths = [
+            path
+            for computation in module.computations.values()
+            if computation.name not in fused
+            for instruction in computation.instructions
+            for path in self._inside([_At(computation, instruction)])
+        ]
+
+    def _inside(self, path: _Path) -> Iterator[_Path]:
+        """A path, and those of all that is in its fusion."""
+        yield path
+        for body in self._bodies(path[-1].instruction):
+            for inner in body.instructions:
+                yield from self._inside([*path, _At(body, inner)])
+
+    def _bodies(self, instruction: Instruction) -> list[Computation]:
+        """What a fusion runs, or what is started beside the stream."""
+        base, _, phase = instruction.opcode.rpartition("-")
+        if instruction.opcode == "fusion" or (phase == "start" and base not in COLLECTIVES):
+            return list(self._module.called(instruction))
+        return []
+
+    def collective(self, name: str) -> _Path | None:
+        """The path of the collective of a row, which has its name or that of a fusion."""
+        for path in self._paths:
+            is_one = path[-1].instruction.opcode.removesuffix("-start") in COLLECTIVES
+            if is_one and name in (at.instruction.name for at in path):
+                return path
+        return None
+
+    def pair(self, row: Row, ranks: int) -> _Pair | None:
+        """A row with the matmuls that it feeds, or whose sum it is; None if that is not seen."""
+        path = self.collective(row.name)
+        if path is None:
+            return None
+        where, collective = path[-1]
+        operands = where.operands(collective)
+        sent = sum(operand.bytes for operand in operands)
+        members = groups(collective, ranks)
+        if row.kind == "all-gather":
+            fed = list(self._fed_by(collective))
+            products = [product for product, _ in fed]
+            added = sum(_added(collective, product[-1], number) for product, number in fed)
+            said, form, block = "gather, then multiply", "all_gather_matmul", sent
+        elif row.kind in ("reduce-scatter", "all-reduce"):
+            sources = (self._origin([*path[:-1], _At(where, operand)]) for operand in operands)
+            products = [source for source in sources if self._flops(source)]
+            block = sent / len(members[0])
+            said, form = "multiply, then scatter", "matmul_reduce_scatter"
+            added = 3 * block  # what came and the product are read, their sum is written
+            if row.kind == "all-reduce":
+                said, form = "multiply, then reduce", "matmul_all_reduce"
+        else:
+            return None
+        work = Work(sum(map(self._flops, products)), added)
+        return _Pair(said, form, products, work, block, members) if products else None
+
+    def _flops(self, path: _Path) -> float:
+        """Those of a matmul that stands at the end of a path."""
+        of = path[-1].instruction.opcode
+        return flops(self._module, *path[-1]) if of in _MATMULS else 0.0
+
+    def _fed_by(self, source: Instruction) -> Iterator[tuple[_Path, int]]:
+        """The matmuls of which an operand, and which one, comes from an instruction."""
+        for path in self._paths:
+            if self._flops(path):
+                where, matmul = path[-1]
+                for number, operand in enumerate(where.operands(matmul)[:2]):
+                    origin = self._origin([*path[:-1], _At(where, operand)])
+                    if origin[-1].instruction is source:
+                        yield path, number
+
+    def _origin(self, path: _Path) -> _Path:
+        """Where a value comes from."""
+        while True:
+            *outside, (where, instruction) = path
+            operands = where.operands(instruction)
+            of = instruction.opcode
+            if bodies := self._bodies(instruction):
+                path = [*path, _At(bodies[0], bodies[0].root)]
+            elif of == "parameter" and outside:
+                *further, (around, caller) = outside
+                given = dict(enumerate(around.operands(caller))).get(int(instruction.operands[0]))
+                if given is None:  # what was announced without operands
+                    return path
+                path = [*further, _At(around, given)]
+            elif operands and (of in _PASSING or of.endswith("-done")):
+                path = [*outside, _At(where, operands[0])]
+            else:
+                return path

@@ -1,0 +1,150 @@
+"""What an assertion allows: how much may be exposed, and what must be known of a program."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from numbers import Real
+from sys import float_info
+
+from ringcoll.overlap.report import Report
+from ringcoll.overlap.transfers import COLLECTIVES
+
+#: The share that may be exposed where no limit is given.
+SHARE = 0.05
+#: The key of a limit on all collectives together, beside those on one kind each.
+TOTAL = "total"
+#: A limit: on all collectives, or by kind.
+Limit = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits by kind of collective, `TOTAL` for all; see `assert_overlapped`."""
+
+    shares: Mapping[str, float]
+    seconds: Mapping[str, float]
+    min_collectives: int
+    allow_unread: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        max_exposed: Limit | None,
+        max_exposed_seconds: Limit | None,
+        min_collectives: int,
+        allow_unread: str | Iterable[str],
+    ) -> "Budget":
+        """A budget of the arguments of `assert_overlapped`.
+
+        Raises:
+            TypeError, ValueError: as `assert_overlapped`.
+        """
+        if max_exposed is None and max_exposed_seconds is None:
+            max_exposed = SHARE
+        if not isinstance(min_collectives, int) or isinstance(min_collectives, bool):
+            raise TypeError(f"{_MIN}={min_collectives!r} is not an integer; pass such as 1")
+        if min_collectives < 0:
+            raise ValueError(f"{_MIN}={min_collectives} is not 0 or more; pass such as 1")
+        allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread)
+        for name in allowed:
+            if not isinstance(name, str):
+                raise TypeError(f"{_UNREAD}: {name!r} is no name; pass such as 'while.3', 'while*'")
+        return cls(
+            share_limits("assert_overlapped: max_exposed", max_exposed),
+            second_limits("assert_overlapped: max_exposed_seconds", max_exposed_seconds),
+            min_collectives,
+            allowed,
+        )
+
+    def breaches(self, report: Report) -> list[str]:
+        """Everything of a report that this does not allow, in sentences.
+
+        Raises:
+            ValueError: seconds are limited, and the program has no times.
+        """
+        if self.seconds and not report.timed:
+            raise ValueError(
+                f"max_exposed_seconds: {report.name} has no times, only a TPU's program has; limit "
+                "its share instead: max_exposed"
+            )
+        return [*self._ignorance(report), *self._exposure(report)]
+
+    def _ignorance(self, report: Report) -> Iterable[str]:
+        unread = [
+            name
+            for name in report.unread
+            if not any(fnmatchcase(name, allowed) for allowed in self.allow_unread)
+        ]
+        if unread:
+            yield (
+                f"{', '.join(unread)} of {report.name} could not be read, so the times may leave "
+                "out communication. Look at the notes of the report; if you know that nothing is "
+                f"exposed there, pass allow_unread={tuple(unread)!r}."
+            )
+        found = sum(row.bytes > 0 for row in report.rows)
+        if found < self.min_collectives:
+            yield (
+                f"{report.name} has {found} collectives that send anything, fewer than "
+                f"min_collectives={self.min_collectives}. Check that its operands are sharded; if "
+                f"so many are right, pass min_collectives={found}."
+            )
+
+    def _exposure(self, report: Report) -> Iterable[str]:
+        what = "the time" if report.timed else "the collectives"
+        for kind, limit in self.shares.items():
+            share = report.exposed_share if kind == TOTAL else report.exposed_share_of(kind)
+            if share > limit:
+                yield (
+                    f"{share:.1%} of {what} of {report.name} is exposed {_named(kind)}, more than "
+                    f"the {limit:.1%} allowed. {_CURE}"
+                )
+        for kind, limit in self.seconds.items():
+            seconds = report.exposed if kind == TOTAL else report.exposed_of(kind)
+            if seconds > limit:
+                yield (
+                    f"{seconds * 1e6:.1f} us of {report.name} are exposed {_named(kind)}, more "
+                    f"than the {limit * 1e6:.1f} us allowed. {_CURE}"
+                )
+
+
+_MIN, _UNREAD = "assert_overlapped: min_collectives", "assert_overlapped: allow_unread"
+_CURE = (
+    "Start a transfer before the work that can run meanwhile, and let that work not depend on it."
+)
+
+
+def _named(kind: str) -> str:
+    return "communication" if kind == TOTAL else kind
+
+
+def share_limits(name: str, given: Limit | None) -> dict[str, float]:
+    """Shares by kind; `name` is what the caller calls them.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is not within 0 and 1, or of no kind of collective.
+    """
+    return _limits(name, given, 1.0, "between 0 and 1; pass such as 0.05")
+
+
+def second_limits(name: str, given: Limit | None) -> dict[str, float]:
+    """Seconds by kind, refused as shares are, but for being above 1."""
+    return _limits(name, given, float_info.max, "0 or more, and finite")
+
+
+def _limits(name: str, given: Limit | None, most: float, expected: str) -> dict[str, float]:
+    if given is None:
+        return {}
+    limits = given if isinstance(given, Mapping) else {TOTAL: given}
+    for kind, limit in limits.items():
+        if kind not in (TOTAL, *COLLECTIVES):
+            known = ", ".join((TOTAL, *COLLECTIVES))
+            raise ValueError(f"{name}: {kind!r} is no kind of collective; name one of {known}")
+        said = f"{name}{'' if limits is not given else f'[{kind!r}]'}={limit!r} is not"
+        if not isinstance(limit, Real) or isinstance(limit, bool):
+            raise TypeError(
+                f"{said} a number; it must be {expected}, or a mapping from kinds to such"
+            )
+        if not 0 <= limit <= most:  # nor is nan
+            raise ValueError(f"{said} {expected}")
+    return {kind: float(limit) for kind, limit in limits.items()}

@@ -1,0 +1,84 @@
+"""The limits of `python -m ringcoll overlap`: options of the command that make a `Budget`."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from ringcoll.overlap.budget import TOTAL, Budget, second_limits, share_limits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what makes the exit status 1: each is an argument of `assert_overlapped`."""
+    group = parser.add_argument_group("limits", "the exit status is 1 if one is not kept")
+    group.add_argument(
+        "--max-exposed",
+        type=_share,
+        action="append",
+        metavar="[KIND=]SHARE",
+        help="of the time, such as 0.05, or all-gather=0.01 of one kind; again for more",
+    )
+    group.add_argument(
+        "--max-exposed-us",
+        type=_microseconds,
+        action="append",
+        metavar="[KIND=]US",
+        help="the same in microseconds; again for more",
+    )
+    group.add_argument(
+        "--min-collectives",
+        type=_number,
+        metavar="N",
+        help="the fewest that send anything (1, if something else is limited)",
+    )
+    group.add_argument(
+        "--allow-unread",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an instruction that may be one that cannot be read, such as 'while*'; again for more",
+    )
+
+
+def budget(args: argparse.Namespace) -> Budget | None:
+    """What is allowed, if anything is limited."""
+    if (args.max_exposed, args.max_exposed_us, args.min_collectives) == (None, None, None):
+        if args.allow_unread:
+            args.error("--allow-unread: nothing is limited; give --max-exposed, too")
+        return None
+    least = 1 if args.min_collectives is None else args.min_collectives
+    shares, seconds = dict(args.max_exposed or ()), dict(args.max_exposed_us or ())
+    return Budget(shares, seconds, least, tuple(args.allow_unread))
+
+
+def _share(text: str) -> tuple[str, float]:
+    return _limit(text, "--max-exposed", share_limits, 1.0)
+
+
+def _microseconds(text: str) -> tuple[str, float]:
+    return _limit(text, "--max-exposed-us", second_limits, 1e-6)
+
+
+def _limit(
+    text: str, option: str, limits: Callable[[str, Any], dict[str, float]], unit: float
+) -> tuple[str, float]:
+    """KIND=NUMBER, or a number of all.
+
+    Raises:
+        argparse.ArgumentTypeError: no such kind, or no such number.
+    """
+    kind, _, value = text.rpartition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    try:
+        limits(option, {kind: number} if kind else number)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    return kind or TOTAL, number * unit
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 1, or 0 if none is due")
+    return int(text)

@@ -1,0 +1,121 @@
+"""Where in the source an instruction comes from, read off the metadata of the text.
+
+Newer texts have tables of files, locations and frames at their head, and instructions name a
+frame; older ones name file and line beside the instruction.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.transfers import COLLECTIVES
+
+_PACKAGE = Path(__file__).parents[1]
+#: The programs of `--example`: their lines are the user's.
+_EXAMPLES = str(_PACKAGE / "overlap" / "examples.py")
+
+
+class Line(NamedTuple):
+    """A line of source, and JAX's name of the operation; "" and 0 where the text does not tell."""
+
+    file: str = ""
+    line: int = 0
+    op_name: str = ""
+
+    @property
+    def source(self) -> str:
+        """The file with its folder, and the line: "/home/me/train.py:41"."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    @property
+    def short(self) -> str:
+        """Such as "train.py:41 psum"; of our collectives, which and which round."""
+        at = re.split(r"[/\\]", self.source)[-1]
+        ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/ppermute)?$", self.op_name)
+        what = ours[1] + ours[2].replace("/", " ") if ours else self.op_name.rpartition("/")[2]
+        return " ".join(filter(None, (at, what)))
+
+
+class Lines:
+    """The lines of the instructions of one program.
+
+    Args:
+        text: of the program.
+        module: the same, parsed.
+    """
+
+    def __init__(self, text: str, module: Module) -> None:
+        self._module = module
+        head = text.partition("\n%")[0].partition("\nENTRY")[0]
+        self._files = {
+            int(number): name
+            for number, name in re.findall(r'^(\d+) "(.*)"$', _part(head, _FILES), re.M)
+        }
+        self._locations = _rows(_part(head, "FileLocations"), "file_name_id", "line")
+        self._frames = _rows(_part(head, "StackFrames"), "file_location_id", "parent_frame_id")
+        # The first frame has no parent. Some versions write every parent one too high.
+        self._shift = next(iter(self._frames.values()), (0, 0))[1]
+
+    def of(self, name: str) -> Line:
+        """The line of an instruction; of a fusion with a collective, that of the collective."""
+        for computation in self._module.computations.values():
+            if name in computation.by_name:
+                return self._best(computation, computation.by_name[name])
+        return Line()
+
+    def _best(self, computation: Computation, instruction: Instruction) -> Line:
+        inside = [
+            inner
+            for _, inner in self._module.within(instruction)
+            if inner.opcode.removesuffix("-start") in COLLECTIVES
+        ]
+        lines = [self._line(one) for one in (*inside, instruction)]
+        return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
+
+    def _line(self, instruction: Instruction) -> Line:
+        op_name = instruction.attribute("op_name") or ""
+        file, line = instruction.attribute("source_file"), instruction.number("source_line")
+        if file:
+            return Line(file, line or 0, op_name)
+        stack = list(self._stack(instruction.number("stack_frame_id") or 0))
+        theirs = [frame for frame in stack if not _is_library(frame[0])]
+        file, line = next(iter([*theirs, *stack]), ("", 0))
+        return Line(file, line, op_name)
+
+    def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
+        """File and line of a frame and of all that called it, the innermost first."""
+        seen: set[int] = set()
+        while frame in self._frames and frame not in seen:
+            seen.add(frame)
+            location, parent = self._frames[frame]
+            file, line = self._locations.get(location, (0, 0))
+            if file in self._files:
+                yield self._files[file], line
+            frame = parent - self._shift
+
+
+_FILES = "FileNames"
+
+
+def _part(head: str, title: str) -> str:
+    """The lines of a table: those below its title, up to an empty one."""
+    found = re.search(rf"^{title}\n((?:\d.*\n?)*)", head, re.M)
+    return found[1] if found else ""
+
+
+def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
+    """Two numbers of each row of a table, by the number of the row; 0 where one is missing."""
+    rows = {}
+    for number, fields in re.findall(r"^(\d+) \{(.*)\}$", part, re.M):
+        found = [re.search(rf"\b{key}=(\d+)", fields) for key in keys]
+        first, second = (int(one[1]) if one else 0 for one in found)
+        rows[int(number)] = first, second
+    return rows
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is ours or an installed package's, not the user's program."""
+    ours = file.startswith(f"{_PACKAGE}/") and file != _EXAMPLES
+    return ours or "site-packages" in file or file.startswith("<")

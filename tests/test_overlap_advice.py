@@ -1,0 +1,145 @@
+"""What to change first: the pairs that are seen, what is foreseen of them, by the paper's sums.
+
+(x is 1,000,000 bytes, a matmul 1000 us, a link 1 GB/s; four ranks in a ring.)
+"""
+
+from hlo_texts import CHIP, MATMUL, SHAPE, done, dot, loop, program, start
+
+from ringcoll import overlap
+from ringcoll.overlap.network import Network
+
+PART = SHAPE.replace("500,500", "125,500")
+GROUPS = "replica_groups={{0,1,2,3}}"
+#: A quarter of x; all of it, by three quarters over two links: 375 us.
+GATHER = (
+    f"%part = {PART} slice(%x), slice={{[0:125], [0:500]}}",
+    f"%g = {SHAPE} all-gather(%part), {GROUPS}, dimensions={{0}}",
+)
+#: The same, begun.
+BEGUN = f"%s = ({PART}, {SHAPE}) all-gather-start(%part), {GROUPS}, dimensions={{0}}"
+SCATTER = f"%r = {PART} reduce-scatter(%y), {GROUPS}, dimensions={{0}}, to_apply=%add"
+FIRST = "to change first: "
+
+
+def advice(*lines, text=None, **options):
+    made = overlap.report(text or program(*lines, **options), chip=CHIP)
+    assert str(made).splitlines()[-1] == (made.advice or str(made).splitlines()[-1])
+    assert made.to_dict()["advice"] == made.advice
+    return made.advice.removeprefix(FIRST)
+
+
+def test_gather_then_multiply():
+    # Four pieces of 250 us, each over a hop of 1 + 125 us.
+    assert advice(*GATHER, dot("y", "g")) == (
+        "gather, then multiply at g: 375 us exposed, 1375 us with the matmul; `all_gather_matmul` "
+        "would take 1000 us (modelled)"
+    )
+
+
+def test_two_products_of_one_gather_are_taken_together():
+    said = advice(*GATHER, dot("y", "g"), dot("z", "g"))
+    assert "2375 us with the matmul; `all_gather_matmul` would take 2000 us" in said
+
+
+def test_a_short_matmul_leaves_hops_bare():
+    # Of 3,000,000 bytes, 300 us: a piece of 75, then three hops of 126.
+    said = advice(*GATHER, dot("y", "g", cycles=250_000))
+    assert "675 us with the matmul; `all_gather_matmul` would take 453 us (modelled)" in said
+
+
+def test_multiply_then_scatter():
+    # Each round also adds a quarter: 3 x 250,000 bytes to and from memory, 75 us.
+    assert advice(dot("y"), SCATTER) == (
+        "multiply, then scatter at r: 375 us exposed, 1375 us with the matmul; "
+        "`matmul_reduce_scatter` would take 1300 us (modelled)"
+    )
+
+
+def test_multiply_then_reduce():
+    # The same, and a gather of 375 us.
+    assert advice(dot("y"), f"%r = {SHAPE} all-reduce(%y), {GROUPS}, to_apply=%add") == (
+        "multiply, then reduce at r: 750 us exposed, 1750 us with the matmul; "
+        "`matmul_all_reduce` would take 1675 us (modelled)"
+    )
+
+
+def test_a_sum_over_what_is_gathered_is_no_quicker():
+    # Every round adds the whole result: 4 x 1,000,000 bytes, 400 us.
+    columns = GATHER[1].replace("dimensions={0}", "dimensions={1}")
+    assert advice(GATHER[0], columns, dot("y", "g")).endswith(
+        "1375 us with the matmul; no form of ringcoll is quicker by its model (2600 us)"
+    )
+    right = f"%y = {SHAPE} convolution(%w, %g), dim_labels=bf_io->bf"  # 300 us
+    assert "(1900 us)" in advice(*GATHER, right)  # 4 x (400 + 75)
+    assert "would take" in advice(GATHER[0], columns, right)
+
+
+def test_values_are_followed_through_what_hands_them_on():
+    inner = f"""%handed (a: f32[500,500]) -> f32[500,500] {{
+  %a = {SHAPE} parameter(0)
+  %c = {SHAPE} copy(%a)
+  ROOT %b = {SHAPE} bitcast(%c)
+}}
+
+"""
+    ended = f"%e = {SHAPE} all-gather-done(%s)"
+    handed = f"%g = {SHAPE} fusion(%e), kind=kLoop, calls=%handed"
+    said = advice(GATHER[0], BEGUN, ended, handed, dot("y", "g"), before=inner + MATMUL)
+    assert said.startswith("gather, then multiply at s: 375 us exposed, ")
+    back = f"%q = {SHAPE} fusion(%y), kind=kLoop, calls=%handed"
+    said = advice(dot("y"), back, SCATTER.replace("%y", "%q"), before=inner + MATMUL)
+    assert said.startswith("multiply, then scatter at r: 375 us exposed, ")
+
+
+def test_all_turns_of_a_loop_count():
+    turns = ', backend_config={"known_trip_count":{"n":"7"}}'
+    said = advice(text=loop(turns, *GATHER, dot("next", "g")))
+    assert "2625 us exposed, 9625 us with the matmul" in said
+    assert "would take 7000 us" in said
+
+
+def test_two_neighbours_share_a_link():
+    # Half of x goes over one link: 500 us, hidden as 2 x 500 us of matmul, a hop of 1 + 500.
+    pair = [line.replace("{{0,1,2,3}}", "{{0,1}}").replace("125", "250") for line in GATHER]
+    text = program(*pair, dot("y", "g"), ranks=2)
+    network = Network(((0,), (1,)), (False,))
+    made = overlap.report(overlap.Program(text, network=network), chip=CHIP)
+    assert "500 us exposed, 1500 us with" in made.advice
+    assert made.advice.endswith("would take 1001 us (modelled)")
+
+
+def test_a_line_of_source_is_named():
+    said = ', metadata={op_name="jit(f)/%s" source_file="/a/train.py" source_line=41}'
+    gather = GATHER[1] + said % "all_gather"
+    assert advice(GATHER[0], gather, dot("y", "g")).startswith(
+        "gather, then multiply at train.py:41: "
+    )
+    assert advice(GATHER[0], gather) == "train.py:41 all_gather (all-gather): 375 us exposed"
+    ours = GATHER[1] + said % "ringcoll.all_gather(lax)/all_gather"  # "auto" has weighed it
+    assert advice(GATHER[0], ours, dot("y", "g")) == (
+        "train.py:41 all_gather all_gather (all-gather): 375 us exposed"
+    )
+
+
+def test_what_is_not_seen_through_is_named_alone():
+    assert advice(start("s"), done("d", "s"), dot("y", "d"), *GATHER) == (
+        "s (collective-permute): 1001 us exposed"
+    )
+    assert advice(*GATHER, f"%t = {SHAPE} transpose(%g), dimensions={{1,0}}", dot("y", "t")) == (
+        "g (all-gather): 375 us exposed"
+    )
+    assert advice(f"%y = {SHAPE} add(%x, %w)", SCATTER) == "r (reduce-scatter): 375 us exposed"
+
+
+def test_nothing_is_said_where_nothing_is_exposed():
+    assert advice(dot("y")) == ""
+    assert advice(GATHER[0], BEGUN, dot("y"), f"%e = {SHAPE} all-gather-done(%s)") == ""
+
+
+def test_without_times_a_form_is_named():
+    text = program(*GATHER, dot("y", "g")).replace(":T(8,128)", "").replace(":T(128)", "")
+    assert overlap.report(text).advice == (
+        FIRST + "gather, then multiply at g: no matmul runs under it; try `all_gather_matmul`"
+    )
+    text = program(start("s"), done("d", "s")).replace(":T(8,128)", "").replace(":T(128)", "")
+    assert overlap.report(text).advice == FIRST + "s (collective-permute): no matmul runs under it"

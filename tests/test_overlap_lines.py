@@ -1,0 +1,198 @@
+"""Lines of source: what stands beside a row, by both ways in which texts tell it; versions."""
+
+import inspect
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hlo_texts import CHIP, MATMUL, SHAPE, done, dot, loop, program, start
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+from ringcoll import overlap
+from ringcoll.overlap import program as programs
+from ringcoll.overlap.hlo import parse
+from ringcoll.overlap.lines import Line, Lines
+
+OURS = inspect.getfile(ringcoll.all_gather_matmul)
+#: What called what: train.py, line 41, our function, an installed package's; and line 7 alone.
+TABLES = f"""
+FileNames
+1 "/home/me/train.py"
+2 "{OURS}"
+3 "/venv/lib/site-packages/other/layer.py"
+
+FunctionNames
+1 "step"
+2 "all_gather_matmul"
+
+FileLocations
+1 {{file_name_id=1 function_name_id=1 line=41 end_line=41 column=8 end_column=42}}
+2 {{file_name_id=2 function_name_id=2 line=70 end_line=70}}
+3 {{file_name_id=3 line=99}}
+4 {{file_name_id=1 line=7}}
+
+StackFrames
+1 {{file_location_id=1 parent_frame_id=1}}
+2 {{file_location_id=2 parent_frame_id=2}}
+3 {{file_location_id=3 parent_frame_id=3}}
+4 {{file_location_id=4 parent_frame_id=1}}
+5 {{file_location_id=2 parent_frame_id=1}}
+
+"""
+#: The same by writers that count parents as they count frames, and leave out those of none.
+PLAIN = TABLES
+for n in range(1, 4):
+    PLAIN = PLAIN.replace(f" parent_frame_id={n}", f" parent_frame_id={n - 1}")
+PLAIN = PLAIN.replace(" parent_frame_id=0", "")
+
+
+def text(metadata, tables=TABLES, **options):
+    """A program whose permute has metadata."""
+    made = program(f"{start('s')}, metadata={{{metadata}}}", dot("y"), done("d", "s"), **options)
+    head, line, rest = made.partition("\n")
+    return head + line + tables + rest
+
+
+def line_of(text, name="s"):
+    return Lines(text, parse(text)).of(name)
+
+
+@pytest.mark.parametrize("tables", [TABLES, PLAIN])
+@pytest.mark.parametrize(
+    ("frame", "source"),
+    [
+        (1, "/home/me/train.py:41"),
+        (2, "/home/me/train.py:41"),  # not ours
+        (3, "/home/me/train.py:41"),  # nor an installed package's
+        (4, "/home/me/train.py:7"),
+        (5, f"{OURS}:70"),  # none called it
+        (6, ""),
+    ],
+)
+def test_the_innermost_frame_of_the_users_own(tables, frame, source):
+    found = line_of(text(f'op_name="jit(f)/psum" stack_frame_id={frame}', tables))
+    assert (found.source, found.op_name) == (source, "jit(f)/psum")
+
+
+def test_frames_that_call_each_other_end():
+    circle = TABLES.replace(
+        "file_location_id=2 parent_frame_id=2", "file_location_id=2 parent_frame_id=4"
+    )
+    assert line_of(text("stack_frame_id=3", circle)).source.startswith("/venv")
+
+
+def test_older_texts_name_the_line_beside_the_instruction():
+    said = 'op_name="jit(f)/shard_map/psum" source_file="C:\\\\me\\\\train.py" source_line=12'
+    assert line_of(text(said, "\n\n")).short == "train.py:12 psum"
+
+
+@pytest.mark.parametrize(
+    ("line", "short"),
+    [
+        (Line("/a/train.py", 41, "jit(f)/shard_map/psum"), "train.py:41 psum"),
+        (Line("train.py", 41), "train.py:41"),
+        (Line(op_name="jit(f)/psum"), "psum"),
+        (Line(), ""),
+        (Line("a/b.py", 1, "f/ringcoll.psum(ring)/all_gather/round 7/ppermute"),
+         "b.py:1 psum all_gather round 7"),
+        (Line("a/b.py", 1, "cond/ringcoll.pmax(exchange)/stage 1/round 2/ppermute"),
+         "b.py:1 pmax stage 1 round 2"),
+        (Line("a/b.py", 1, "f/ringcoll.all_gather_einsum(lax)/all_gather"),
+         "b.py:1 all_gather_einsum all_gather"),
+    ],
+)  # fmt: skip
+def test_in_short(line, short):
+    assert line.short == short
+
+
+def test_a_fusion_has_the_line_of_its_collective():
+    inner = f"""%spread (a: f32[500,500]) -> f32[500,500] {{
+  %a = {SHAPE} parameter(0)
+  ROOT %g = {SHAPE} all-reduce(%a), metadata={{op_name="f/psum" stack_frame_id=4}}
+}}
+
+"""
+    outer = f'%f = {SHAPE} fusion(%x), calls=%spread, metadata={{op_name="f/dot" stack_frame_id=1}}'
+    made = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
+    assert line_of(made, "f").short == "train.py:7 psum"
+    bare = made.replace(', metadata={op_name="f/psum" stack_frame_id=4}', "")
+    assert line_of(bare, "f").short == "train.py:41 dot"
+    assert line_of(made, "none_such") == Line()
+
+
+def test_rows_point_to_code_in_text_and_json():
+    made = overlap.report(text('op_name="jit(f)/psum" stack_frame_id=1'), chip=CHIP)
+    heads, row = str(made).splitlines()[1:3]
+    assert heads.split()[:3] == ["at", "collective", "kind"]
+    assert row.startswith("train.py:41 psum  s ")
+    (row,) = json.loads(made.to_json())["rows"]
+    assert (row["source"], row["op_name"]) == ("/home/me/train.py:41", "jit(f)/psum")
+    assert row["at"] == "train.py:41 psum"
+    assert not str(overlap.report(text("", "\n\n"), chip=CHIP)).splitlines()[1].startswith("at")
+
+
+def test_a_turn_and_all_turns_of_a_loop_are_told_apart():
+    turns = ', backend_config={"known_trip_count":{"n":"7"}}'
+    made = overlap.report(loop(turns, dot("y"), start("s", "y"), done("next", "s")), chip=CHIP)
+    heads, row, note = str(made).splitlines()[1:4]
+    assert heads.split()[-4:] == ["exposed", "us", "x", "times"]
+    assert row.split()[2] == "7"
+    assert row.split()[-2:] == ["1001.0", "7007.0"]
+    assert note == "(MB to exposed us are of one time, x times is exposed us of all times)"
+    (row,) = json.loads(made.to_json())["rows"]
+    assert [round(1e6 * row[key]) for key in ("wire", "exposed_each", "exposed")] == [
+        *(1001, 1001, 7007)
+    ]
+    assert (row["compute_each"], row["flops_each"]) == (0, 0)
+    once = overlap.report(program(start("s"), dot("y"), done("d", "s")), chip=CHIP)
+    assert "of one time" not in str(once)
+    (row,) = json.loads(once.to_json())["rows"]
+    assert row["flops_each"] == row["flops"] == 250_000_000
+
+
+def test_a_compiled_program_tells_lines_and_versions():
+    mesh = make_mesh(8)
+
+    @jax.shard_map(mesh=mesh, in_specs=P("x"), out_specs=P())
+    def f(x):
+        return jax.lax.psum(x, "x")
+
+    g = jax.shard_map(lambda x: ringcoll.psum(x, "x", algorithm="ring"), mesh=mesh,
+                      in_specs=P("x"), out_specs=P())  # fmt: skip
+    operand = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    for function, which in ((f, "return jax.lax"), (g, "g = jax.")):
+        made = overlap.report(jax.jit(function).lower(operand).compile())
+        lines, first = inspect.getsourcelines(test_a_compiled_program_tells_lines_and_versions)
+        (at,) = (first + i for i, line in enumerate(lines) if line.strip().startswith(which))
+        assert made.rows
+        assert {row.source for row in made.rows} == {f"{__file__}:{at}"}
+    assert made.rows[0].at.endswith(" psum reduce_scatter round 1")
+    assert dict(made.versions) == {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
+    assert f"\ncompiled by jax {jax.__version__}, jaxlib " in str(made)
+    assert json.loads(made.to_json())["versions"]["jax"] == jax.__version__
+
+
+def test_versions_of_compilers(monkeypatch):
+    class Of:
+        def __init__(self, name, version):
+            self.name, self.version = name, version
+
+    there = [Of("jax", "1"), Of("libtpu", "2"), Of("numpy", "3"), Of("jax_cuda13_plugin", "4"),
+             Of(None, "5"), Of("jax-cuda13-pjrt", "6"), Of("jaxlib", "7")]  # fmt: skip
+    monkeypatch.setattr(programs.metadata, "distributions", lambda: there)
+    assert programs.versions([]) == {"jax": "1", "jaxlib": "7"}
+    assert programs.versions(["tpu"]) == {"jax": "1", "jaxlib": "7", "libtpu": "2"}
+    gpu = {"jax": "1", "jaxlib": "7", "jax-cuda13-pjrt": "6", "jax_cuda13_plugin": "4"}
+    assert programs.versions(["gpu", "cpu"]) == gpu
+
+
+def test_a_text_has_no_versions():
+    made = overlap.report(program(dot("y")), chip=CHIP)
+    assert made.versions == {}
+    assert "compiled by versions of jax and of the compiler that the text does not tell" in str(
+        made
+    )
