@@ -26,6 +26,7 @@ ORDER = (
     "formulas",
     "precision",
     "cost",
+    "matmul_cost",
     "files",
     "strict",
     "bounds",
