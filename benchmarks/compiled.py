@@ -1,15 +1,13 @@
 """Compiling programs for machines that are not there, and what is found of each: tables, files."""
 
 import argparse
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import jax
 
-from benchmarks import files, options, report
+from benchmarks import cached, files, options, report
 from benchmarks.found import Found, hidden_of, print_counted, print_timed
 from benchmarks.programs import tuning
 from ringcoll import overlap
@@ -28,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "what was found")
     what = "write a timeline of every program, a PNG each"
     add("--draw", type=Folder, metavar="DIR", help=what)
+    what = "keep what is compiled, and do not compile again what is there"
+    add("--cache", type=Folder, metavar="DIR", help=what)
 
 
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
@@ -39,6 +39,18 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
             and an algorithm at least.
         make: the program of these.
     """
+    found, failed = find_all(args, todo, make)
+    if timed := [one for one in found if one.timed]:
+        print_timed(timed)
+    if counted := [one for one in found if not one.timed]:
+        print_counted(counted)
+    return tell_failed(failed)
+
+
+def find_all(
+    args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make
+) -> tuple[list[Found], list[str]]:
+    """What is found of every program, which --json gets, and a line for each that was refused."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     found: list[Found] = []
     failed: list[str] = []
@@ -50,32 +62,25 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
             except Exception as error:  # a compiler may refuse a program; the others still count
                 words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 failed.append(f"{' '.join(which.values())}: {words}")
-    if timed := [one for one in found if one.timed]:
-        print_timed(timed)
-    if counted := [one for one in found if not one.timed]:
-        print_counted(counted)
+    files.write_json(args, [{**row.pop("which"), **row} for row in map(asdict, found)])
+    return found, failed
+
+
+def tell_failed(failed: Sequence[str]) -> int:
+    """A line for each program that was refused; the exit status."""
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
-    files.write_json(args, [{**row.pop("which"), **row} for row in map(asdict, found)])
     return 1 if failed else 0
 
 
 def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Found:
     function, operands = make(**which)
     topology = which["topology"]
-    compiling = partial(
-        overlap.compile_for,
-        topology,
-        function,
-        *operands,
-        compiler_options={**tuning(topology, which["algorithm"]), **dict(args.option)},
+    options = {**tuning(topology, which["algorithm"]), **dict(args.option)}
+    compiled, seconds = cached.compiled(
+        args.cache, topology, function, operands, options, args.profile
     )
-    start = time.perf_counter()
-    compiled = compiling()
-    seconds = time.perf_counter() - start
-    if args.profile:
-        compiled = compiling(profile=True)
-    seen = overlap.report(compiled)
+    seen = overlap.report(compiled, mesh=cached.mesh_of(operands))
     if args.draw and seen.timed:
         name = "-".join(which.values())
         Path(args.draw).mkdir(parents=True, exist_ok=True)
