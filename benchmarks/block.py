@@ -91,10 +91,10 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
     x = operand((sizes.batch * mesh.shape.get(DATA, 1), sizes.sequence, sizes.width), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        function = partial(_by_parts, *_constrained(mesh, batch, axes))
+        function = partial(_by_parts, *constrained(mesh, batch, axes))
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
-        function = partial(_by_parts, partial(_gathered, axes), partial(_scattered, axes))
+        function = partial(_by_parts, partial(gathered, axes), partial(scattered, axes))
     else:
         name, _, summing = algorithm.removesuffix(BESIDE).partition("+")
         ours = _ours_beside if algorithm.endswith(BESIDE) else _ours
@@ -169,16 +169,18 @@ def _attend(query: Array, key: Array, value: Array) -> Array:
     return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
 
-def _gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
+def gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
+    """The products of x, which is gathered once by `lax`, and each kernel."""
     whole = lax.all_gather(x, axes, axis=1, tiled=True)
     return [_product(whole, kernel) for kernel in kernels]
 
 
-def _scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
+def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
+    """A product whose sum over ranks `lax` scatters."""
     return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
 
 
-def _constrained(
+def constrained(
     mesh: Mesh, batch: str | None, axes: tuple[str, ...]
 ) -> tuple[Callable[..., list[Array]], Linear]:
     """The same of whole arrays: only where they are is said, and XLA does the rest."""

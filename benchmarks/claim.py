@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import compiled, fsdp, layers, overlap, scale
+from benchmarks import compiled, fsdp, grid, layers, scale
 from benchmarks.found import Found
 from ringcoll.files import write
 from ringcoll.overlap import gpus
@@ -25,7 +25,7 @@ TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
 
 #: The commands whose programs are compiled, and of which no program is made.
 COMPILED: Mapping[str, compiled.Make] = {
-    "overlap": overlap.program_of,
+    "overlap": grid.program,
     "layers": layers.program_of,
     "fsdp": fsdp.program_of,
 }
@@ -114,8 +114,12 @@ class Claim:
         return words
 
 
-def find(which: Which) -> Claim:
+def find(which: Which, cache: str | None = None) -> Claim:
     """Compile or price a program, here and now.
+
+    Args:
+        which: the program.
+        cache: a folder of compiled programs; see `benchmarks.cached`.
 
     Raises:
         Exception: what JAX and the compiler raise.
@@ -124,7 +128,7 @@ def find(which: Which) -> Claim:
     if which.run in MODELLED:
         seconds = MODELLED[which.run](**flags)
         return Claim(which, jax.__version__, "", round(seconds * 1e6, 2))
-    found, _ = compiled.compile_one(flags, COMPILED[which.run], profile=which.profile)
+    found, _ = compiled.compile_one(flags, COMPILED[which.run], profile=which.profile, cache=cache)
     return of_found(which, found)
 
 

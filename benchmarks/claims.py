@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from benchmarks import claim, pages, report
+from benchmarks import claim, compiled, pages, report
 from benchmarks.claim import Claim, Which
 from benchmarks.pages import Table
 from ringcoll.arguments import in_a_line
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
     )
+    compiled.add_cache(parser)
     add("--missing", action="store_true", help="only what is not claimed yet of these versions")
     add("--update", action="store_true", help="claim what is found, and write the pages")
     add("--write", action="store_true", help="find nothing: write the pages, of what is claimed")
@@ -63,16 +64,6 @@ def here(claims: Iterable[Claim]) -> dict[Which, Claim]:
     }
 
 
-def compare(which: Which, claimed: Claim | None) -> tuple[Claim, list[str]]:
-    """What is found of a program now, and in what the claim is off.
-
-    Raises:
-        Exception: what JAX and the compiler raise.
-    """
-    now = claim.find(which)
-    return now, claimed.off(now) if claimed else []
-
-
 def _find(
     args: argparse.Namespace,
     todo: Sequence[Which],
@@ -86,13 +77,14 @@ def _find(
     for which in bar:
         claimed = known.get(which)
         try:
-            now, words = compare(which, claimed)
+            now = claim.find(which, args.cache)
         except Exception as error:  # a compiler may refuse a program; the others still count
             table.add_row(
                 which.command, *_cells(claimed), "", "", "", f"failed: {in_a_line(error)}"
             )
             status = 1
             continue
+        words = claimed.off(now) if claimed else []
         apart = (
             f"{now.total_us / claimed.total_us - 1:+.1%}" if claimed and claimed.total_us else ""
         )

@@ -1,16 +1,14 @@
 """Compiling programs for machines that are not there, and what is found of each: tables, files."""
 
 import argparse
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks import files, options, report
+from benchmarks import cached, files, options, report
 from benchmarks.found import Found, hidden_of, print_counted, print_timed
 from benchmarks.programs import tuning
 from ringcoll import overlap
@@ -29,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "what was found")
     what = "write a timeline of every program, a PNG each"
     add("--draw", type=Folder, metavar="DIR", help=what)
+    add_cache(parser)
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Declare --cache."""
+    what = "keep what is compiled, and do not compile again what is there"
+    parser.add_argument("--cache", type=Folder, metavar="DIR", help=what)
 
 
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
@@ -40,6 +45,18 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
             and an algorithm at least.
         make: the program of these.
     """
+    found, failed = find_all(args, todo, make)
+    if timed := [one for one in found if one.timed]:
+        print_timed(timed)
+    if counted := [one for one in found if not one.timed]:
+        print_counted(counted)
+    return tell_failed(failed)
+
+
+def find_all(
+    args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make
+) -> tuple[list[Found], list[str]]:
+    """What is found of every program, which --json gets, and a line for each that was refused."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     found: list[Found] = []
     failed: list[str] = []
@@ -51,13 +68,14 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
             except Exception as error:  # a compiler may refuse a program; the others still count
                 words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 failed.append(f"{' '.join(which.values())}: {words}")
-    if timed := [one for one in found if one.timed]:
-        print_timed(timed)
-    if counted := [one for one in found if not one.timed]:
-        print_counted(counted)
+    files.write_json(args, [{**row.pop("which"), **row} for row in map(asdict, found)])
+    return found, failed
+
+
+def tell_failed(failed: Sequence[str]) -> int:
+    """A line for each program that was refused; the exit status."""
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
-    files.write_json(args, [{**row.pop("which"), **row} for row in map(asdict, found)])
     return 1 if failed else 0
 
 
@@ -67,6 +85,7 @@ def compile_one(
     *,
     profile: bool = False,
     options: Mapping[str, Any] | None = None,
+    cache: str | None = None,
 ) -> tuple[Found, overlap.Program]:
     """What is found of a program, and the program.
 
@@ -75,24 +94,15 @@ def compile_one(
         make: the program of it.
         profile: whether to take times from the static profile.
         options: of the compiler, beside those that the algorithm stands for.
+        cache: a folder of compiled programs; see `benchmarks.cached`.
 
     Raises:
         Exception: what JAX and the compiler raise.
     """
     function, operands = make(**which)
     topology = which["topology"]
-    compiling = partial(
-        overlap.compile_for,
-        topology,
-        function,
-        *operands,
-        compiler_options={**tuning(topology, which["algorithm"]), **(options or {})},
-    )
-    start = time.perf_counter()
-    program = compiling()
-    seconds = time.perf_counter() - start
-    if profile:
-        program = compiling(profile=True)
+    every = {**tuning(topology, which["algorithm"]), **(options or {})}
+    program, seconds = cached.compiled(cache, topology, function, operands, every, profile)
     seen = overlap.report(program)
     micro = 1e6
     found = Found(
@@ -111,11 +121,12 @@ def compile_one(
 
 
 def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Found:
-    found, program = compile_one(which, make, profile=args.profile, options=dict(args.option))
+    found, program = compile_one(
+        which, make, profile=args.profile, options=dict(args.option), cache=args.cache
+    )
     if args.draw and found.timed:
         name = "-".join(which.values())
         Path(args.draw).mkdir(parents=True, exist_ok=True)
-        overlap.report(program).draw(
-            Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png"
-        )
+        path = Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png"
+        overlap.report(program).draw(path)
     return found

@@ -15,19 +15,15 @@ GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them
 """
 
 import argparse
-from collections.abc import Callable
 
-from benchmarks import compiled, formulations, options
+from benchmarks import compiled, formulations, grid, halves, options
 from benchmarks.programs import (
     BUILT_IN,
     DIRECTIONS,
     FORMS,
     OURS,
     algorithms_of,
-    program,
-    with_gradient,
 )
-from ringcoll import overlap
 
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
 SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
@@ -36,8 +32,9 @@ SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, and where to write what is found."""
     add, listed = parser.add_argument, options.listed
-    add("--topology", default=",".join(TOPOLOGIES), metavar="LIST", help="such as v5e:4x2, h200:8")
-    add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
+    add("--topology", metavar="LIST", help="such as v5e:4x2, h200:8")
+    forms = (*FORMS, *halves.FORMS)
+    add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -55,16 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--shape",
         type=options.shapes(3),
-        default=",".join(SHAPES),
         metavar="LIST",
         help="m x k x f",
     )
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
+    grid.add_arguments(parser)
     compiled.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile every program, and print a table."""
+    """Compile every program, and print a table, or write the page of a grid."""
+    if args.grid:
+        return grid.run(args)
+    args.form = args.form or [*FORMS]
     if args.formulations:
         args.algorithm, args.direction = [*BUILT_IN, *formulations.NAMES], ["forward"]
         args.form = [form for form in args.form if form in formulations.FORMS]
@@ -76,18 +76,10 @@ def run(args: argparse.Namespace) -> int:
             "shape": shape,
             "algorithm": algorithm,
         }
-        for topology in args.topology.split(",")
+        for topology in (args.topology or ",".join(TOPOLOGIES)).split(",")
         for form in args.form
         for direction in args.direction
-        for shape in args.shape.split(",")
+        for shape in (args.shape or ",".join(SHAPES)).split(",")
         for algorithm in algorithms_of(form, args.algorithm)
     ]
-    return compiled.compile_all(args, todo, program_of)
-
-
-def program_of(
-    topology: str, form: str, direction: str, shape: str, algorithm: str
-) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operands."""
-    function, operands = program(form, shape, algorithm, overlap.mesh(topology))
-    return with_gradient(function) if direction == "both" else function, operands
+    return compiled.compile_all(args, todo, grid.program)

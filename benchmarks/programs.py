@@ -71,6 +71,14 @@ FORMS = {
         travels=2,
         has_residuals=False,
     ),
+    "contraction_gather": Form(
+        lambda m, k, f: ((m, k), (k, f)),
+        (P(None, "x"), P(None, "x")),
+        P(None, "x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **how),
+        lambda x, w: lax.all_gather(x, "x", axis=1, tiled=True) @ w,
+        travels=0,
+    ),
     "weight_gather": Form(
         lambda m, k, f: ((8 * m, k), (k, f)),
         (P("x"), P("x")),
@@ -92,7 +100,8 @@ FORMS = {
 
 def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
     """Those that make a program of their own of a form."""
-    return [name for name in names if FORMS[form].has_residuals or "/regather" not in name]
+    has_residuals = form not in FORMS or FORMS[form].has_residuals
+    return [name for name in names if has_residuals or "/regather" not in name]
 
 
 def program(

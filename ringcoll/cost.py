@@ -2,13 +2,13 @@
 
 `seconds` multiplies the counts of `ringcoll.pricing` with a `Model`, `seconds_on_hosts` with
 two; `fastest` says which of several takes least at which size; `fit` finds the model of a
-machine from what was measured on it; `hidden_seconds` and `bare_seconds` price a
-collective with a matmul, under it and beside it.
+machine from what was measured on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import isqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,9 +24,13 @@ class Model:
     """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
 
     alpha is paid for the `startups` of a price: messages that leave by different ports at once
-    share one, and what goes far pays one for every link. delta is the seconds of a
-    floating-point operation of a matmul; axes are those of the torus, or the grid, that the
-    links make; a switch has none.
+    share one, and what goes far pays one for every link. axes are those of the torus, or the
+    grid, that the links make; a switch has none. all_reduces is from how many ranks on the
+    built-in reduce-scatter is an all-reduce, 0 for never.
+
+    Of a matmul, delta is the seconds of a floating-point operation, start those that it takes
+    beside its operations, far and near those in which it reads a byte of the main memory and of
+    the memory beside the core, which holds near_bytes.
     """
 
     alpha: float
@@ -34,11 +38,20 @@ class Model:
     gamma: float
     delta: float = 0.0
     axes: int = 1
+    start: float = 0.0
+    far: float = 0.0
+    near: float = 0.0
+    near_bytes: float = 0.0
+    all_reduces: int = 0
 
     @property
     def memory(self) -> float:
         """Seconds a byte read or written: a byte added is two read and one written."""
         return self.gamma / 3
+
+    def holds(self, size: float) -> bool:
+        """Whether so many bytes stay in the memory beside the core."""
+        return size <= self.near_bytes
 
 
 def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: float = 1) -> float:
@@ -158,9 +171,24 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     return Model(alpha, beta, gamma), float(np.median(abs(scaled @ best - 1)))
 
 
-def _tpu(link: float, memory: float, flops: float, axes: int) -> Model:
-    """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul."""
-    return Model(1e-6, 1 / link, 3 / memory, 1 / flops, axes)
+def _tpu(
+    link: float,
+    memory: float,
+    flops: float,
+    axes: int,
+    share: float,
+    near: float,
+    near_mib: int,
+    all_reduces: int = 0,
+) -> Model:
+    """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul.
+
+    Then the share of the memory's rate at which a matmul reads it, the bytes a second of the
+    memory beside the core, and how many MiB it holds.
+    """
+    near_bytes, start = near_mib * 2**20, 3e-6
+    rates = (1 / link, 3 / memory, 1 / flops)
+    return Model(1e-6, *rates, axes, start, 1 / (share * memory), 1 / near, near_bytes, all_reduces)
 
 
 #: Modelled, not measured: 1 us a message and link (an assumption); a link
@@ -170,10 +198,10 @@ def _tpu(link: float, memory: float, flops: float, axes: int) -> Model:
 #: the `network` of the torus.
 DEVICES: Mapping[str, Model] = MappingProxyType(
     {
-        "v5e": _tpu(45e9, 810e9, 197e12, 2),
-        "v5p": _tpu(90e9, 2760e9, 459e12, 3),
-        "v6e": _tpu(90e9, 1640e9, 918e12, 2),
-        "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3),
+        "v5e": _tpu(45e9, 810e9, 197e12, 2, 0.73, 5.1e12, 112, all_reduces=16),
+        "v5p": _tpu(90e9, 2760e9, 459e12, 3, 0.58, 5.1e12, 48, all_reduces=8),
+        "v6e": _tpu(90e9, 1640e9, 918e12, 2, 0.84, 6.1e12, 112, all_reduces=16),
+        "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3, 0.68, 6.1e12, 48),
     }
 )
 
@@ -210,41 +238,6 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The matmuls beside a collective: their FLOPs, and, if they are cut into pieces, the
-    bytes of memory that adding partial results moves in each round."""
-
-    flops: float
-    bytes_a_round: float = 0.0
-
-
-def hidden_seconds(work: Work, shard_bytes: float, ranks: int, model: Model) -> float:
-    """Seconds of a collective under its matmul, which is cut into as many pieces as ranks.
-
-    A piece is multiplied while a bidirectional ring does a round; the first or the last alone.
-
-    Args:
-        work: of the whole.
-        shard_bytes: what a round carries, half of it each way.
-        ranks: n.
-        model: of the machine.
-    """
-    piece = work.flops * model.delta / ranks + work.bytes_a_round * model.memory
-    hop = model.alpha + model.beta * shard_bytes / 2
-    return piece + (ranks - 1) * max(piece, hop)
-
-
-def bare_seconds(work: Work, shard_bytes: float, ranks: int, model: Model, links: int = 2) -> float:
-    """Seconds of the matmul whole, before or after its collective, which takes no latency.
-
-    Args:
-        work, shard_bytes, ranks, model: as for `hidden_seconds`.
-        links: how many the collective comes in by at once.
-    """
-    return work.flops * model.delta + (ranks - 1) * model.beta * shard_bytes / links
-
-
 def links(ranks: int, model: Model) -> int:
     """By how many links all of a slice of so many devices can get what is sent to them.
 
@@ -253,3 +246,13 @@ def links(ranks: int, model: Model) -> int:
     """
     closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
     return model.axes * (1 + closed)
+
+
+def scatter_links(ranks: int, model: Model) -> float:
+    """The same of a built-in reduce-scatter: half as many where XLA makes it an all-reduce.
+
+    So it does from `Model.all_reduces` ranks on; in a grid, if it is as long as it is wide.
+    """
+    is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
+    twice = is_square and 0 < model.all_reduces <= ranks
+    return links(ranks, model) / (1 + twice)

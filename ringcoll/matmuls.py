@@ -5,13 +5,14 @@ w: [k/n, f] make [m/n, f] without the sum ever being held whole. By which algori
 travel is said as for the collectives (see `ringcoll.lax`): "auto", the name of a gather in
 `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather, then
 multiply; multiply, then scatter). "auto" is "bidirectional_ring", half of the payload each
-way round, or "lax", whichever `ringcoll.cost` has quicker for these shapes on the devices of
-the mesh (`hidden_seconds` against `bare_seconds`): "lax" for small matmuls, whose hops are all
-latency, and where products would be added up in large results (shard w by columns rather than
-rows). Of several products, those that would be added up in large results may be made once, of
-the whole gathered factor, after the others. On GPUs it is "ring" in place of the first, as their
-compiler keeps one permute in flight at a time. On CPU it is "lax" within a process, whose devices
-share what they compute with, and between processes "ring" where a model of them has it quicker.
+way round, or "lax", whichever `ringcoll.matmul_cost` has quicker for these shapes on the devices
+of the mesh (`hidden_seconds` against `bare_seconds`): "lax" for small matmuls, whose hops are all
+latency, for few rows, because each round reads w again, and where products would be added up in
+large results (shard w by columns rather than rows). Of several products, those that would be
+added up in large results may be made once, of the whole gathered factor, after the others. On GPUs
+it is "ring" in place of the first, as their compiler keeps one permute in flight at a time. On CPU
+it is "lax" within a process, whose devices share what they compute with, and between processes
+"ring" where a model of them has it quicker.
 
 Below, n is the number of ranks over `axis_name`. All have derivatives of every order that
 overlap as well; forward mode (`jvp`) is refused by JAX, as for every `custom_vjp`.

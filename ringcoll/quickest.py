@@ -1,4 +1,4 @@
-"""What "auto" is for a matmul with a collective: the form that `ringcoll.cost` has quickest.
+"""What "auto" is for a matmul with a collective: the form that `ringcoll.matmul_cost` has quickest.
 
 Either the collective runs under the products, in as many rounds as ranks, or it runs beside
 them as the built-in does. (For a collective by itself, "auto" is what `ringcoll.table`
@@ -6,17 +6,21 @@ has: there is nothing to weigh it against but what was measured.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.cost import DEVICES, KINDS, Model, Work, bare_seconds, hidden_seconds, links
+from ringcoll.cost import DEVICES, KINDS, Model, links, scatter_links
 from ringcoll.labels import Gather, Scatter
+from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds, piece_seconds
 from ringcoll.strict import version
 from ringcoll.table import LAX
 
 #: By which a collective is hidden: half of each shard goes round either way.
 HIDDEN = "bidirectional_ring"
+#: By how much that has to be the quicker one: compilers hide a little less than there is to hide.
+SURE = 1.04
 #: What is better there. The devices of a CPU share what they compute with. The scheduler for
 #: GPUs keeps one permute in flight: of two directions, one would be bare.
 BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
@@ -49,17 +53,17 @@ def to_gather(
     works = _works(gather, x, others, ranks)
 
     def hidden(early: Sequence[int]) -> float:
-        late = sum(works[i].flops for i in every if i not in early)
-        under = hidden_seconds(_sum(works[i] for i in early), _bytes(x), ranks, model)
-        return under + late * model.delta
+        late = sum(piece_seconds(works[i], 1, model, False) for i in every if i not in early)
+        under = _sum(works[i] for i in early)
+        return late + hidden_seconds(under, _bytes(x), ranks, model, gathers=True)
 
     every = range(len(works))
-    placed = [i for i in every if not works[i].bytes_a_round]
-    bare = bare_seconds(_sum(works), _bytes(x), ranks, model, links(ranks, model))
+    placed = [i for i in every if not works[i].added]
+    bare = bare_seconds(_sum(works), _bytes(x), ranks, model, links(ranks, model), gathers=True)
     _, algorithm, early = min(
         (bare, LAX, every),
-        (hidden(every), HIDDEN, every),
-        (hidden(placed), HIDDEN, placed),
+        (SURE * hidden(every), HIDDEN, every),
+        (SURE * hidden(placed), HIDDEN, placed),
         key=lambda choice: choice[0],
     )
     return algorithm, tuple(i for i in every if i not in early)
@@ -113,18 +117,25 @@ def joining(
     """How what comes in one round by several lanes is multiplied: "apart", "fused" or "copied".
 
     Compilers take it that one matmul covers a hop, and start the hops late if there are two.
-    Apart, where one is too short for that, the rest of the hop is exposed. Fused, parts are put
-    together within the matmul, which costs it an eighth of its time, more or less. Copied, they
-    are put together before.
+    Apart, where one is too short for that, the rest of the hop is exposed, and where the memory
+    is what it waits for, the other factors are read twice. Fused, parts are put together within
+    the matmul, which costs it an eighth of its time, more or less. Copied, they are put together
+    before.
     """
     if not _are_known(x, *others):
         return "fused"
     work = _sum(_works(gather, x, others, ranks))
-    piece = work.flops * model.delta / ranks
-    hop = model.alpha + model.beta * _bytes(x) / lanes
-    costs = {"fused": piece / 8, "copied": 2 * _bytes(x) * model.memory}
-    if not work.bytes_a_round:  # or sums would be added to once for each lane
-        costs["apart"] = hop - piece / lanes
+
+    def piece(share: float) -> float:
+        return piece_seconds(work, share / ranks, model, model.holds(work.again))
+
+    costs = {
+        "fused": piece(1) + work.flops * model.delta / ranks / 8,
+        "copied": piece(1) + 2 * _bytes(x) * model.memory,
+    }
+    if not work.added:  # or sums would be added to once for each lane
+        hop = model.alpha + model.beta * _bytes(x) / lanes
+        costs["apart"] = lanes * piece(1 / lanes) + max(0, hop - piece(1 / lanes))
     return min(costs, key=lambda how: costs[how])
 
 
@@ -135,15 +146,22 @@ def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Wo
     works = []
     for p, other in zip(gather.products, others, strict=True):
         sizes = whole | dict(zip(p.other, other.shape, strict=True))
-        added = 0 if gather.label in p.out else prod(sizes[of] for of in p.out) * p.dtype.itemsize
-        # The product is written and read, the sum is read and written.
-        works.append(Work(2 * prod(sizes.values()), 4 * added))
+        result = prod(sizes[of] for of in p.out) * p.dtype.itemsize
+        is_placed, is_sliced = gather.label in p.out, gather.label in p.other
+        works.append(
+            Work(
+                flops=2 * prod(sizes.values()),
+                # The product is written and read, the sum is read and written.
+                added=0 if is_placed else 4 * result,
+                once=ranks * _bytes(x) + is_placed * result + is_sliced * _bytes(other),
+                again=0 if is_sliced else _bytes(other),
+            )
+        )
     return works
 
 
 def _sum(works: Iterable[Work]) -> Work:
-    flops, moved = zip((0, 0), *((w.flops, w.bytes_a_round) for w in works), strict=True)
-    return Work(sum(flops), sum(moved))
+    return Work(*map(sum, zip((0, 0, 0, 0), *map(astuple, works), strict=True)))
 
 
 def _bytes(x: Any) -> int:
@@ -155,24 +173,24 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
     work, block = _summed(scatter, pairs, ranks)
-    hidden, bare = (of(work, block, ranks, model) for of in (hidden_seconds, bare_seconds))
-    return HIDDEN if hidden < bare else LAX
+    hidden = hidden_seconds(work, block, ranks, model)
+    bare = bare_seconds(work, block, ranks, model, scatter_links(ranks, model))
+    return HIDDEN if SURE * hidden < bare else LAX
 
 
 def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
     """What a sum of products is, and the bytes of a rank's block of it."""
-    flops, block = 0, 0
+    flops, block, once, again = 0, 0, 0, 0
     for (a, b), pair in zip(scatter.terms, pairs, strict=True):
-        sizes = {
-            of: size
-            for labels, x in zip((a, b), pair, strict=True)
-            for of, size in zip(labels, x.shape, strict=True)
-        }
+        sizes: dict[str, int] = {}
+        for labels, x in zip((a, b), pair, strict=True):
+            sizes |= zip(labels, x.shape, strict=True)
+            is_sliced = scatter.label in labels
+            once, again = once + is_sliced * _bytes(x), again + (not is_sliced) * _bytes(x)
         flops += 2 * prod(sizes.values())
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
-    # What came and what was made of it are read, and their sum is written. (Beside it, two links:
-    # on most topologies XLA scatters by an all-reduce, which uses more, and sends twice as much.)
-    return Work(flops, 3 * block), block
+    # What came and what was made of it are read, and their sum is written.
+    return Work(flops, 3 * block, once + ranks * block, again), block
 
 
 def _are_known(*arrays: Any) -> bool:

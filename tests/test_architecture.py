@@ -27,6 +27,7 @@ ORDER = (
     "formulas",
     "precision",
     "cost",
+    "matmul_cost",
     "files",
     "strict",
     "bounds",

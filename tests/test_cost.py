@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.cost import DEVICES, Model, Sample, Work, bare_seconds, fit, hidden_seconds, links
+from ringcoll.cost import DEVICES, Model, Sample, fit, links, scatter_links
 from ringcoll.cost import seconds as modelled
+from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
 from ringcoll.pricing import price
 
 
@@ -113,6 +114,25 @@ def test_a_collective_under_its_matmul_takes_the_longer_of_the_two_a_round():
     assert bare_seconds(Work(80), 12, 8, machine, links=3) == 80 + 7 * 4
 
 
+def test_a_matmul_takes_as_long_as_its_operations_or_as_the_memory():
+    machine = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=4, near=2, near_bytes=9)
+    assert hidden_seconds(Work(80), 10, 8, machine) == 8 * (2 + 10)
+    assert hidden_seconds(Work(80, once=40), 10, 8, machine) == 8 * 20  # an eighth is read a round
+    assert bare_seconds(Work(80, once=40), 10, 8, machine) == 160 + 7 * 5
+    # What is read again is held after the first round, or it is read from afar in each.
+    assert hidden_seconds(Work(80, again=9), 10, 8, machine) == 4 * 9 + 7 * 18
+    assert hidden_seconds(Work(80, again=10), 10, 8, machine) == 8 * 40
+    assert bare_seconds(Work(8, again=9), 10, 8, machine) == 9 + 18 + 7 * 5
+    assert bare_seconds(Work(8, again=10), 10, 8, machine) == 40 + 7 * 5
+    # A gather fills the memory meanwhile, or before it is cut.
+    assert bare_seconds(Work(8, again=9), 10, 8, machine, gathers=True) == 7 * 5 + 18
+    assert bare_seconds(Work(8, again=9), 1, 8, machine, gathers=True) == 9 + 18
+    assert hidden_seconds(Work(80, again=9), 10, 8, machine, gathers=True) == 9 + 8 * 18
+    # Sums that are held beside it are added to there.
+    assert hidden_seconds(Work(80, added=3, again=6), 10, 8, machine) == 24 + 7 * 12 + 8 * 6
+    assert hidden_seconds(Work(80, added=4, again=6), 10, 8, machine) == 24 + 7 * 12 + 8 * 4
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "expected"),
     [("v5e", 8, 2), ("v5e", 256, 4), ("v5p", 8, 3), ("v5p", 64, 6), ("v6e", 64, 2)],
@@ -120,3 +140,16 @@ def test_a_collective_under_its_matmul_takes_the_longer_of_the_two_a_round():
 def test_links_by_which_all_of_a_slice_are_reached(name, ranks, expected):
     assert links(ranks, DEVICES[name]) == expected
     assert links(ranks, Model(1, 1, 1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "expected"),
+    [
+        *(("v5e", 8, 2), ("v5e", 16, 1), ("v5e", 32, 2), ("v5e", 64, 1), ("v5e", 256, 2)),
+        *(("v6e", 8, 2), ("v6e", 16, 1), ("v5p", 4, 3), ("v5p", 8, 1.5), ("v5p", 64, 3)),
+        *(("tpu7x", 8, 3), ("tpu7x", 32, 3)),
+    ],
+)
+def test_links_of_a_scatter_that_is_an_all_reduce(name, ranks, expected):
+    """Compiled by libtpu 0.0.52: the slices that are as long as they are wide, and v5p's."""
+    assert scatter_links(ranks, DEVICES[name]) == expected

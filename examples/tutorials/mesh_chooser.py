@@ -10,8 +10,8 @@ Llama 3 8B), trained by Adam in bfloat16 with float32 weights; what is assumed:
   once more for the gradient: 4 forward passes' work;
 - `model` and `data` are closed rings of the torus, of links as in `ringcoll.cost.DEVICES`;
 - over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
-  collective under its product, or beside it where that is quicker (`cost.hidden_seconds`,
-  `cost.bare_seconds`);
+  collective under its product, or beside it where that is quicker (`hidden_seconds`, `bare_seconds`
+  of `ringcoll.matmul_cost`);
 - over `data`, gradients are summed in float32 by "bidirectional_ring" after the step, exposed; with
   --fsdp weights are gathered and gradients scattered under the products of the block beside;
 - a device holds 16 bytes a weight (weight, two moments, gradient), bfloat16 weights, the inputs of
@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from examples.tutorials.shared import show
-from ringcoll.cost import DEVICES, Model, Work, bare_seconds, hidden_seconds, links, seconds
+from ringcoll.cost import DEVICES, Model, links, seconds
+from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
 from ringcoll.pricing import price
 
 #: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ringcoll.cost import Model, Work, bare_seconds, hidden_seconds
+from ringcoll.cost import Model
+from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.costs import Costs
 from ringcoll.overlap.hlo import Computation, Instruction, Module

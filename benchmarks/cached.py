@@ -1,0 +1,86 @@
+"""Compiled programs that are kept in a folder: what is there is not compiled again.
+
+The key of a program is what it is compiled from: the program as JAX lowers it, the compiler and
+its options, the topology and the order of its devices. So no program is taken for another, and
+programs that are the same by any name are compiled once. What they cost is not kept, but read
+off their text again.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ringcoll import overlap
+from ringcoll.files import write
+from ringcoll.overlap.program import program_of
+
+
+def versions() -> dict[str, str]:
+    """Those of JAX and of the TPU compiler, "none" where that is not installed."""
+    try:
+        compiler = version("libtpu")
+    except PackageNotFoundError:
+        compiler = "none"
+    return {"jax": jax.__version__, "libtpu": compiler}
+
+
+def compiled(
+    folder: str | None,
+    topology: str,
+    function: Callable,
+    operands: tuple,
+    options: Mapping[str, Any],
+    profile: bool,
+) -> tuple[overlap.Program, float]:
+    """A program, and the seconds that it took to compile.
+
+    Args:
+        folder: where programs are kept; None keeps none.
+        topology, function, operands, options, profile: as for `overlap.compile_for`.
+    """
+    path = None
+    if folder is not None:
+        key = _key(topology, function, operands, options, profile)
+        path = Path(folder) / f"{key}.json.gz"
+        if path.exists():
+            kept = json.loads(gzip.decompress(path.read_bytes()))
+            program = overlap.Program(**kept["program"])
+            return program_of(program, mesh=_mesh_of(operands)), kept["seconds"]
+    start = time.perf_counter()
+    program = overlap.compile_for(topology, function, *operands, compiler_options=options)
+    seconds = time.perf_counter() - start
+    if profile:
+        program = overlap.compile_for(
+            topology, function, *operands, compiler_options=options, profile=True
+        )
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Where its ranks are is read off the mesh again.
+        kept = {"program": asdict(replace(program, network=None)), "seconds": seconds}
+        write(path, gzip.compress(json.dumps(kept).encode()))
+    return program, seconds
+
+
+def _key(
+    topology: str, function: Callable, operands: tuple, options: Mapping[str, Any], profile: bool
+) -> str:
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    mesh = _mesh_of(operands)
+    compiler = {**versions(), "flags": os.environ.get("LIBTPU_INIT_ARGS", ""), **options}
+    devices = [device.id for device in mesh.devices.flat]
+    of = [topology, devices, sorted(compiler.items()), profile, jitted.lower(*operands).as_text()]
+    return hashlib.sha256(json.dumps(of, default=str).encode()).hexdigest()[:32]
+
+
+def _mesh_of(operands: tuple) -> Any:
+    """The mesh of operands."""
+    return jax.tree.leaves(operands)[0].sharding.mesh

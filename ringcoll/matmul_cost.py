@@ -1,0 +1,90 @@
+"""What a matmul with a collective costs in seconds: the collective under it, or beside it.
+
+`hidden_seconds` against `bare_seconds` is what `"auto"` goes by. A matmul takes as long as its
+operations, or as the memory that it reads. A collective that is hidden cuts the matmul into as
+many pieces as ranks, and each piece reads the factor that stays: at few rows that takes longer
+than the wire. Rates, and what compilers keep in the memory beside the core, are those of the
+`Model`; compiled programs of 128 to 8,192 rows take what is said here within a tenth, but for
+the cells that `benchmarks/grid.md` marks.
+"""
+
+from dataclasses import dataclass
+
+from ringcoll.cost import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The matmuls beside a collective: their FLOPs, and the bytes of memory that they move.
+
+    Attributes:
+        flops: of the whole.
+        added: if they are cut into pieces, what adding partial results moves each round.
+        once: what is read or written once, whether they are cut or not.
+        again: factors that the whole reads once, and every piece reads whole.
+    """
+
+    flops: float
+    added: float = 0.0
+    once: float = 0.0
+    again: float = 0.0
+
+
+def hidden_seconds(
+    work: Work, shard_bytes: float, ranks: int, model: Model, gathers: bool = False
+) -> float:
+    """Seconds of a collective under its matmul, which is cut into as many pieces as ranks.
+
+    A piece is multiplied while a bidirectional ring does a round; the first or the last alone.
+
+    Args:
+        work: of the whole.
+        shard_bytes: what a round carries, half of it each way.
+        ranks: n.
+        model: of the machine.
+        gathers: whether the matmul takes what the collective brings. Compilers then fill the
+            memory beside the core with what is read again before the first piece, if it fits.
+            Else the first piece reads the main memory, and the others find it there.
+    """
+    fills = gathers and model.holds(work.again)
+    added = work.added * (model.near if model.holds(work.again + work.added) else model.memory)
+    first = fills * work.again * model.memory + piece_seconds(work, 1 / ranks, model, fills)
+    piece = piece_seconds(work, 1 / ranks, model, model.holds(work.again))
+    hop = model.alpha + model.beta * shard_bytes / 2
+    return first + added + (ranks - 1) * max(piece + added, hop)
+
+
+def piece_seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
+    """Seconds of a share of the matmuls: of its operations or of what it reads, the longer.
+
+    Args:
+        work: of the whole.
+        share: how much of it.
+        model: of the machine.
+        is_near: whether what is read again is in the memory beside the core.
+    """
+    reading = work.once * share * model.far + work.again * (model.near if is_near else model.far)
+    return max(model.start + work.flops * share * model.delta, reading)
+
+
+def bare_seconds(
+    work: Work,
+    shard_bytes: float,
+    ranks: int,
+    model: Model,
+    links: float = 2,
+    gathers: bool = False,
+) -> float:
+    """Seconds of the matmul whole, before or after its collective, which takes no latency.
+
+    Args:
+        work, shard_bytes, ranks, model, gathers: as for `hidden_seconds`. The memory beside the
+            core is filled while a gather is under way.
+        links: how many the collective comes in by at once.
+    """
+    wire = (ranks - 1) * model.beta * shard_bytes / links
+    fills = model.holds(work.again)
+    filling = fills * work.again * model.memory
+    return (max(wire, filling) if gathers else wire + filling) + piece_seconds(
+        work, 1, model, fills
+    )
