@@ -51,13 +51,13 @@ def _gathered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: bo
 
     def multiplied(i, pieces, out):
         for lane, y in enumerate(_products(pieces, w, joined)):
-            at = _rank(-i if lane == 0 else i) * lanes * rows + lane * rows
+            at = rank_after(-i if lane == 0 else i) * lanes * rows + lane * rows
             out = lax.dynamic_update_slice_in_dim(out, y, at, 0)
         return out
 
     def step(i, state):
         pieces, out = state
-        coming = [_hop(piece, 1 - 2 * lane) for lane, piece in enumerate(pieces)]
+        coming = [hop(piece, 1 - 2 * lane) for lane, piece in enumerate(pieces)]
         state = coming, multiplied(i, pieces, out)
         return lax.optimization_barrier(state) if tied else state
 
@@ -72,13 +72,15 @@ def _scattered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: b
 
     def made(i, w):
         """This rank's products for the blocks whose sums it adds to in round i."""
-        places = [_rank(-1 - i if lane == 0 else 1 + i) * lanes + lane for lane in range(lanes)]
+        places = [
+            rank_after(-1 - i if lane == 0 else 1 + i) * lanes + lane for lane in range(lanes)
+        ]
         pieces = [lax.dynamic_slice_in_dim(x, at * rows, rows, 0) for at in places]
         return _products(pieces, w, joined)
 
     def step(i, state):
         sums, w = state
-        came = [_hop(y, 1 - 2 * lane) for lane, y in enumerate(sums)]
+        came = [hop(y, 1 - 2 * lane) for lane, y in enumerate(sums)]
         state = [a + b for a, b in zip(came, made(i + 1, w), strict=True)], w
         return lax.optimization_barrier(state) if tied else state
 
@@ -100,10 +102,12 @@ def _turns(turns: int, step: Callable, state, loop: bool):
     return state
 
 
-def _rank(further) -> Array:
+def rank_after(further) -> Array:
+    """The number of the rank so much further round."""
     return (lax.axis_index("x") + further) % lax.axis_size("x")
 
 
-def _hop(x: Array, shift: int) -> Array:
+def hop(x: Array, shift: int) -> Array:
+    """x from the rank `shift` before this one."""
     n = lax.axis_size("x")
     return lax.ppermute(x, "x", [(rank, (rank + shift) % n) for rank in range(n)])

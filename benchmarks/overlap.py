@@ -8,6 +8,7 @@ GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
   .../tuned  with the options of the compiler that were found to matter
   1lane...   the ring written in another way: see `benchmarks.formulations`
+  notebook, looped, columns, adding: the rings of others: see `benchmarks.rivals`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
@@ -16,7 +17,7 @@ GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them
 
 import argparse
 
-from benchmarks import compiled, formulations, grid, halves, options
+from benchmarks import compiled, formulations, grid, halves, options, rivals
 from benchmarks.programs import (
     BUILT_IN,
     DIRECTIONS,
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--algorithm",
-        type=listed(*known, *formulations.NAMES),
+        type=listed(*known, *rivals.RIVALS, *formulations.NAMES),
         default=",".join(known),
         metavar="LIST",
         help=f"{', '.join(known)}, or of --formulations",
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--formulations",
         action="store_true",
-        help="in place of ours, the same ring written in many ways, forward",
+        help="beside ours, the same ring written in many ways, and those of others, forward",
     )
     add(
         "--shape",
@@ -66,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
         return grid.run(args)
     args.form = args.form or [*FORMS]
     if args.formulations:
-        args.algorithm, args.direction = [*BUILT_IN, *formulations.NAMES], ["forward"]
-        args.form = [form for form in args.form if form in formulations.FORMS]
+        args.algorithm = ["auto", *BUILT_IN, *rivals.RIVALS, *formulations.NAMES]
+        args.direction = ["forward"]
+        args.form = [form for form in args.form if form in rivals.RIVALS["notebook"]]
     todo = [
         {
             "topology": topology,

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks import formulations
+from benchmarks.rivals import ARRANGED, RIVALS
 from ringcoll.overlap import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
@@ -101,7 +102,13 @@ FORMS = {
 def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
     """Those that make a program of their own of a form."""
     has_residuals = form not in FORMS or FORMS[form].has_residuals
-    return [name for name in names if has_residuals or "/regather" not in name]
+    return [
+        name
+        for name in names
+        if (has_residuals or "/regather" not in name)
+        and (name not in formulations.NAMES or form in formulations.FORMS)
+        and (name not in RIVALS or form in RIVALS[name])
+    ]
 
 
 def program(
@@ -122,10 +129,21 @@ def program(
         function = form.plain
     elif algorithm in formulations.NAMES:
         function = formulations.formulation(name, algorithm)
+    elif algorithm in RIVALS:
+        function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
     else:
         how = options_of(algorithm)
         function = lambda x, w: form.ours(x, w, **how)  # noqa: E731
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
+
+
+def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any]:
+    """The operands of a rival as it takes them."""
+    spec = FORMS[name].ins[1]
+    change = ARRANGED.get((rival, name), lambda w: w)
+    made = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
+    place = NamedSharding(mesh, spec)
+    return x, jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=place), made)
 
 
 def options_of(algorithm: str) -> dict[str, str]:

@@ -68,16 +68,20 @@ def gather(
         origins = [order.in_turn(ranks.origin(key.offset), before) for key in came]
         return [Shard(held[k], at, k.lane) for k, at in zip(came, origins, strict=True)]
 
-    for start, stop in stretches(schedule, UNROLL_UP_TO):
+    for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         moves = schedule.rounds[start]
         messages = [message(held, keys_sent(m)) for m in moves]
-        arriving = ranks.hops(f"round {start + 1}", moves, [order.late(x) for x in messages])
-        carry = visit(carry, shards())
-        before = messages
+        first = start  # of the loop: what all of its rounds send is what the one before brought
+        all_sent = [key for move in moves for key in keys_sent(move)]
+        if stop - start == 1 or not order.gathers_in_one_loop or came != all_sent:
+            first += 1
+            sent = [order.late(x) for x in messages]
+            arriving = ranks.hops(f"round {first}", moves, sent)
+            carry = visit(carry, shards())
         if stop - start > 1:
-            carry, arriving = _gather_loop(
-                schedule, ranks, (start, stop), arriving, visit, carry, held
-            )
+            last, stretch = messages if first == start else arriving, (first, stop)
+            carry, arriving = _gather_loop(schedule, ranks, stretch, last, visit, carry, held)
+        before = messages
         carry, arriving = order.tied((carry, arriving))
         came = []
         for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
@@ -96,7 +100,7 @@ def _gather_loop(
     carry: Carry,
     held: dict[Key, Array],
 ) -> tuple[Carry, list[Array]]:
-    """The rounds of a stretch after its first: visit what came last, and forward it.
+    """Rounds of a stretch: visit what came last, which the first of them sends, and forward it.
 
     Returns the carry and what the last round brought; what an earlier one brought is put
     into `held` if it is sent once more.
@@ -104,28 +108,26 @@ def _gather_loop(
     start, stop = stretch
     moves = schedule.rounds[start]
     again = {k for later in schedule.rounds[stop:] for m in later for k in keys_sent(m)}
-    came = [
-        k for r in schedule.rounds[start : stop - 1] for m in r for k in keys_arrived(schedule, m)
-    ]
+    came = [k for r in schedule.rounds[start:stop] for m in r for k in keys_sent(m)]
     keep = not again.isdisjoint(came)
 
     def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
         carry, last = state
-        arriving = ranks.hops(f"rounds {start + 2} to {stop}", moves, last)
+        arriving = ranks.hops(f"rounds {start + 1} to {stop}", moves, last)
         shards = [
             Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane)
             for m, x in zip(moves, last, strict=True)
-            for j, (lane, offset) in enumerate(keys_arrived(schedule, m))
+            for j, (lane, offset) in enumerate(keys_sent(m))
         ]
         return (visit(carry, shards), arriving), last if keep else None
 
     (carry, arriving), stacks = lax.scan(
-        body, (carry, last), jnp.arange(stop - 1 - start, dtype=jnp.int32)
+        body, (carry, last), jnp.arange(stop - start, dtype=jnp.int32)
     )
     if keep:  # a later round sends them once more
-        for i, moves in enumerate(schedule.rounds[start : stop - 1]):
+        for i, moves in enumerate(schedule.rounds[start:stop]):
             for move, stack in zip(moves, stacks, strict=True):
-                held.update(zip(keys_arrived(schedule, move), stack[i], strict=True))
+                held.update(zip(keys_sent(move), stack[i], strict=True))
     return carry, arriving
 
 

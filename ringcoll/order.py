@@ -28,6 +28,8 @@ T = TypeVar("T")
 class Order:
     """Of operations that nothing needs to be known about: there is no work to hide under."""
 
+    #: Whether rounds of a gather that only forward are one loop, the first visit with them.
+    gathers_in_one_loop = False
     #: Whether the rounds of a reduce may be written out.
     may_unroll = True
     #: Whether a buffer of results is made of the first one.
@@ -63,6 +65,19 @@ class Beforehand(Order):
 
     def tied(self, values: T) -> T:
         return lax.optimization_barrier(values)
+
+
+class Summing(Beforehand):
+    """By a compiler, of a gather whose products are added up: in a loop and without barriers.
+
+    So the compiler makes one matmul of a product and its addition to the sum, which stays where
+    it is. Written out, or behind a barrier, the sum is copied in every round.
+    """
+
+    gathers_in_one_loop = True
+
+    def tied(self, values: T) -> T:
+        return values
 
 
 class WhenReady(Order):
@@ -111,11 +126,13 @@ def _bits(x: Array) -> Array:
     return (x != 0).astype(jnp.int32)
 
 
-def order_of_work() -> Order:
-    """On the mesh that is traced for."""
+def order_of_work(*, sums: bool = False) -> Order:
+    """On the mesh that is traced for; `sums`: of a gather whose products are added up."""
     mesh = jax.sharding.get_abstract_mesh()
     # On axes that are left to the compiler, the first element of an array may be anywhere.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
     # Within a process there is no wire to hide, and this takes more memory. (Of a mesh within
     # one of several, nothing says so before the program is lowered.)
-    return WhenReady() if is_manual and are_cpu_processes() else Beforehand()
+    if is_manual and are_cpu_processes():
+        return WhenReady()
+    return Summing() if sums else Beforehand()

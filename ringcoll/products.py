@@ -159,7 +159,7 @@ def _gathered_by_rounds(
     early = [i for i in range(len(products)) if i not in late]
     machine = quickest.machine(device_kind())
     joining = quickest.joining(gather, x, others, schedule.lanes, ranks.size, machine)
-    order = order_of_work()
+    order = order_of_work(sums=any(label not in products[i].out for i in early))
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]

@@ -13,6 +13,7 @@ from support import SIZES, make_mesh, per_rank, runnable
 
 from ringcoll import algorithms, engine
 from ringcoll.messages import Made
+from ringcoll.order import Order, Summing
 from ringcoll.schedule import Move, Schedule, stretches
 from ringcoll.wire import Ranks
 
@@ -59,7 +60,7 @@ def rounds_by_origin(schedule, rank):
     return when
 
 
-def diary(schedule, ranks, own):
+def diary(schedule, ranks, own, order):
     """Gather, writing down by [lane, origin] how often the visitor was given what when."""
 
     def visit(carry, shards):
@@ -73,7 +74,8 @@ def diary(schedule, ranks, own):
 
     blank = jnp.zeros((schedule.lanes, ranks.size, 2 + own[0].size), jnp.int32)
     start = (jnp.int32(0), blank + ranks.number() * 0)  # varying, as what is written into it
-    book = engine.gather(schedule, ranks.cut(schedule.shape), own, visit, start)[1]
+    ranks = ranks.cut(schedule.shape)
+    book = engine.gather(schedule, ranks, own, visit, start, order=order)[1]
     return book[..., 0], book[..., 1], book[..., 2:]
 
 
@@ -85,11 +87,15 @@ def test_gather_visits_every_origin_once_in_its_round(shape, form, check_vma, mo
     x = np.random.default_rng(0).integers(2**30, size=(n, 6, 3), dtype=np.int32)
 
     def program(x):
-        return {a: diary(s, everyone(shape), list(x[: s.lanes])) for a, s in every.items()}
+        return {
+            f"{type(order).__name__} {a}": diary(s, everyone(shape), list(x[: s.lanes]), order)
+            for a, s in every.items()
+            for order in ((Order(), Summing()) if form == "loop" else (Order(),))
+        }
 
     results = per_rank(make_mesh(*shape), program, x, check_vma=check_vma)
     for name, (times, when, values) in results.items():
-        schedule = every[name]
+        schedule = every[name.split()[1]]
         assert (times == 1).all(), name
         for rank in range(n):
             np.testing.assert_array_equal(when[rank], rounds_by_origin(schedule, rank), name)
@@ -205,7 +211,7 @@ def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
             return Made([x[origin, lane] for origin, lane in slots])
 
         mine = engine.reduce(schedule, ranks, produce, lax.add)
-        return mine, diary(schedule, ranks, shards)
+        return mine, diary(schedule, ranks, shards, Order())
 
     for name in reversed("xyz"[: len(shape)]):
         program = jax.vmap(program, axis_name=name)
@@ -266,7 +272,7 @@ def test_ranks_in_groups_are_numbered_by_their_place():
             return Made([x * (1 + origin) for origin, _ in slots])
 
         mine = engine.reduce(ring, ranks, produce, lax.add)
-        return diary(ring, ranks, [x[None].astype(jnp.int32)]), mine[0], ranks.number()
+        return diary(ring, ranks, [x[None].astype(jnp.int32)], Order()), mine[0], ranks.number()
 
     (_, _, values), mine, number = per_rank(make_mesh(8), program, x)
     for group in groups:

@@ -113,6 +113,23 @@ def test_a_compiler_must_keep_the_products_of_rounds_apart(made, shapes, expecte
     assert before_barriers(traced.jaxpr) == expected
 
 
+def count_of(jaxpr, primitive):
+    """How often an operation stands in a program; in a loop, once."""
+    here = sum(e.primitive.name == primitive for e in jaxpr.eqns)
+    return here + sum(count_of(part, primitive) for e in jaxpr.eqns for part in within(e))
+
+
+@pytest.mark.parametrize("residuals", ["save", "regather"])
+def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
+    """Behind a barrier, or written out, a compiler copies their sum in every round."""
+    call, _, _ = gather(algorithm="ring", dimension=-1, residuals=residuals)
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
+    assert count_of(traced.jaxpr, "optimization_barrier") == 0
+    assert count_of(traced.jaxpr, "scan") == 1
+    assert count_of(traced.jaxpr, "dot_general") == 2  # that of the loop and the last
+    assert hops(traced.jaxpr) == N - 1
+
+
 def test_a_long_ring_is_a_loop():
     def program(n):
         call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", algorithm="ring")  # noqa: E731
