@@ -87,6 +87,9 @@ def test_loops_whose_turns_or_conditions_cannot_be_read():
 
 
 def test_an_instruction_of_several_lines_is_read_whole():
-    (found,) = (i for i in parse(program(kernel(REMOTE[1]))).entry.instructions if i.name == "k")
-    assert found.number("collective_id") == 0
-    assert found.root
+    text = program(kernel(REMOTE[1]))
+    for stop in ("}", "} // main", '}, execution_thread="main"'):
+        entry = parse(text.removesuffix("}\n") + stop + "\n").entry
+        assert [i.opcode for i in entry.instructions] == ["parameter", "parameter", "custom-call"]
+        assert entry.root.name == "k"
+        assert entry.root.number("collective_id") == 0

@@ -136,7 +136,8 @@ _NAME = r"[%\w.\-<>]+"
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _LINE = re.compile(rf"^\s+(ROOT )?({_NAME}) = ")
 _HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
-_STATEMENT = re.compile(rf"{_LINE.pattern}|{_HEAD.pattern}|^\}}(, execution_thread=.*)?$")
+_STOP = r"^\}(?![)}\],])|^\}, execution_thread="  # no brace of an attribute
+_STATEMENT = re.compile(rf"{_LINE.pattern}|{_HEAD.pattern}|{_STOP}")
 _OPEN, _CLOSE = "([{", ")]}"
 _ORDER = ", device_ids="  # between the axes of a mesh and those that are meant
 
