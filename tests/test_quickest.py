@@ -15,6 +15,7 @@ from ringcoll.quickest import (
     to_gather_between,
     to_scatter,
     to_scatter_between,
+    turns_pay,
 )
 
 TWO_BYTES = np.dtype(np.float16)
@@ -62,6 +63,18 @@ def test_a_sum_that_is_scattered_is_read_twice_and_written_once_in_every_round()
     # Blocks of 2 MB, 3 x 2 MB to and from memory beside 2 x 4096 x 256 x 1024 operations.
     assert summed(V5E, 4096, 4 * 256, 1024, n=4) == "lax"
     assert summed(V5E, 4096, 4 * 512, 1024, n=4) == RING  # twice the work, no more memory
+
+
+def test_halves_by_turns_pay_where_products_take_longer_than_reading_what_is_not_cut():
+    def pays(model, m, k, f):
+        x, w = array(m, k), array(k, f)
+        return turns_pay(Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES), [x, w], [w], 8, model)
+
+    assert pays(V5E, 8192, 3584, 8192)
+    assert pays(V6E, 8192, 3584, 8192)
+    # 2 x 128 x 512 x 4096 operations take 2.7 us on v5e, 4 MB from memory 5.2.
+    assert not pays(V5E, 1024, 512, 4096)
+    assert pays(V5E, 2048, 512, 4096)
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():
