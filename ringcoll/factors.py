@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.calls import AxisName, Call
+from ringcoll.how import How
 from ringcoll.labels import Labels
 from ringcoll.manual import varying
-from ringcoll.products import How
 from ringcoll.table import Table
 
 

@@ -73,6 +73,14 @@ def empty(
     return varying(buffer, (*axes, *aval.mat.varying))
 
 
+def zeros(like: jax.core.ShapedArray) -> Array:
+    """Zeros of a type: its shape, dtype, explicit sharding and the axes over which it varies."""
+    sharding = like.sharding
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    out = NamedSharding(sharding.mesh, sharding.spec) if explicit else None
+    return varying(_zeros(shape=like.shape, dtype=like.dtype, out_sharding=out), like.mat.varying)
+
+
 def _lowered_empty(ctx, **how):
     # Of a program for several platforms XLA compiles the branches of all where they send, and
     # CPU does not know what `lax.empty` is on TPU and GPU.

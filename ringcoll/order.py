@@ -32,6 +32,8 @@ class Order:
     gathers_in_one_loop = False
     #: Whether the rounds of a reduce may be written out.
     may_unroll = True
+    #: Whether a reduce may be run by turns: whether an addition can be a part of a matmul.
+    takes_turns = False
     #: Whether a buffer of results is made of the first one.
     begins_with_work = False
 
@@ -62,6 +64,7 @@ class Beforehand(Order):
     # It hides as much under a loop, and cannot cut all slices of the operands before the
     # first round (`benchmarks/overlap.md`).
     may_unroll = False
+    takes_turns = True
 
     def tied(self, values: T) -> T:
         return lax.optimization_barrier(values)

@@ -13,8 +13,8 @@ one gather of its cotangent. So derivatives of every order overlap as the functi
 """
 
 import functools
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -24,46 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll import algorithms, built_in, engine, quickest
+from ringcoll import built_in, engine, quickest, turns
 from ringcoll.forms import Form, by_platform
+from ringcoll.how import How
 from ringcoll.labels import Gather, Product, Scatter
-from ringcoll.manual import device_kind, empty, explicit_spec, varying
+from ringcoll.manual import device_kind, empty, explicit_spec, varying, zeros
 from ringcoll.marks import marked
 from ringcoll.messages import Made, Shard, Slot
 from ringcoll.order import order_of_work
 from ringcoll.pieces import Shares, joined, placed, sliced_along, spread
-from ringcoll.schedule import Schedule
-from ringcoll.scheduled import named, ranks_of
-from ringcoll.table import LAX, Algorithm
-from ringcoll.wire import Ranks
-
-
-@dataclass(frozen=True)
-class How:
-    """By which ranks, in which order, and how exactly."""
-
-    axes: tuple[Hashable, ...]
-    algorithm: Algorithm
-    precision: Any = None
-    accumulate_dtype: np.dtype | None = None
-    saves: bool = False  # whether what was gathered is kept for the gradient
-
-    def rank_count(self) -> int:
-        """How many ranks there are over the axes."""
-        return ranks_of(LAX, self.axes, None).size
-
-    def schedule(self) -> tuple[Schedule, Ranks]:
-        """The gather that is run, and the ranks cut into its digits."""
-        ranks = ranks_of(self.algorithm, self.axes, None)
-        made = algorithms.build("all_gather", self.algorithm, ranks.shape)
-        assert isinstance(made, Schedule)  # stages are for all-reduces
-        return made, ranks.cut(made.shape)
-
-    def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
-        """In the dtype of accumulation, if `dtype` is one of the kind it is for."""
-        wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
-        how = {"precision": self.precision, "preferred_element_type": wide}
-        return jnp.einsum(spec, a, b, out_sharding=sharding, **how)
+from ringcoll.scheduled import named
+from ringcoll.table import LAX
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -196,7 +167,7 @@ def _gathered_by_rounds(
         p = products[i]
         y = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))().out_avals[0]
         if label not in p.out:
-            return varying(jnp.zeros(y.shape, y.dtype), typed)
+            return zeros(y)
         buffer = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
         return varying(buffer, typed)
 
@@ -237,7 +208,7 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
             return scattered(replace(how, algorithm=form.algorithm), scatter, pairs)
 
         return by_platform(how.axes, form, between, by, pairs)
-    label, dim, dtype = scatter.label, scatter.out.index(scatter.label), scatter.dtype
+    dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     factors = [x for pair in pairs for x in pair]
 
@@ -252,28 +223,56 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
         )
         with named("einsum_reduce_scatter", LAX):
             return marked(scatter_sum, summed(factors), how.axes).astype(dtype)
+    with named("einsum_reduce_scatter", how.algorithm):
+        mine = _scattered_by_rounds(how, scatter, factors, summed)
+    return joined(mine, dim).astype(dtype)
+
+
+def _scattered_by_rounds(
+    how: How, scatter: Scatter, factors: list[Array], summed: Callable[[Sequence[Array]], Array]
+) -> list[Array]:
+    label, dim = scatter.label, scatter.out.index(scatter.label)
     schedule, ranks = how.schedule()
     labels = [labels for term in scatter.terms for labels in term]
     sliced = [label in own for own in labels]
     some = sliced.index(True)
     size = factors[some].shape[labels[some].index(label)] // ranks.size
-    shares = Shares(size, schedule.lanes)
+    order = order_of_work()
+    # Not the sliced ones: a slice that waits for a barrier is a copy.
+    whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
 
-    def produce(whole: list[Array], slots: list[Slot]) -> Made:
-        places, rest = shares.places(slots), iter(whole)
-        parts = [
+    def parts_of(places: list[tuple[Any, int]], whole: list[Array]) -> list[Array]:
+        rest = iter(whole)
+        return [
             order.apart(sliced_along(x, own, label, places)) if is_sliced else next(rest)
             for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
         ]
-        made = jnp.split(summed(parts), np.cumsum([width for _, width in places])[:-1], dim)
-        return Made(made, list(compress(parts, sliced)))
 
-    # Not the sliced ones: a slice that waits for a barrier is a copy.
-    whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
-    order = order_of_work()
-    with named("einsum_reduce_scatter", how.algorithm):
-        mine = engine.reduce(schedule, ranks, produce, lax.add, whole, order=order)
-    return joined(mine, dim).astype(dtype)
+    def cut(y: Array, places: list[tuple[Any, int]]) -> list[Array]:
+        return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
+
+    machine = quickest.machine(device_kind())
+    pays = order.takes_turns and quickest.turns_pay(scatter, factors, whole, ranks.size, machine)
+    if pays and turns.are_possible(schedule):
+        halves = Shares(size, 2 * schedule.lanes)
+
+        def add(slots: Sequence[Slot], received: Sequence[Array]) -> list[Array]:
+            places = halves.places(slots)
+            return cut(lax.add(joined(received, dim), summed(parts_of(places, whole))), places)
+
+        def start(slot: Slot) -> Array:
+            places = halves.places([slot])
+            return zeros(jax.make_jaxpr(lambda: summed(parts_of(places, whole)))().out_avals[0])
+
+        return turns.reduce(schedule, ranks, add, start)
+    shares = Shares(size, schedule.lanes)
+
+    def produce(whole: list[Array], slots: list[Slot]) -> Made:
+        places = shares.places(slots)
+        parts = parts_of(places, whole)
+        return Made(cut(summed(parts), places), list(compress(parts, sliced)))
+
+    return engine.reduce(schedule, ranks, produce, lax.add, whole, order=order)
 
 
 def _scattered_forward(how, scatter, pairs):

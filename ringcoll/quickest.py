@@ -178,6 +178,21 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     return HIDDEN if SURE * hidden < bare else LAX
 
 
+def turns_pay(
+    scatter: Scatter, factors: Sequence[Any], whole: Sequence[Any], ranks: int, model: Model
+) -> bool:
+    """Whether a sum of products is made of halves by turns (see `ringcoll.turns`).
+
+    Twice as many matmuls read the factors that are not cut. So that this is under them, and not
+    beside, the products of a round take longer than that.
+    """
+    if not _are_known(*factors):
+        return False
+    pairs = list(zip(factors[::2], factors[1::2], strict=True))
+    work, _ = _summed(scatter, pairs, ranks)
+    return work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
+
+
 def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
     """What a sum of products is, and the bytes of a rank's block of it."""
     flops, block, once, again = 0, 0, 0, 0

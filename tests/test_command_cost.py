@@ -279,7 +279,7 @@ def test_scale(capsys, tmp_path):
     on_hosts = price_on_hosts("psum", "ring", (8, 8), 8)
     models = SWITCHES["h200"], SWITCHES["infiniband400"]
     assert seconds_in_words(seconds_on_hosts(on_hosts, 2**20 / 64, *models)) in row
-    assert "torus, 3-D" in path.read_text(encoding="utf-8")
+    assert "torus/3-D" in path.read_text(encoding="utf-8")
 
 
 def test_aliases_are_of_collectives():

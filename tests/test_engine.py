@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from support import SIZES, make_mesh, per_rank, runnable
 
-from ringcoll import algorithms, engine
+from ringcoll import algorithms, engine, turns
 from ringcoll.messages import Made
 from ringcoll.order import Order, Summing
 from ringcoll.schedule import Move, Schedule, stretches
@@ -300,3 +300,16 @@ def test_stretches(n):
         assert looped("ring", 2, n) == [(1, n)]
     if n == 26:  # every lane turns into its next axis at the same time
         assert looped("torus", n, n) == [(0, n - 1), (n - 1, 2 * n - 2)]
+
+
+def test_turns_are_possible_where_every_lane_forwards_its_one_shard():
+    def possible(n):
+        every = runnable("all_gather", n)
+        made = {a: algorithms.build("all_gather", a, (n,)) for a in every}
+        return {a for a, schedule in made.items() if turns.are_possible(schedule)}
+
+    rings = {"ring", "bidirectional_ring", "torus"}  # of one axis, the last is the second
+    assert possible(8) == possible(5) == rings
+    assert possible(1) == possible(2) == set()
+    assert not turns.are_possible(RESENT)
+    assert not turns.are_possible(algorithms.build("all_gather", "ring", (4, 2)))

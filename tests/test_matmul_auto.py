@@ -58,6 +58,16 @@ def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
         compared(n, {"algorithm": algorithm})
 
 
+@pytest.mark.parametrize(
+    ("n", "check_vma"), [(2, True), (3, False), (4, True), (5, False), (8, True), (8, False)]
+)
+def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
+    """Of shards of one row, most halves are empty; on two ranks all is as without turns."""
+    monkeypatch.setattr(quickest, "turns_pay", lambda *_: True)
+    for algorithm in ("ring", "bidirectional_ring"):
+        compared(n, {"algorithm": algorithm}, check_vma)
+
+
 @pytest.mark.parametrize("late", [lambda i: False, lambda i: i == 1, lambda i: True])
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("n", [1, 3, 8])

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support import data, make_mesh, per_rank
 from test_matmuls import FORMS
 
-from ringcoll import engine
+from ringcoll import engine, quickest
 
 N = 4
 #: Of matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
@@ -42,20 +42,21 @@ def with_gradients(call):
 
 
 @pytest.mark.parametrize(
-    ("axis_type", "check_vma", "unrolled", "algorithm"),
+    ("axis_type", "check_vma", "unrolled", "algorithm", "turns"),
     [
-        (AxisType.Explicit, True, 24, "bidirectional_ring"),
-        (AxisType.Explicit, False, 24, "bidirectional_ring"),
-        (AxisType.Explicit, True, 0, "bidirectional_ring"),  # a loop's carry keeps its type
-        (AxisType.Explicit, True, 24, "auto"),
-        (AxisType.Auto, True, 24, "bidirectional_ring"),
-        (AxisType.Auto, False, 24, "bidirectional_ring"),
+        (AxisType.Explicit, True, 24, "bidirectional_ring", False),
+        (AxisType.Explicit, False, 24, "bidirectional_ring", True),
+        (AxisType.Explicit, True, 0, "bidirectional_ring", True),  # a loop's carry keeps its type
+        (AxisType.Explicit, True, 24, "auto", False),
+        (AxisType.Auto, True, 24, "bidirectional_ring", False),
+        (AxisType.Auto, False, 24, "bidirectional_ring", True),
     ],
 )
 def test_beside_an_axis_that_shards_rows_or_columns(
-    axis_type, check_vma, unrolled, algorithm, monkeypatch
+    axis_type, check_vma, unrolled, algorithm, turns, monkeypatch
 ):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
+    monkeypatch.setattr(quickest, "turns_pay", lambda *_: turns)
     mesh = make_mesh(N, 2, axis_type=axis_type)
 
     def put(name, of):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
-from ringcoll import engine
+from ringcoll import engine, quickest
 
 N = 4
 BUILT_IN = re.compile(r"stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all)")
@@ -128,6 +128,17 @@ def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
     assert count_of(traced.jaxpr, "scan") == 1
     assert count_of(traced.jaxpr, "dot_general") == 2  # that of the loop and the last
     assert hops(traced.jaxpr) == N - 1
+
+
+def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
+    monkeypatch.setattr(quickest, "turns_pay", lambda *_: True)
+    call, _, _ = scatter(algorithm="ring")
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((8, 2)), np.ones((2, 6)))
+    assert count_of(traced.jaxpr, "optimization_barrier") == 0
+    assert count_of(traced.jaxpr, "scan") == 1
+    # The first of one half, both of a turn, and the last of the other.
+    assert count_of(traced.jaxpr, "dot_general") == 4
+    assert hops(traced.jaxpr) == 2 * (N - 1)
 
 
 def test_a_long_ring_is_a_loop():

@@ -10,6 +10,7 @@ from jax import lax
 from support import SIZES, assert_same, data, make_mesh, per_rank, runnable
 
 import ringcoll
+from ringcoll import quickest
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,12 @@ def test_several_axes_and_a_torus():
     assert_same(*per_rank(mesh, program, x, w))
 
 
-@pytest.mark.parametrize("name", ["contraction gathered", "rows scattered"])
-def test_wide_sums_are_rounded_once(name):
+@pytest.mark.parametrize(
+    ("name", "turns"),
+    [("contraction gathered", False), ("rows scattered", False), ("rows scattered", True)],
+)
+def test_wide_sums_are_rounded_once(name, turns, monkeypatch):
+    monkeypatch.setattr(quickest, "turns_pay", lambda *_: turns)
     n, form = 8, FORMS[name]
     xs = [(data((n, *shape)) / 64).astype(jnp.bfloat16) for shape in form.shapes(n)]
     wide = lambda x, w: form.ours(x, w, algorithm="ring", accumulate_dtype=jnp.float32)  # noqa: E731

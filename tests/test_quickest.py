@@ -17,6 +17,7 @@ from ringcoll.quickest import (
     to_gather_between,
     to_scatter,
     to_scatter_between,
+    turns_pay,
 )
 
 TWO_BYTES = np.dtype(np.float16)
@@ -108,6 +109,18 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     # k is of both ranks. What came and what was made are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
     assert scattered == Work(flops / n, added=3 * y / n, once=x / n + y, again=w / n)
+
+
+def test_halves_by_turns_pay_where_products_take_longer_than_reading_what_is_not_cut():
+    def pays(model, m, k, f):
+        x, w = array(m, k), array(k, f)
+        return turns_pay(Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES), [x, w], [w], 8, model)
+
+    assert pays(V5E, 8192, 3584, 8192)
+    assert pays(V6E, 8192, 3584, 8192)
+    # 2 x 128 x 512 x 4096 operations take 2.7 us on v5e, 4 MB from memory 5.2.
+    assert not pays(V5E, 1024, 512, 4096)
+    assert pays(V5E, 2048, 512, 4096)
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():

@@ -1,0 +1,43 @@
+"""By whom, by which algorithm and how exactly a matmul with a collective is made."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ringcoll import algorithms
+from ringcoll.schedule import Schedule
+from ringcoll.scheduled import ranks_of
+from ringcoll.table import LAX, Algorithm
+from ringcoll.wire import Ranks
+
+
+@dataclass(frozen=True)
+class How:
+    """By which ranks, in which order, and how exactly."""
+
+    axes: tuple[Hashable, ...]
+    algorithm: Algorithm
+    precision: Any = None
+    accumulate_dtype: np.dtype | None = None
+    saves: bool = False  # whether what was gathered is kept for the gradient
+
+    def rank_count(self) -> int:
+        """How many ranks there are over the axes."""
+        return ranks_of(LAX, self.axes, None).size
+
+    def schedule(self) -> tuple[Schedule, Ranks]:
+        """The gather that is run, and the ranks cut into its digits."""
+        ranks = ranks_of(self.algorithm, self.axes, None)
+        made = algorithms.build("all_gather", self.algorithm, ranks.shape)
+        assert isinstance(made, Schedule)  # stages are for all-reduces
+        return made, ranks.cut(made.shape)
+
+    def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
+        """In the dtype of accumulation, if `dtype` is one of the kind it is for."""
+        wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
+        how = {"precision": self.precision, "preferred_element_type": wide}
+        return jnp.einsum(spec, a, b, out_sharding=sharding, **how)
