@@ -115,9 +115,9 @@ def test_a_line_of_source_is_named():
         "gather, then multiply at train.py:41: "
     )
     assert advice(GATHER[0], gather) == "train.py:41 all_gather (all-gather): 375 us exposed"
-    ours = GATHER[1] + said % "ringcoll.all_gather(lax)/all_gather"  # "auto" has weighed it
+    ours = GATHER[1] + said % "ringcoll.all_gather_einsum(lax)/all_gather"  # "auto" has weighed it
     assert advice(GATHER[0], ours, dot("y", "g")) == (
-        "train.py:41 all_gather all_gather (all-gather): 375 us exposed"
+        "train.py:41 all_gather_einsum (all-gather): 375 us exposed"
     )
 
 

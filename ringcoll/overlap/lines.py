@@ -33,7 +33,7 @@ class Line(NamedTuple):
     def short(self) -> str:
         """Such as "train.py:41 psum"; of our collectives, which and which round."""
         at = re.split(r"[/\\]", self.source)[-1]
-        ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/ppermute)?$", self.op_name)
+        ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/[^/]*)?$", self.op_name)
         what = ours[1] + ours[2].replace("/", " ") if ours else self.op_name.rpartition("/")[2]
         return " ".join(filter(None, (at, what)))
 
