@@ -195,7 +195,7 @@ def _tpu(
 #: carries, each way, nine tenths of the rate published for a port (50 or 100 GB/s);
 #: additions run at the rate of the memory, matmuls at that of bf16. Published at
 #: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x, whose device is half a chip. Price with
-#: the `network` of the torus.
+#: the `network` of the slice, and `closed`, which of its axes are rings (`ringcoll.slices`).
 DEVICES: Mapping[str, Model] = MappingProxyType(
     {
         "v5e": _tpu(45e9, 810e9, 197e12, 2, 0.73, 5.1e12, 112, all_reduces=16),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from hlo_texts import CHIP, blocking, done, dot, program, start
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
@@ -291,3 +291,30 @@ def test_what_cannot_be_compiled_is_refused_in_a_line(capsys, monkeypatch, argum
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["overlap", "--topology", "h200:8", *given])
     assert complaint.format(own=__name__) in capsys.readouterr().err.splitlines()[-1]
+
+
+def elsewhere(mesh):
+    other = make_mesh(4)
+    operand = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(other, P("x")))
+    return lambda x: x + 1, (operand,)
+
+
+def test_operands_on_other_devices_are_refused(capsys, monkeypatch):
+    devices = make_mesh(8).devices[4:]
+    monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: Mesh(devices, ("x",)))
+    given = ["--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["overlap", *given])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "elsewhere gave an operand on devices that are not those of the mesh" in said
+
+
+def returns_nothing(mesh):
+    _, operands = does_not_trace(mesh)
+    return lambda x: None, operands
+
+
+def test_what_compiles_to_nothing_is_refused():
+    function, operands = returns_nothing(make_mesh(8))
+    with pytest.raises(ValueError, match="it returns no array, so that nothing of it is compiled"):
+        overlap.compile_for("h200:8", function, *operands)

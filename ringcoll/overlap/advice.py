@@ -9,13 +9,14 @@ from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.costs import Costs
 from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.report import Row
 from ringcoll.overlap.transfers import COLLECTIVES, groups
 from ringcoll.overlap.work import flops
 
-#: What hands on a value as it is.
-_PASSING = ("bitcast", "copy", "convert", "reshape", "opt-barrier", "get-tuple-element")
+#: What hands on a value as it is, or with zeros beside it.
+_PASSING = ("bitcast", "copy", "convert", "reshape", "opt-barrier", "pad")
 _MATMULS = ("convolution", "dot", "custom-call")  # the last of a library
 
 
@@ -41,7 +42,12 @@ class _Pair(NamedTuple):
 
 
 def advice(
-    rows: Sequence[Row], module: Module, network: Network, costs: Costs, chip: Chip | None
+    rows: Sequence[Row],
+    module: Module,
+    lines: Lines,
+    network: Network,
+    costs: Costs,
+    chip: Chip | None,
 ) -> str:
     """A line on the row that is most exposed; "" if none is.
 
@@ -53,9 +59,16 @@ def advice(
     if worst is None or _exposed(worst, chip) <= 0:
         return ""
     flow = _Flow(module)
-    pair = None if "ringcoll." in worst.op_name else flow.pair(worst, len(network.places))
-    at = worst.at.partition(" ")[0] if worst.source else worst.name
-    said = f"{pair.said} at {at}" if pair else f"{worst.at or at} ({worst.kind})"
+    # A form of ours that takes the built-in has weighed it.
+    weighed = re.search(r"ringcoll\.\w*einsum", worst.op_name)
+    pair = None if weighed else flow.pair(worst, len(network.places))
+    said = f"{worst.at or worst.name} ({worst.kind})"
+    if pair:
+        # Compilers that rewrite a collective may leave out its line, and keep the matmul's.
+        named = (worst.name, *(at.instruction.name for at in pair.products[0]))
+        found = (lines.of(name) for name in named)
+        at = next((line._replace(op_name="").short for line in found if line.file), worst.name)
+        said = f"{pair.said} at {at}"
     if chip is None:
         form = f"; try `{pair.form}`" if pair else ""
         return f"to change first: {said}: no matmul runs under it{form}"
@@ -192,17 +205,40 @@ class _Flow:
         """Where a value comes from."""
         while True:
             *outside, (where, instruction) = path
-            operands = where.operands(instruction)
-            of = instruction.opcode
+            handed = _handed_on(where, instruction)
             if bodies := self._bodies(instruction):
                 path = [*path, _At(bodies[0], bodies[0].root)]
-            elif of == "parameter" and outside:
+            elif instruction.opcode == "parameter" and outside:
                 *further, (around, caller) = outside
-                given = dict(enumerate(around.operands(caller))).get(int(instruction.operands[0]))
-                if given is None:  # what was announced without operands
+                given = _inputs(around, caller)
+                number = int(instruction.operands[0])
+                if number >= len(given):
                     return path
-                path = [*further, _At(around, given)]
-            elif operands and (of in _PASSING or of.endswith("-done")):
-                path = [*outside, _At(where, operands[0])]
+                path = [*further, _At(around, given[number])]
+            elif handed:
+                path = [*outside, _At(where, handed)]
             else:
                 return path
+
+
+def _handed_on(where: Computation, instruction: Instruction) -> Instruction | None:
+    """The value that an instruction hands on; None if it makes one."""
+    operands = where.operands(instruction)
+    if not operands:
+        return None
+    source = operands[0]
+    if instruction.opcode == "get-tuple-element":
+        while source.opcode == "opt-barrier" and where.operands(source):
+            source = where.operands(source)[0]
+        held = where.operands(source) if source.opcode == "tuple" else []
+        return dict(enumerate(held)).get(instruction.number("index") or 0, source)
+    ends = instruction.opcode.endswith(("-update", "-done"))
+    return source if ends or instruction.opcode in _PASSING else None
+
+
+def _inputs(where: Computation, caller: Instruction) -> list[Instruction]:
+    """What a call is given; what is announced gets it by an update."""
+    if caller.operands:
+        return where.operands(caller)
+    updates = (user for user in where.users[caller.name] if user.opcode.endswith("-update"))
+    return [given for update in updates for given in where.operands(update)[1:]]

@@ -33,7 +33,7 @@ class Line(NamedTuple):
     def short(self) -> str:
         """Such as "train.py:41 psum"; of our collectives, which and which round."""
         at = re.split(r"[/\\]", self.source)[-1]
-        ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/ppermute)?$", self.op_name)
+        ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/[^/]*)?$", self.op_name)
         what = ours[1] + ours[2].replace("/", " ") if ours else self.op_name.rpartition("/")[2]
         return " ".join(filter(None, (at, what)))
 
@@ -80,8 +80,9 @@ class Lines:
         if file:
             return Line(file, line or 0, op_name)
         stack = list(self._stack(instruction.number("stack_frame_id") or 0))
-        theirs = [frame for frame in stack if not _is_library(frame[0])]
-        file, line = next(iter([*theirs, *stack]), ("", 0))
+        theirs = [frame for frame in stack if not _is_ours(frame[0])]
+        users = [frame for frame in theirs if not _is_installed(frame[0])]
+        file, line = next(iter([*users, *theirs, *stack]), ("", 0))
         return Line(file, line, op_name)
 
     def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
@@ -115,7 +116,10 @@ def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
     return rows
 
 
-def _is_library(file: str) -> bool:
-    """Whether a file is ours or an installed package's, not the user's program."""
-    ours = file.startswith(f"{_PACKAGE}/") and file != _EXAMPLES
-    return ours or "site-packages" in file or file.startswith("<")
+def _is_ours(file: str) -> bool:
+    return file.startswith(f"{_PACKAGE}/") and file != _EXAMPLES
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file is an installed package's, or none that could be opened."""
+    return "site-packages" in file or file.startswith("<")

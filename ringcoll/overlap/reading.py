@@ -103,7 +103,7 @@ def _report(
         segments=tuple(timeline.segments),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
-        advice=advice(rows, module, network, Costs(module, chip, program.profile), chip),
+        advice=advice(rows, module, lines, network, Costs(module, chip, program.profile), chip),
     )
 
 
