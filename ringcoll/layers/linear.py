@@ -5,6 +5,7 @@ Every tensor-parallel layer is these two with something local in between.
 
 from collections.abc import Sequence
 from math import prod
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax.typing import DTypeLike
 from ringcoll.calls import AxisName, axes_of
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied
-from ringcoll.matmuls import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ringcoll.matmuls import all_gather_einsum, matmul_all_reduce, matmul_reduce_scatter
 from ringcoll.table import Algorithm
 
 
@@ -107,18 +108,23 @@ def columns(
             words = f"x is {x.shape}, {name} is {kernel.shape}"
             cure = "the last dimension of x and the first of a kernel, not sharded, must be equal"
             raise refusal(ValueError, function, words, cure)
-    # As matrices, which is what compilers multiply best.
-    matrices = [kernel.reshape(kernel.shape[0], -1) for _, kernel, _ in named]
+    kernels = [kernel for _, kernel, _ in named]
+    alike = len({kernel.ndim for kernel in kernels}) == 1
+    # Of unlike shapes, as matrices; else a TPU would copy kernels of heads to make matrices.
+    matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
     if sequence_parallel:
         products |= {"algorithm": algorithm, "residuals": residuals}
         products |= {"accumulate_dtype": accumulate_dtype}
-        made = all_gather_matmul(x, matrices, axis_name, **products)
+        factors = kernels if alike else matrices
+        tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
+        spec = f"{tokens}z,z{features}->{tokens}{features}"
+        made = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **products)
     else:  # nothing is gathered: what is said of that does not apply
         rank_count(axis_name)  # or an axis is not bound
         x = copied(x, axis_name, algorithm=algorithm)
         made = [jnp.matmul(x, matrix, **products) for matrix in matrices]
     return [
-        with_bias(function, y.reshape(*y.shape[:-1], *kernel.shape[1:]), bias)
+        with_bias(function, y.reshape(*y.shape[: x.ndim - 1], *kernel.shape[1:]), bias)
         for y, (_, kernel, bias) in zip(made, named, strict=True)
     ]
 
