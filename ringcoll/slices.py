@@ -31,7 +31,9 @@ def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of ranks are rings of neighbours, on a slice of as many chips.
 
     An even number of ranks above two, on one axis, goes round a box of chips (as
-    `overlap.mesh` lays it). Several axes are taken for those of the slice.
+    `overlap.mesh` lays it). Several axes are taken for those of the slice. (There `cost` and
+    `overlap` agree where every axis is a ring. Where one is a line, `overlap.mesh` may lay an
+    axis in boxes, and `overlap` counts the bytes of a message for every link that it passes.)
 
     Args:
         axes: as for `closed`.

@@ -63,6 +63,13 @@ def test_multiply_then_reduce():
     )
 
 
+def test_an_all_reduce_for_a_scatter_is_one():
+    line = ', metadata={op_name="f/reduce_scatter" source_file="a.py" source_line=9}'
+    said = advice(dot("y"), f"%r = {SHAPE} all-reduce(%y), {GROUPS}, to_apply=%add{line}")
+    assert said.startswith("multiply, then scatter at a.py:9: 750 us exposed, 1750 us with the mat")
+    assert said.endswith("`matmul_reduce_scatter` would take 1300 us (modelled)")
+
+
 def test_a_sum_over_what_is_gathered_is_no_quicker():
     # Every round adds the whole result: 4 x 1,000,000 bytes, 400 us.
     columns = GATHER[1].replace("dimensions={0}", "dimensions={1}")

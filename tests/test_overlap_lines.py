@@ -122,8 +122,20 @@ def test_a_fusion_has_the_line_of_its_collective():
     outer = f'%f = {SHAPE} fusion(%x), calls=%spread, metadata={{op_name="f/dot" stack_frame_id=1}}'
     made = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
     assert line_of(made, "f").short == "train.py:7 psum"
-    bare = made.replace(', metadata={op_name="f/psum" stack_frame_id=4}', "")
+    bare = made.replace(', metadata={op_name="f/psum" stack_frame_id=4}', ", to_apply=%add")
     assert line_of(bare, "f").short == "train.py:41 dot"
+    # The compiler left out the line of the sum, and kept that of its addition.
+    addition = """
+%add (b: f32[], c: f32[]) -> f32[] {
+  %b = f32[] parameter(0), metadata={op_name="f/reduce_scatter"}
+  %c = f32[] parameter(1), metadata={op_name="f/reduce_scatter"}
+  ROOT %sum = f32[] add(%b, %c), metadata={op_name="f/add" stack_frame_id=4}
+}
+
+%spread"""
+    assert line_of(bare.replace("%spread", addition[1:], 1), "f").short == (
+        "train.py:7 reduce_scatter"
+    )
     assert line_of(made, "none_such") == Line()
 
 

@@ -179,7 +179,8 @@ class _Flow:
             block = sent / len(members[0])
             said, form = "multiply, then scatter", "matmul_reduce_scatter"
             added = 3 * block  # what came and the product are read, their sum is written
-            if row.kind == "all-reduce":
+            # Some compilers write a scatter as an all-reduce of which a slice is kept.
+            if row.kind == "all-reduce" and not row.op_name.endswith("reduce_scatter"):
                 said, form = "multiply, then reduce", "matmul_all_reduce"
         else:
             return None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.hlo import Instruction, Module
 from ringcoll.overlap.transfers import COLLECTIVES
 
 _PACKAGE = Path(__file__).parents[1]
@@ -62,17 +62,24 @@ class Lines:
         """The line of an instruction; of a fusion with a collective, that of the collective."""
         for computation in self._module.computations.values():
             if name in computation.by_name:
-                return self._best(computation, computation.by_name[name])
+                return self._best(computation.by_name[name])
         return Line()
 
-    def _best(self, computation: Computation, instruction: Instruction) -> Line:
-        inside = [
-            inner
-            for _, inner in self._module.within(instruction)
-            if inner.opcode.removesuffix("-start") in COLLECTIVES
-        ]
-        lines = [self._line(one) for one in (*inside, instruction)]
+    def _best(self, instruction: Instruction) -> Line:
+        inside = [inner for _, inner in self._module.within(instruction) if _is_collective(inner)]
+        collectives = inside or [instruction]
+        lines = [self._line(one) for one in collectives]
+        # A compiler that rewrites a sum may leave out its line, and keep that of its addition.
+        lines += [self._of_addition(one) for one in collectives]
+        lines.append(self._line(instruction))
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
+
+    def _of_addition(self, instruction: Instruction) -> Line:
+        """The line of the addition of a sum, by the name of the sum, which its parameters have."""
+        for body in self._module.called(instruction) if _is_collective(instruction) else ():
+            names = [given.attribute("op_name") or "" for given in body.parameters.values()]
+            return self._line(body.root)._replace(op_name=max(names, default=""))
+        return Line()
 
     def _line(self, instruction: Instruction) -> Line:
         op_name = instruction.attribute("op_name") or ""
@@ -114,6 +121,10 @@ def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
         first, second = (int(one[1]) if one else 0 for one in found)
         rows[int(number)] = first, second
     return rows
+
+
+def _is_collective(instruction: Instruction) -> bool:
+    return instruction.opcode.removesuffix("-start") in COLLECTIVES
 
 
 def _is_ours(file: str) -> bool:
