@@ -73,8 +73,9 @@ def test_factors_that_every_round_reads_make_few_rows_dear():
 
 
 def test_what_the_memory_beside_the_core_does_not_hold_is_read_from_the_main_memory():
-    """Compiled: 512 rows, on v5p 131 and 306, of half the columns 104 and 76."""
+    """Compiled: on v5p 131 and 306, of half the columns 104 and 76; on tpu7x 229 and 270."""
     v5p = DEVICES["v5p"]
+    assert summed(DEVICES["tpu7x"], 2048, 28672, 8192) == "lax"
     assert summed(v5p, 512, 28672, 8192) == "lax"
     assert summed(v5p, 512, 14336, 8192) == RING
 
