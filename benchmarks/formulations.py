@@ -7,9 +7,11 @@ A formulation is a name such as "2lanes-joined-tied", of which each part is a ch
   tied           a barrier a round, over what came and what was made of the round before
   loop           a `fori_loop` in place of rounds written out
 
-`python -m benchmarks overlap --formulations` compiles them all. The engine of the library is
-those that won, for any schedule: a gather is 2lanes-joined-tied, a scatter
-2lanes-joined-tied-loop. `overlap.md` says what wins where, and why.
+`python -m benchmarks overlap --formulations` compiles them all, and the rings of others. The
+engine of the library is those that won, for any schedule: a gather is 2lanes-joined-tied, one
+whose products are added up a loop without barriers (`adding` of `benchmarks.rivals`), a scatter
+2lanes-joined-tied-loop or, of large products, by turns (`ringcoll.turns`). `overlap.md` says what
+wins where, and why.
 """
 
 from collections.abc import Callable

@@ -183,14 +183,16 @@ def turns_pay(
 ) -> bool:
     """Whether a sum of products is made of halves by turns (see `ringcoll.turns`).
 
-    Twice as many matmuls read the factors that are not cut. So that this is under them, and not
-    beside, the products of a round take longer than that.
+    Only where the wire is longer than the products of a round: then what hides nothing, the
+    first product, is half as long. Twice as many matmuls read the factors that are not cut. So
+    that this is under them, and not beside, the products take longer than that.
     """
     if not _are_known(*factors):
         return False
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
-    work, _ = _summed(scatter, pairs, ranks)
-    return work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
+    work, block = _summed(scatter, pairs, ranks)
+    hop = model.alpha + model.beta * block / 2
+    return hop > work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
 
 
 def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
