@@ -4,11 +4,13 @@ import re
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
 from test_matmuls import FORMS
 
-from ringcoll import quickest
+from ringcoll import forms, hosts, quickest
 from ringcoll.forms import Form, by_platform
 
 
@@ -79,6 +81,23 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     monkeypatch.setattr(quickest, "to_gather", to_gather)
     monkeypatch.setattr(quickest, "to_scatter", lambda *_: quickest.HIDDEN)
     compared(n, {}, check_vma)
+
+
+def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
+    """That there are several hosts is asked of the mesh, not of the number of processes."""
+    for module in (forms, hosts):
+        monkeypatch.setattr(module, "are_cpu_processes", lambda: True)
+
+    def call(x):
+        def run(form, x):
+            return (
+                x + {"bidirectional_ring": 1, "ring": 1, "lax": 2, "two_ended": 3}[form.algorithm]
+            )
+
+        return by_platform(("x",), Form("bidirectional_ring"), Form("two_ended"), run, x)
+
+    run = jax.shard_map(call, mesh=make_mesh(2), in_specs=P(), out_specs=P())
+    assert jax.jit(run)(jnp.float32(0)) == 2
 
 
 @pytest.mark.parametrize(
