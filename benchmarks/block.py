@@ -170,20 +170,20 @@ def _attend(query: Array, key: Array, value: Array) -> Array:
 
 
 def gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
-    """The products of x, which is gathered once by `lax`, and each kernel."""
+    """Gather x once, by `lax`, and multiply it by each kernel."""
     whole = lax.all_gather(x, axes, axis=1, tiled=True)
     return [_product(whole, kernel) for kernel in kernels]
 
 
 def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
-    """A product whose sum over ranks `lax` scatters."""
+    """Multiply, and reduce-scatter the product by `lax`."""
     return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
 
 
 def constrained(
     mesh: Mesh, batch: str | None, axes: tuple[str, ...]
 ) -> tuple[Callable[..., list[Array]], Linear]:
-    """The same of whole arrays: only where they are is said, and XLA does the rest."""
+    """The same of whole arrays: only their shardings are constrained, and XLA does the rest."""
 
     def put(x: Array, *spec: Any) -> Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch, *spec)))

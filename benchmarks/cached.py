@@ -1,9 +1,9 @@
-"""Compiled programs that are kept in a folder: what is there is not compiled again.
+"""A cache of compiled programs: a program that is in the folder is not compiled again.
 
-The key of a program is what it is compiled from: the program as JAX lowers it, the compiler and
-its options, the topology and the order of its devices. So no program is taken for another, and
-programs that are the same by any name are compiled once. What they cost is not kept, but read
-off their text again.
+The key of a program is everything that it is compiled from: the program as JAX lowers it, the
+compiler and its options, the topology and the order of its devices. So no program is mistaken for
+another, and equal programs of different names are compiled once. Costs are not kept: they are
+read off the text each time.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from ringcoll.overlap.program import program_of
 
 
 def versions() -> dict[str, str]:
-    """Those of JAX and of the TPU compiler, "none" where that is not installed."""
+    """The versions of JAX and of the TPU compiler; "none" if that is not installed."""
     try:
         compiler = version("libtpu")
     except PackageNotFoundError:
@@ -64,7 +64,7 @@ def compiled(
         )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Where its ranks are is read off the mesh again.
+        # The network is not kept: it is read off the mesh again.
         kept = {"program": asdict(replace(program, network=None)), "seconds": seconds}
         write(path, gzip.compress(json.dumps(kept).encode()))
     return program, seconds

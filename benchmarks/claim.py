@@ -1,7 +1,7 @@
-"""A figure that a page states of a program nobody ran: what it is, and the file of all of them.
+"""A claim: the figures that a page states of a program that was compiled or modelled, not run.
 
-`claims.json` holds what was found; `benchmarks.pages` says where which of it is shown, and
-`python -m benchmarks claims` finds it again.
+`claims.json` holds all claims, `benchmarks.pages` shows them in tables, and
+`python -m benchmarks claims` computes them again.
 """
 
 import json
@@ -23,22 +23,23 @@ FILE = Path(__file__).with_name("claims.json")
 #: (or a MiB).
 TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
 
-#: The commands whose programs are compiled, and of which no program is made.
+#: The commands that compile programs, and what makes a program of their flags.
 COMPILED: Mapping[str, compiled.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
     "fsdp": fsdp.program_of,
 }
+#: The commands that only model, and what computes seconds from their flags.
 MODELLED = {"scale": scale.seconds_of}
 
 
 @dataclass(frozen=True)
 class Which:
-    """A program.
+    """Which program: a command of `python -m benchmarks`, and its flags.
 
     Attributes:
-        run: the command of `python -m benchmarks` that it is of.
-        flags: and its flags, by name.
+        run: the command.
+        flags: names and values, sorted.
         profile: whether times are those of the compiler's static profile.
     """
 
@@ -48,7 +49,7 @@ class Which:
 
     @classmethod
     def of(cls, run: str, flags: Mapping[str, str], profile: bool = False) -> "Which":
-        """The same, whatever the order of the flags."""
+        """A program by its flags, in any order."""
         return cls(run, tuple(sorted(flags.items())), profile)
 
     @property
@@ -59,7 +60,7 @@ class Which:
 
     @property
     def compiler(self) -> str:
-        """That of its topology, with its version; none where nothing is compiled.
+        """The compiler for its topology, with its version; "" if nothing is compiled.
 
         Raises:
             ModuleNotFoundError: it is not installed.
@@ -81,10 +82,11 @@ class Claim:
         which: the program.
         jax, compiler: the versions that it was found with; compiler is "" if it is modelled.
         total_us: microseconds; 0 where a program's text holds no times.
-        exposed_percent: how many of a hundred are exposed communication.
+        exposed_percent: the percentage of the time that is exposed communication.
         temporaries, program: bytes; None if nothing is compiled.
         profiled: whether times are of the profile, which the compiler cannot make of every program.
-        hidden: of how many collectives how many have a matmul under them.
+        hidden: how many collectives have a matmul under them, and how many there are; None where
+            there are times.
     """
 
     which: Which
@@ -98,7 +100,7 @@ class Claim:
     hidden: tuple[int, int] | None = None
 
     def off(self, now: "Claim") -> list[str]:
-        """In what it is off by more than `TOLERANCE`, in words."""
+        """The names of the figures that are off by more than `TOLERANCE`."""
         words = []
         if abs(now.total_us - self.total_us) > TOLERANCE["time"] * self.total_us:
             words.append("time")
@@ -163,7 +165,7 @@ def _claim(row: Mapping[str, Any]) -> Claim:
 
 
 def save(claims: Iterable[Claim], file: Path = FILE) -> None:
-    """Write them all, a line each, in an order of their own."""
+    """Write all claims, a line each, sorted by command and versions."""
     lines = [json.dumps(_row(claim)) for claim in sorted(claims, key=_place)]
     head = json.dumps({"tolerance": TOLERANCE})[:-1]
     write(file, f'{head}, "claims": [\n' + ",\n".join(lines) + "\n]}\n")
@@ -182,5 +184,5 @@ def _row(claim: Claim) -> dict[str, Any]:
 
 
 def quickest(claims: Sequence[Claim]) -> Claim:
-    """Of several forms of the same."""
+    """The claim with the least time."""
     return min(claims, key=lambda claim: claim.total_us)

@@ -1,10 +1,11 @@
-"""Figures of compiled and modelled programs that pages state: find them again, and compare.
+"""Compute the compiled and modelled figures of the pages again, and compare them with the claims.
 
-Without a flag those of the headline; nothing is run on a TPU or GPU, and no time is measured.
-`claims.json` holds the claims, with the command, the versions and the tolerances; `pages.toml`
-says which pages show them. A claim holds for the versions of JAX and of the compiler that it names:
-others are left out, and counted. The status is 1 if one is off by more than 2 % of its time
-or one point of exposure.
+Without a flag, only the headline figures of README. Nothing runs on a TPU or GPU, and no time is
+measured. `claims.json` holds the claims with their commands, versions and tolerances; `pages.toml`
+says which pages show them. A claim holds for the versions of JAX and of the compiler that it names;
+programs without a claim for the installed versions are counted and left out. The exit status is 1
+if a program fails, or if its time is off by more than 2 %, its exposure by more than one point, or
+its temporaries by more than 2 % (and 1 MiB).
 """
 
 import argparse
@@ -23,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group()
     names = [table.name for table in pages.tables()]
-    which.add_argument("--all", action="store_true", help="every claim: hours")
+    which.add_argument("--all", action="store_true", help="every claim; takes hours")
     which.add_argument(
         "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
     )
     compiled.add_cache(parser)
-    add("--missing", action="store_true", help="only what is not claimed yet of these versions")
-    add("--update", action="store_true", help="claim what is found, and write the pages")
-    add("--write", action="store_true", help="find nothing: write the pages, of what is claimed")
+    add("--missing", action="store_true", help="only programs without a claim for these versions")
+    add("--update", action="store_true", help="save what is found as claims, and write the pages")
+    add("--write", action="store_true", help="only write the pages from the claims")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         elsewhere = [which for which in todo if which not in known]
         todo = [which for which in todo if which in known]
         if elsewhere:
-            print(f"left out: {len(elsewhere)} that are not claimed of {_versions()}")
+            print(f"left out: {len(elsewhere)} programs without a claim for {_versions()}")
         if not todo:
-            args.error(f"nothing is claimed of {_versions()}; --update claims what is found")
+            args.error(f"there are no claims for {_versions()}; --update saves what is found")
     return _find(args, todo, known, claims, every)
 
 
 def here(claims: Iterable[Claim]) -> dict[Which, Claim]:
-    """The claims of the versions that are installed."""
+    """The claims for the installed versions."""
     return {
         one.which: one
         for one in claims
@@ -99,7 +100,7 @@ def _find(
             claim.save(claims)
         elif words:
             status = 1
-    report.show(f"Claims, of {_versions()}", table)
+    report.show(f"Claims for {_versions()}", table)
     return max(status, _write(every, claims)) if args.update else status
 
 
@@ -116,7 +117,7 @@ def _write(every: Sequence[Table], claims: Sequence[Claim]) -> int:
     for page in changed:
         print(f"written: {page}")
     for name, number in unclaimed.items():
-        print(f"not written: {name!r}, of which {number} programs are not claimed")
+        print(f"not written: {name!r}: {number} of its programs have no claim")
     return 1 if unclaimed else 0
 
 

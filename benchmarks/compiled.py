@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Declare --cache."""
-    what = "keep what is compiled, and do not compile again what is there"
+    what = "keep compiled programs in this folder, and reuse those that are there"
     parser.add_argument("--cache", type=Folder, metavar="DIR", help=what)
 
 
@@ -56,7 +56,7 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
 def find_all(
     args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make
 ) -> tuple[list[Found], list[str]]:
-    """What is found of every program, which --json gets, and a line for each that was refused."""
+    """What was found of each program, which --json gets, and a line for each refused one."""
     jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
     found: list[Found] = []
     failed: list[str] = []
@@ -73,7 +73,7 @@ def find_all(
 
 
 def tell_failed(failed: Sequence[str]) -> int:
-    """A line for each program that was refused; the exit status."""
+    """Print a line for each refused program; returns the exit status."""
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
     return 1 if failed else 0
@@ -91,9 +91,9 @@ def compile_one(
 
     Args:
         which: as in `compile_all`.
-        make: the program of it.
+        make: makes the program of `which`.
         profile: whether to take times from the static profile.
-        options: of the compiler, beside those that the algorithm stands for.
+        options: of the compiler, beside those that the algorithm's name stands for.
         cache: a folder of compiled programs; see `benchmarks.cached`.
 
     Raises:

@@ -7,11 +7,11 @@ A formulation is a name such as "2lanes-joined-tied", of which each part is a ch
   tied           a barrier a round, over what came and what was made of the round before
   loop           a `fori_loop` in place of rounds written out
 
-`python -m benchmarks overlap --formulations` compiles them all, and the rings of others. The
-engine of the library is those that won, for any schedule: a gather is 2lanes-joined-tied, one
-whose products are added up a loop without barriers (`adding` of `benchmarks.rivals`), a scatter
-2lanes-joined-tied-loop or, of large products, by turns (`ringcoll.turns`). `overlap.md` says what
-wins where, and why.
+`python -m benchmarks overlap --formulations` compiles them all, and the rings of others. The engine
+of the library is those that won, for any schedule. A gather is 2lanes-joined-tied; if its products
+are added up, it is a loop without barriers (`adding` of `benchmarks.rivals`). A scatter is
+2lanes-joined-tied-loop, or runs by turns where the wire is the longer part (`ringcoll.turns`).
+`overlap.md` says what wins where, and why.
 """
 
 from collections.abc import Callable
@@ -105,11 +105,11 @@ def _turns(turns: int, step: Callable, state, loop: bool):
 
 
 def rank_after(further) -> Array:
-    """The number of the rank so much further round."""
+    """The number of the rank that is `further` places after this one, round the ring."""
     return (lax.axis_index("x") + further) % lax.axis_size("x")
 
 
 def hop(x: Array, shift: int) -> Array:
-    """x from the rank `shift` before this one."""
+    """x of the rank that is `shift` places before this one."""
     n = lax.axis_size("x")
     return lax.ppermute(x, "x", [(rank, (rank + shift) % n) for rank in range(n)])

@@ -1,8 +1,8 @@
 """A grid of collective matmuls: "auto" beside the plain form and the compiler's own, in each cell.
 
-Every program is compiled and priced as by `python -m benchmarks overlap`. What is found is put
-into a file beside the page, in place of what was found of the same program before, and the page
-is written anew of all that is there: so a grid may be filled in several runs.
+Every program is compiled and priced as by `python -m benchmarks overlap`. The results go into a
+file beside the page, and replace older results of the same programs. The page is written from the
+whole file, so several runs can fill a grid.
 """
 
 import argparse
@@ -31,11 +31,11 @@ FORMS = {
 ROWS = (128, 512, 2048, 8192)
 K = 8192
 WIDTHS = (28672, 14336)
-#: Of attention, of which queries and x are of like width.
+#: The same for attention, whose queries are together as wide as x, or half as wide.
 ATTENTION_WIDTHS = (8192, 4096)
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
-#: From how much above the quickest other on "auto" has lost a cell.
+#: "auto" loses a cell if it is slower than the quickest other form by more than this share.
 LOST = 0.03
 PAGE = Path(__file__).with_name("grid.md")
 
@@ -50,7 +50,7 @@ class Cell(NamedTuple):
     rows: int
 
     def programs(self) -> list[dict[str, str]]:
-        """Which programs it is of, as `program` takes them."""
+        """Its programs, as the arguments of `program`."""
         of = {
             "topology": self.topology,
             "form": self.form,
@@ -69,7 +69,7 @@ class Times(NamedTuple):
 
     @property
     def above(self) -> float | None:
-        """How far "auto" is above the quickest of the others, as a share of that."""
+        """By what share "auto" is slower than the quickest other form."""
         others = [time for time in (self.plain, self.compiler) if time is not None]
         return None if self.auto is None or not others else self.auto / min(others) - 1
 
@@ -81,10 +81,10 @@ class Times(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the page is; which cells are compiled is said as for all programs."""
-    what = "in place of the tables: compile a grid of shapes, and write the page of it"
+    """Declare --grid and --page; the other options choose the cells."""
+    what = "compile a grid of shapes, and write its page instead of printing tables"
     parser.add_argument("--grid", action="store_true", help=what)
-    what = f"of the grid; what was found is kept beside it, as JSON ({PAGE.name})"
+    what = f"of the grid; the figures are kept beside it, as JSON ({PAGE.name})"
     parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help=what)
 
 
@@ -94,7 +94,7 @@ def cells(
     directions: Sequence[str],
     shapes: Sequence[str] = (),
 ) -> list[Cell]:
-    """Those of the grid; only those of the shapes, if there are any."""
+    """The cells of the grid; if shapes are given, only the cells of these."""
     made = [
         Cell(form, direction, topology, width, rows)
         for direction, form, topology in product(directions, forms, topologies)
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merged(kept: Sequence[Mapping], found: Sequence[Found]) -> list[Mapping]:
-    """What was kept, and what was found in place of what was kept of the same program."""
+    """The rows that were kept; what was found replaces the rows of the same programs."""
     rows = {tuple(row["which"].items()): row for row in kept}
     for one in found:
         row = {"which": one.which, "total": round(one.total, 1), "exposed": round(one.exposed, 1)}
@@ -145,7 +145,7 @@ def merged(kept: Sequence[Mapping], found: Sequence[Found]) -> list[Mapping]:
 
 
 def times(rows: Sequence[Mapping], cell: Cell) -> Times:
-    """Those of a cell."""
+    """The times of a cell."""
     return _times({tuple(row["which"].items()): row["total"] for row in rows}, cell)
 
 
@@ -192,12 +192,12 @@ _HEAD = """# "auto" in a grid of shapes
 
 *Compiled*, not run: microseconds by `ringcoll.overlap`, with the compiler's estimates. Written by
 `python -m benchmarks overlap --grid --cache results/compiled`, which `--topology`, `--form`,
-`--shape` and `--direction` narrow; what is in the folder of `--cache` is not compiled again. Bf16,
+`--shape` and `--direction` narrow; programs in the `--cache` folder are not compiled again. Bf16,
 k = 8192, the mesh one axis x of all devices. A cell is `"auto"` / plain / compiler: plain is the
-built-in collective and the multiplication, compiler is `jit` + shardings, the quicker of without
-and with XLA's options for collective matmuls. **!** marks a cell in which `"auto"` takes more than
-{lost} longer than the quicker of the two. Columns are rows of x (of FSDP, rows of x on eight
-devices); the width is that of w (of attention, that of all queries, in heads of 128 and 16 groups
-of keys and values, with an addition in place of the attention).
+built-in collective and the multiplication; compiler is `jit` + shardings, with or without XLA's
+options for collective matmuls, whichever is quicker. **!** marks a cell in which `"auto"` takes
+more than {lost} longer than the quicker of the two. Columns are rows of x (of FSDP, rows of x on
+eight devices); the width is that of w (of attention, that of all queries, in heads of 128 and 16
+groups of keys and values, with an addition in place of the attention).
 
 {summary} By {by}."""

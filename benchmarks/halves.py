@@ -21,7 +21,7 @@ from ringcoll.layers import tensor_parallel as tp
 
 MLP, ATTENTION = "gated_mlp", "attention"
 FORMS = (MLP, ATTENTION)
-#: Features of a head; heads of keys and values, as many as the most ranks.
+#: Features of a head; heads of keys and values: one for each rank of the largest mesh.
 HEAD, GROUPS = 128, 16
 
 Columns = Callable[[Array, Sequence[Array]], list[Array]]
@@ -30,7 +30,7 @@ Columns = Callable[[Array, Sequence[Array]], list[Array]]
 def half(
     name: str, shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16
 ) -> tuple[Callable, tuple]:
-    """A half as a function of x and weights, and both, as `overlap.compile_for` takes them.
+    """A half as a function of x and weights, and these operands, for `overlap.compile_for`.
 
     Args:
         name: one of `FORMS`.
@@ -87,6 +87,6 @@ def _by_parts(
 
 
 def _added(query: Array, key: Array, value: Array) -> Array:
-    """In place of attention: to each head of queries, key and value of its group."""
+    """In place of attention: add key and value of its group to each head of queries."""
     grouped = query.reshape(*key.shape[:-1], -1, key.shape[-1])  # [b, s, groups, heads, k]
     return (grouped + (key + value)[..., None, :]).reshape(query.shape)

@@ -8,7 +8,7 @@ GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
   .../tuned  with the options of the compiler that were found to matter
   1lane...   the ring written in another way: see `benchmarks.formulations`
-  notebook, looped, columns, adding: the rings of others: see `benchmarks.rivals`
+  notebook, looped, columns, adding: rings that others published: see `benchmarks.rivals`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=listed(*known, *rivals.RIVALS, *formulations.NAMES),
         default=",".join(known),
         metavar="LIST",
-        help=f"{', '.join(known)}, or of --formulations",
+        help=f"{', '.join(known)}, or a name that --formulations prints",
     )
     which.add_argument(
         "--formulations",
         action="store_true",
-        help="beside ours, the same ring written in many ways, and those of others, forward",
+        help="ours, the same ring written in many ways, and rings of others; forward only",
     )
     add(
         "--shape",

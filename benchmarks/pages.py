@@ -1,16 +1,16 @@
-"""The tables of README and pages, written from claims: what stands in which cell.
+"""The tables of README and of the pages, which are written from claims.
 
-`pages.toml` lists them. A table is rows and columns; both name flags, and a cell is the program
-of its row's and column's flags together with those that the table's `where` names. A flag with
-several values stands for the quickest of these. Besides flags they may have:
+`pages.toml` lists the tables. Rows and columns name flags. A cell shows the program whose flags
+are those of its row, its column and the table's `where`, all together. Where a flag has several
+values, the cell shows the quickest of these programs. Besides flags, a row or column may have:
 
-  title     what stands in the head, or in front (a list: in several columns)
-  cell      a format of `_fields`, in place of the table's own
-  over      flags of other programs: {ratio} is how many times as long the quickest of them takes
+  title     the text at its head (a list, for rows only: in several columns)
+  cell      a format with the names of `_fields`, instead of the table's own
+  over      flags of other programs: {ratio} is the least time of these over the time of the cell
 
 A table has a `page` and a `run` (the command), and may have `profile`, `bold` ("row" or "column":
-the least time in it), `head` (above the titles), `without` (flags of programs that there are not,
-or that cannot be compiled) and `headline`: flags of those programs that are tested in CI.
+the least time in it), `head` (above the titles of rows), `without` (flags of programs that do not
+exist or cannot be compiled) and `headline` (flags of the programs that CI compiles again).
 """
 
 import re
@@ -52,13 +52,13 @@ class Table:
     without: Sequence[Flags] = ()
 
     def programs(self) -> Iterator[Which]:
-        """All that it shows."""
+        """All programs that it shows."""
         for row, column in product(self.rows, self.columns):
             yield from self._cell(row, column)
             yield from self._over(row, column)
 
     def _cell(self, row: Flags, column: Flags) -> list[Which]:
-        """Those of which a cell shows the quickest."""
+        """The programs of a cell, which shows the quickest of them."""
         flags = {**self.where, **row, **column}
         named = {name: value for name, value in flags.items() if name not in _NO_FLAGS}
         several = [value if isinstance(value, list) else [value] for value in named.values()]
@@ -72,10 +72,10 @@ class Table:
         return self._cell(row, {**column, **column["over"]}) if "over" in column else []
 
     def lines(self, claims: Mapping[Which, Claim]) -> list[str]:
-        """It in Markdown.
+        """The table in Markdown.
 
         Raises:
-            KeyError: a program of which nothing is claimed.
+            KeyError: a program has no claim.
         """
         titles = [
             row["title"] if isinstance(row["title"], list) else [row["title"]] for row in self.rows
@@ -117,7 +117,7 @@ class Table:
         return str(column.get("cell", row.get("cell", self.cell))).format(**fields)
 
     def _least(self, row: Flags, column: Flags, claims: Mapping[Which, Claim]) -> float | None:
-        """The least time of those that this one stands among."""
+        """The least time in its row or column, whichever has its least in bold."""
         if not self.bold:
             return None
         columns = [one for one in self.columns if "over" not in one and "cell" not in one]
@@ -153,12 +153,12 @@ def tables(file: Path = FILE) -> list[Table]:
 
 
 def programs(tables: Iterable[Table]) -> Iterator[Which]:
-    """All that they show."""
+    """All programs that they show."""
     return (which for table in tables for which in table.programs())
 
 
 def headline(tables: Iterable[Table]) -> Iterator[Which]:
-    """Those of them that are tested in CI."""
+    """The programs of them that CI compiles again."""
     for table in tables:
         for which in table.programs():
             flags = dict(which.flags)
@@ -169,10 +169,11 @@ def headline(tables: Iterable[Table]) -> Iterator[Which]:
 def written(
     page: str, tables: Sequence[Table], claims: Sequence[Claim]
 ) -> tuple[str, dict[str, int]]:
-    """The text of a page, its tables written anew.
+    """The text of a page, with its tables written again.
 
     Returns:
-        The text, and how many programs of which table are not claimed: that one is left as it is.
+        The text; and, by table, how many of its programs have no claim. Such a table is left as it
+        is.
 
     Raises:
         ValueError: the page has no place for a table, or a place for one that is not listed.
@@ -201,7 +202,7 @@ def written(
 def write_pages(
     tables: Sequence[Table], claims: Sequence[Claim]
 ) -> tuple[list[str], dict[str, int]]:
-    """Write the tables into their pages; the pages that changed, and as `written`."""
+    """Write the tables into their pages; returns the pages that changed, and missing claims."""
     changed: list[str] = []
     unclaimed: dict[str, int] = {}
     for page in dict.fromkeys(table.page for table in tables):

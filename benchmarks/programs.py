@@ -138,7 +138,7 @@ def program(
 
 
 def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any]:
-    """The operands of a rival as it takes them."""
+    """The operands of a rival, with w arranged as it takes it."""
     spec = FORMS[name].ins[1]
     change = ARRANGED.get((rival, name), lambda w: w)
     made = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)

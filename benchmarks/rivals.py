@@ -1,8 +1,8 @@
-"""Rings of others for the same matmuls, written anew from what they published.
+"""Rings that others published for the same matmuls, written anew.
 
-Each is a function of x and w in `shard_map` over an axis x, for one of `benchmarks.programs`'
-forms; where its authors keep weights in another order, `ARRANGED` puts them in that order before
-the program is compiled, so that this costs nothing in it.
+Each is a function of x and w in `shard_map` over an axis x, for one form of `benchmarks.programs`.
+Where the authors keep weights in another order, `ARRANGED` puts them in that order outside the
+program, so that the program does not pay for it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ SOURCES: Mapping[str, str] = {
     "notebook": "JAX's notebook on shard_map: half of each shard either way, two matmuls a round",
     "looped": "Pope et al., arXiv 2211.05102, looped collective einsum: a loop that adds up in "
     "its matmul, weights arranged in the order of its turns",
-    "columns": "the tensor-parallel tutorials of the University of Amsterdam: what goes either "
-    "way is multiplied by, or made of, its own half of w, which is kept as two arrays",
-    "adding": "the plainest: a loop both ways, one matmul a turn, its addition in it",
+    "columns": "the tensor-parallel tutorials of the University of Amsterdam: each direction has "
+    "its own half of w, and the halves are kept as two arrays",
+    "adding": "the plainest: a loop both ways, one matmul a turn, which adds to the sum",
 }
 
 
@@ -42,12 +42,12 @@ def _forwarded(pieces: list[Array]) -> list[Array]:
 
 
 def _origins(turn: Any) -> list[Array]:
-    """Of which ranks the two pieces are that a rank has after so many hops."""
+    """The ranks whose pieces a rank holds after so many hops."""
     return [rank_after(-turn), rank_after(turn)]
 
 
 def _gathered(turn: Callable, pieces: list[Array], out: Any, loop: bool = False) -> Any:
-    """`turn(i, pieces, out)` with what came by i hops, for all n; the last outside of the loop."""
+    """Run `turn(i, pieces, out)` on what came by i hops, for i < n; the last after the loop."""
 
     def step(i, state):
         pieces, out = state
@@ -63,7 +63,7 @@ def _gathered(turn: Callable, pieces: list[Array], out: Any, loop: bool = False)
 
 
 def _scattered(made: Callable, loop: bool = False) -> list[Array]:
-    """The sums that come home, of `made(i)`, this rank's part of those that have i hops behind."""
+    """The sums that come home; `made(i)` is this rank's part of the sums that made i hops."""
     n = lax.axis_size("x")
 
     def step(i, sums):
@@ -110,7 +110,7 @@ def _sliced(w: Array, turn: Any, rows: int) -> list[Array]:
 
 
 def _contraction(x: Array, w: Array, cut: Callable, loop: bool, joined: bool) -> Array:
-    """`cut(w, turn, rows)` is what the two pieces of a turn are multiplied by."""
+    """`cut(w, turn, rows)` gives what the two pieces of a turn are multiplied by."""
 
     def turn(i, pieces, total):
         factors = cut(w, i, pieces[0].shape[1])
@@ -146,7 +146,7 @@ def _contraction_by_columns(x: Array, halves: tuple[Array, Array]) -> Array:
 
 
 def _blocks(x: Array, i: Any, parts: int) -> list[Array]:
-    """The rows of x for the two sums that have i hops behind: halves of two blocks, or both."""
+    """The rows of x for the two sums that made i hops: half of a block each, or a block each."""
     rows = x.shape[0] // lax.axis_size("x") // parts
     places = [parts * origin + lane * (parts - 1) for lane, origin in enumerate(_origins(i + 1))]
     return [lax.dynamic_slice_in_dim(x, at * rows, rows, 0) for at in places]

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def seconds_of(bytes: str, ranks: str, form: str) -> float:
-    """What the command has in one cell, by its flags."""
+    """The seconds that the command prints in one cell, by its flags."""
     (chosen,) = (one for one in FORMS if one.name == form)
     return _seconds(chosen, int(ranks), size(bytes))
 

@@ -25,12 +25,12 @@ class Model:
 
     alpha is paid for the `startups` of a price: messages that leave by different ports at once
     share one, and what goes far pays one for every link. axes are those of the torus, or the
-    grid, that the links make; a switch has none. all_reduces is from how many ranks on the
-    built-in reduce-scatter is an all-reduce, 0 for never.
+    grid, that the links make; a switch has none. From all_reduces ranks on, the built-in
+    reduce-scatter is an all-reduce; 0: never.
 
-    Of a matmul, delta is the seconds of a floating-point operation, start those that it takes
-    beside its operations, far and near those in which it reads a byte of the main memory and of
-    the memory beside the core, which holds near_bytes.
+    For matmuls, delta is seconds a floating-point operation, and start is seconds a matmul beside
+    its operations. far and near are seconds a byte read from the main memory and from the memory
+    beside the core, which holds near_bytes.
     """
 
     alpha: float
@@ -183,8 +183,8 @@ def _tpu(
 ) -> Model:
     """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul.
 
-    Then the share of the memory's rate at which a matmul reads it, the bytes a second of the
-    memory beside the core, and how many MiB it holds.
+    Then: at what share of the memory's rate a matmul reads it; the bytes a second of the memory
+    beside the core, and the MiB that it holds; `Model.all_reduces`.
     """
     near_bytes, start = near_mib * 2**20, 3e-6
     rates = (1 / link, 3 / memory, 1 / flops)
@@ -239,19 +239,20 @@ KINDS: Mapping[str, str] = MappingProxyType(
 
 
 def links(ranks: int, model: Model) -> int:
-    """By how many links all of a slice of so many devices can get what is sent to them.
+    """The links by which every device of a slice can receive at once.
 
-    Two an axis of a torus; of a grid, whose corners have fewest, one. Slices of as many chips
-    as a torus of `slices.SIDES` are taken for one; a single axis is a ring.
+    Two for each axis of a torus; one for each axis of a grid, because its corners have fewest.
+    A slice with as many chips as a torus of `slices.SIDES` is taken for one; a single axis is a
+    ring.
     """
     closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
     return model.axes * (1 + closed)
 
 
 def scatter_links(ranks: int, model: Model) -> float:
-    """The same of a built-in reduce-scatter: half as many where XLA makes it an all-reduce.
+    """`links` for a built-in reduce-scatter: half as many where XLA makes it an all-reduce.
 
-    So it does from `Model.all_reduces` ranks on; in a grid, if it is as long as it is wide.
+    XLA does that from `Model.all_reduces` ranks on; with two axes, only if they are equally long.
     """
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
     twice = is_square and 0 < model.all_reduces <= ranks

@@ -71,7 +71,7 @@ def gather(
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         moves = schedule.rounds[start]
         messages = [message(held, keys_sent(m)) for m in moves]
-        first = start  # of the loop: what all of its rounds send is what the one before brought
+        first = start  # of the loop, in which each round sends what the round before brought
         all_sent = [key for move in moves for key in keys_sent(move)]
         if stop - start == 1 or not order.gathers_in_one_loop or came != all_sent:
             first += 1
@@ -100,7 +100,7 @@ def _gather_loop(
     carry: Carry,
     held: dict[Key, Array],
 ) -> tuple[Carry, list[Array]]:
-    """Rounds of a stretch: visit what came last, which the first of them sends, and forward it.
+    """Rounds of a stretch: visit what came last, and forward it. The first round sends `last`.
 
     Returns the carry and what the last round brought; what an earlier one brought is put
     into `held` if it is sent once more.

@@ -1,4 +1,4 @@
-"""By whom, by which algorithm and how exactly a matmul with a collective is made."""
+"""The options of a matmul with a collective: its axes, algorithm and precision."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ringcoll.wire import Ranks
 
 @dataclass(frozen=True)
 class How:
-    """By which ranks, in which order, and how exactly."""
+    """By which ranks, by which algorithm, and how exactly."""
 
     axes: tuple[Hashable, ...]
     algorithm: Algorithm

@@ -1,11 +1,11 @@
 """What a matmul with a collective costs in seconds: the collective under it, or beside it.
 
-`hidden_seconds` against `bare_seconds` is what `"auto"` goes by. A matmul takes as long as its
-operations, or as the memory that it reads. A collective that is hidden cuts the matmul into as
-many pieces as ranks, and each piece reads the factor that stays: at few rows that takes longer
-than the wire. Rates, and what compilers keep in the memory beside the core, are those of the
-`Model`; compiled programs of 128 to 8,192 rows take what is said here within a tenth, but for
-the cells that `benchmarks/grid.md` marks.
+`"auto"` compares `hidden_seconds` with `bare_seconds`. A matmul takes as long as its operations
+or as reading its operands, whichever is longer. A collective that is hidden cuts the matmul into
+as many pieces as ranks, and each piece reads the stationary factor again: with few rows that
+takes longer than the wire. The `Model` has the rates, and the size of the memory beside
+the core. The times of compiled programs of 128 to 8,192 rows are within a tenth of these, except
+in the cells that `benchmarks/grid.md` marks.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Work:
 
     Attributes:
         flops: of the whole.
-        added: if they are cut into pieces, what adding partial results moves each round.
-        once: what is read or written once, whether they are cut or not.
-        again: factors that the whole reads once, and every piece reads whole.
+        added: bytes that adding partial results moves each round, if they are cut into pieces.
+        once: bytes that are read or written once, whether they are cut or not.
+        again: bytes that every piece reads, and that the whole reads once.
     """
 
     flops: float
@@ -42,9 +42,10 @@ def hidden_seconds(
         shard_bytes: what a round carries, half of it each way.
         ranks: n.
         model: of the machine.
-        gathers: whether the matmul takes what the collective brings. Compilers then fill the
-            memory beside the core with what is read again before the first piece, if it fits.
-            Else the first piece reads the main memory, and the others find it there.
+        gathers: whether the matmul takes what the collective brings. Then compilers copy what is
+            read again into the memory beside the core before the first piece, if it fits there.
+            Otherwise the first piece reads it from the main memory, and the later pieces from
+            the memory beside the core, if it fits there.
     """
     fills = gathers and model.holds(work.again)
     added = work.added * (model.near if model.holds(work.again + work.added) else model.memory)
@@ -55,7 +56,7 @@ def hidden_seconds(
 
 
 def piece_seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
-    """Seconds of a share of the matmuls: of its operations or of what it reads, the longer.
+    """Seconds of a share of the matmuls: to compute or to read, whichever is longer.
 
     Args:
         work: of the whole.

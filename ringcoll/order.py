@@ -28,11 +28,11 @@ T = TypeVar("T")
 class Order:
     """Of operations that nothing needs to be known about: there is no work to hide under."""
 
-    #: Whether rounds of a gather that only forward are one loop, the first visit with them.
+    #: Whether rounds of a gather that only forward are one loop, which has the first visit too.
     gathers_in_one_loop = False
     #: Whether the rounds of a reduce may be written out.
     may_unroll = True
-    #: Whether a reduce may be run by turns: whether an addition can be a part of a matmul.
+    #: Whether a reduce may be run by turns, because an addition can be a part of a matmul.
     takes_turns = False
     #: Whether a buffer of results is made of the first one.
     begins_with_work = False
@@ -71,10 +71,10 @@ class Beforehand(Order):
 
 
 class Summing(Beforehand):
-    """By a compiler, of a gather whose products are added up: in a loop and without barriers.
+    """By a compiler, for a gather whose products are added up: in a loop and without barriers.
 
-    So the compiler makes one matmul of a product and its addition to the sum, which stays where
-    it is. Written out, or behind a barrier, the sum is copied in every round.
+    The compiler then makes one matmul of a product and its addition, and the sum stays in place.
+    Where rounds are written out, or have barriers, the sum is copied in every round.
     """
 
     gathers_in_one_loop = True
@@ -130,7 +130,7 @@ def _bits(x: Array) -> Array:
 
 
 def order_of_work(*, sums: bool = False) -> Order:
-    """On the mesh that is traced for; `sums`: of a gather whose products are added up."""
+    """The order on the mesh that is traced for; `sums`: for a gather whose products are added."""
     mesh = jax.sharding.get_abstract_mesh()
     # On axes that are left to the compiler, the first element of an array may be anywhere.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)

@@ -52,15 +52,16 @@ def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]
 
 def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
     """`whole` with the parts of y, which follow on each other along `dim`, in their places."""
-    # That JAX takes negative indices gives each place operations of its own. They decide
-    # when permutes start. XLA's scheduler works from the last instruction to the first; between a
-    # matmul and the start of a permute it takes the one that makes more other operations ready
-    # (`kCreatesMoreReadyNodes` in its latency_hiding_scheduler.cc). A matmul with an index of its
-    # own is that one: so both permutes of a round start before its two matmuls. An index that a
-    # later round uses too makes a tie, and then one permute a round starts between the matmuls
-    # (v5e:4x2, libtpu 0.0.52: 2728 us, 7 % exposed, in place of 2549 and 0 %). Along the last
-    # dimension these operations would hide that an index is a multiple of a tile's width, and
-    # matmuls write there more slowly (gathered columns of w: 22495 us in place of 21650).
+    # No index here is negative. Negative ones are allowed only because JAX then gives each place
+    # index operations of its own, and these decide when permutes start. XLA's scheduler works from
+    # the last instruction to the first. Between a matmul and the start of a permute it takes the
+    # one that makes more other operations ready (`kCreatesMoreReadyNodes` in its
+    # latency_hiding_scheduler.cc). That is a matmul with an index of its own, so both permutes of a
+    # round start before its two matmuls. If a later round uses the same index, there is a tie, and
+    # one permute a round starts between the matmuls (v5e:4x2, libtpu 0.0.52: 2728 us, 7 % exposed,
+    # instead of 2549 and 0 %). Along the last dimension these operations would hide that an index
+    # is a multiple of a tile's width, and matmuls would write more slowly (gathered columns of w:
+    # 22495 us instead of 21650).
     may_be_negative = dim < whole.ndim - 1
     start = 0
     for at, width in places:

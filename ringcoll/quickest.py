@@ -19,7 +19,7 @@ from ringcoll.table import LAX
 
 #: By which a collective is hidden: half of each shard goes round either way.
 HIDDEN = "bidirectional_ring"
-#: By how much that has to be the quicker one: compilers hide a little less than there is to hide.
+#: By what factor that must be quicker: compilers hide a little less than there is to hide.
 SURE = 1.04
 #: What is better there. The devices of a CPU share what they compute with. The scheduler for
 #: GPUs keeps one permute in flight: of two directions, one would be bare.
@@ -117,10 +117,10 @@ def joining(
     """How what comes in one round by several lanes is multiplied: "apart", "fused" or "copied".
 
     Compilers take it that one matmul covers a hop, and start the hops late if there are two.
-    Apart, where one is too short for that, the rest of the hop is exposed, and where the memory
-    is what it waits for, the other factors are read twice. Fused, parts are put together within
-    the matmul, which costs it an eighth of its time, more or less. Copied, they are put together
-    before.
+    Apart: if one matmul is too short for that, the rest of the hop is exposed; and each matmul
+    reads the other factors, which counts where the memory is the limit. Fused: parts are put
+    together within the matmul, which costs it about an eighth of its time. Copied: they are put
+    together before.
     """
     if not _are_known(x, *others):
         return "fused"
@@ -181,11 +181,11 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
 def turns_pay(
     scatter: Scatter, factors: Sequence[Any], whole: Sequence[Any], ranks: int, model: Model
 ) -> bool:
-    """Whether a sum of products is made of halves by turns (see `ringcoll.turns`).
+    """Whether to make a sum of products of halves, by turns (see `ringcoll.turns`).
 
-    Only where the wire is longer than the products of a round: then what hides nothing, the
-    first product, is half as long. Twice as many matmuls read the factors that are not cut. So
-    that this is under them, and not beside, the products take longer than that.
+    Only where the wire is longer than the products of a round: by turns, the first product, which
+    hides nothing, is half as long. Twice as many matmuls then read the factors that are not cut, so
+    the products must also take longer than that reading.
     """
     if not _are_known(*factors):
         return False

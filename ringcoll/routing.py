@@ -47,8 +47,8 @@ def on_torus(
     Args:
         schedule: of any kind.
         network: the sizes of its axes.
-        closed: which of them are rings; None: all. Along the others, which are lines, ranks
-            are laid as `slices.along` has them.
+        closed: which of them are rings; None: all. The others are lines, along which
+            `slices.along` places the ranks.
 
     Startups are the most that leave a rank by one port, which is an axis and a direction, and
     one for every link that the farthest message passes after its first.

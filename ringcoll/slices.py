@@ -1,13 +1,13 @@
-"""Slices of TPUs: which axes of their chips close into rings, and how ranks are laid on them.
+"""Slices of TPUs: which axes of their chips close into rings, and where ranks are placed on them.
 
-The rules are those of Google's documents of v5e, v5p, v6e and tpu7x
+The rules are from Google's documents of v5e, v5p, v6e and tpu7x
 (docs.cloud.google.com/tpu/docs); a slice may be set up otherwise.
 """
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-#: By the number of axes along which a kind of chip has links: the side at which axes close.
+#: The side at which axes close, by the number of axes along which a kind of chip has links.
 SIDES: Mapping[int, int] = MappingProxyType({2: 16, 3: 4})
 
 
@@ -30,10 +30,10 @@ def closed(axes: int, size: Sequence[int]) -> tuple[bool, ...]:
 def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of ranks are rings of neighbours, on a slice of as many chips.
 
-    An even number of ranks above two, on one axis, goes round a box of chips (as
-    `overlap.mesh` lays it). Several axes are taken for those of the slice. (There `cost` and
-    `overlap` agree where every axis is a ring. Where one is a line, `overlap.mesh` may lay an
-    axis in boxes, and `overlap` counts the bytes of a message for every link that it passes.)
+    A single axis with an even number of ranks above two goes round a box of chips, as
+    `overlap.mesh` places it. Several axes are taken for the axes of the slice. `cost` and `overlap`
+    then agree if every axis is a ring. If one is a line they may differ: `overlap.mesh` may place
+    an axis in boxes, and `overlap` counts the bytes of a message on every link that it passes.
 
     Args:
         axes: as for `closed`.
@@ -45,10 +45,11 @@ def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:
 
 
 def along(n: int, is_ring: bool) -> list[int]:
-    """The places along an axis of n, in the order of ranks whose neighbours are near.
+    """The places of n ranks along an axis, where neighbours in rank are near each other.
 
-    On a line steps are at most two, forth on every second place and back on those left out.
+    On a line, ranks go out on every second place and come back on the others, so that no step
+    is longer than two.
 
-        a line of 6   0 5 1 4 2 3
+        ranks on a line of 6   0 5 1 4 2 3
     """
     return list(range(n)) if is_ring else [*range(0, n, 2), *range(1, n, 2)[::-1]]

@@ -1,8 +1,8 @@
-"""A reduce by turns: one half of every shard is worked on while the sums of the other travel.
+"""A reduce by turns: one half of every shard is computed while the sums of the other half travel.
 
-Of `engine.reduce`, contributions are made while sums travel, and added when these have come.
-By turns, a contribution is made when the sums have come that it is added to: so a compiler makes
-one matmul of a product and its addition, and under it the other half's sums travel.
+`engine.reduce` makes contributions while sums travel, and adds them when the sums arrive. By
+turns, a contribution is made after the sum that it is added to has arrived. So a compiler makes one
+matmul of a product and its addition, and the sums of the other half travel under that matmul.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Add = Callable[[Sequence[Slot], Sequence[Array]], Sequence[Array]]
 
 
 def are_possible(schedule: Schedule) -> bool:
-    """Whether all rounds of a schedule only forward, each lane its own one shard."""
+    """Whether every round of a schedule only forwards, and each lane sends one shard."""
     if len(stretches(schedule, 0)) > 1 or len(schedule.rounds) < 2:
         return False
     sent = [(move.lane, move.offsets) for move in schedule.rounds[0]]
@@ -35,7 +35,7 @@ def reduce(
 
     Args:
         schedule: the gather that is run backward, for which turns `are_possible`.
-        ranks: by whom, cut into the digits of the schedule.
+        ranks: those that run it, cut into the digits of the schedule.
         add: see `Add`; called with a half of the shares at a time.
         start: zeros of the shape and dtype of the sum for a slot, to which the first
             contributions are added.

@@ -107,8 +107,8 @@ def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
         main(["claims", "--table", "an all-reduce at scale"])
     assert ended.value.code == 2
     said = capsys.readouterr()
-    assert "left out: 40 that are not claimed of jax" in said.out
-    assert "--update claims what is found" in said.err
+    assert "left out: 40 programs without a claim for jax" in said.out
+    assert "--update saves what is found" in said.err
 
 
 def test_update_claims_what_is_found_and_writes_the_page(monkeypatch, tmp_path, capsys):

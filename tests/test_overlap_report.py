@@ -316,5 +316,5 @@ def returns_nothing(mesh):
 
 def test_what_compiles_to_nothing_is_refused():
     function, operands = returns_nothing(make_mesh(8))
-    with pytest.raises(ValueError, match="it returns no array, so that nothing of it is compiled"):
+    with pytest.raises(ValueError, match="it returns no array, so nothing is compiled"):
         overlap.compile_for("h200:8", function, *operands)

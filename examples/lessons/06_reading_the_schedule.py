@@ -10,7 +10,7 @@ and its done, and the chip waits at the done:
 
 `ringcoll.overlap` reads that text, and adds it up. The compiler for TPUs needs no TPU
 (`pip install "ringcoll[tpu]"`): most of what follows is of eight v5e chips that are not here, so
-compiled and not measured; `help(ringcoll.overlap)` has the model in ten lines.
+compiled and not measured; `help(ringcoll.overlap)` describes the model.
 """
 
 import os

@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def is_torus(self) -> bool:
-        """Whether every axis of the network is a ring, as far as it has any."""
+        """Whether no axis of the network is a line; a switch has none."""
         axes = zip(self.network or (), self.closed or (), strict=False)
         return all(is_ring for n, is_ring in axes if n > 1)
 
@@ -91,9 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network",
         type=network,
         metavar="NETWORK",
-        help="switch; slice, of the ranks' own shape, whose axes are rings or lines as those of a "
-        "TPU's slice are; torus, the same with rings alone; or a slice such as 4x4, for ranks in "
-        "its order (default: slice of a TPU, switch of others)",
+        help="switch; slice: of the ranks' own shape, its axes rings or lines as on a TPU; torus: "
+        "the same with rings only; or the shape of a slice such as 4x4, for ranks in its order "
+        "(default: slice for a TPU, switch for others)",
     )
     for name, what in _CONSTANTS.items():
         add(
@@ -166,7 +166,7 @@ def described(args: argparse.Namespace) -> Iterator[str]:
 
 
 def lines(machines: Sequence[Machine]) -> Iterator[str]:
-    """A line on those that are no torus, if there are any."""
+    """A note on the machines that have a line for an axis, if there are any."""
     networks = [machine.network or () for machine in machines if not machine.is_torus]
     if networks:
         names = dict.fromkeys("x".join(map(str, network)) for network in networks)

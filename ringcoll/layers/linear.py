@@ -110,7 +110,8 @@ def columns(
             raise refusal(ValueError, function, words, cure)
     kernels = [kernel for _, kernel, _ in named]
     alike = len({kernel.ndim for kernel in kernels}) == 1
-    # Of unlike shapes, as matrices; else a TPU would copy kernels of heads to make matrices.
+    # Kernels of unlike rank become matrices. Others stay as they are, because a TPU would copy
+    # kernels of heads to make matrices of them.
     matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
     if sequence_parallel:
         products |= {"algorithm": algorithm, "residuals": residuals}

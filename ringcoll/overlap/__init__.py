@@ -7,15 +7,15 @@ a link, and 1 us a hop, from the moment when it is started and its links are fre
 waits where its result is asked for (`-done`), and that wait is *exposed* communication. A
 collective without start and done is exposed whole. A built-in collective is granted what no
 algorithm can beat: all that a rank gets, over all its links at once, without latency, and, where
-it is spread over other work by the compiler, from its start to its end; it occupies the links on
-the ways between the members of each of its groups. A loop counts as often as it turns; a transfer
-that one turn starts and the next waits for counts in each. The copy of weights with which a
-program begins is charged to it. Computing takes the cycles of the static profile where there is
+it is spread over other work by the compiler, from its start to its end; it occupies the links
+between the members of each of its groups. A loop counts as often as it turns; a transfer
+that one turn starts and the next waits for counts in each. The copy of weights at the start of
+a program is charged to it. Computing takes the cycles of the static profile where there is
 one; else, for a matmul, the compiler's estimate; but never less than bytes over the bandwidth of
-the memory or, for bf16, FLOPs over FLOP/s. Of an array that is sliced or updated in place, also
-in a fusion within a fusion, the slice or the update is read and written.
-What communicates in a way that is not known (a kernel with remote copies, send and recv, a loop
-whose turns cannot be read) is named: see the notes of a report.
+the memory or, for bf16, FLOPs over FLOP/s. Where an array is sliced or updated in place,
+also in nested fusions, only the slice or the update is read and written.
+A report names what it cannot read: a kernel with remote copies, send and recv, a loop whose turns
+are not known.
 Nothing else takes time: no launch, no contention for memory, no other program, and all ranks
 start together.
 """

@@ -15,9 +15,9 @@ from ringcoll.overlap.report import Row
 from ringcoll.overlap.transfers import COLLECTIVES, groups
 from ringcoll.overlap.work import flops
 
-#: What hands on a value as it is, or with zeros beside it.
+#: What hands on a value unchanged, or with padding.
 _PASSING = ("bitcast", "copy", "convert", "reshape", "opt-barrier", "pad")
-_MATMULS = ("convolution", "dot", "custom-call")  # the last of a library
+_MATMULS = ("convolution", "dot", "custom-call")  # the last calls a library
 
 
 class _At(NamedTuple):
@@ -51,15 +51,15 @@ def advice(
 ) -> str:
     """A line on the row that is most exposed; "" if none is.
 
-    Where a gather feeds matmuls, or a sum is of a matmul's result, it names the form that
-    runs both at once, with its seconds by the model of `ringcoll.cost`: a piece of the
-    matmul, as long as the program's own, in each round of a bidirectional ring.
+    Where a gather feeds matmuls, or a sum is of a matmul's result, the line names the form that
+    runs both at once, with its seconds by the model of `ringcoll.matmul_cost`. In that model each
+    round of a bidirectional ring has a piece of the matmul, which takes as long as the program's.
     """
     worst = max(rows, key=lambda row: _exposed(row, chip), default=None)
     if worst is None or _exposed(worst, chip) <= 0:
         return ""
     flow = _Flow(module)
-    # A form of ours that takes the built-in has weighed it.
+    # Our own einsum has weighed its forms, and chosen the built-in.
     weighed = re.search(r"ringcoll\.\w*einsum", worst.op_name)
     pair = None if weighed else flow.pair(worst, len(network.places))
     said = f"{worst.at or worst.name} ({worst.kind})"
@@ -107,16 +107,16 @@ def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float
 def _added(gather: Instruction, at: _At, number: int) -> float:
     """The bytes that adding moves in a round, if a matmul sums over what was gathered.
 
-    (Its `dim_labels`, such as bf_io->bf, have f and i for what is summed over.)
+    In `dim_labels`, such as bf_io->bf, f and i are the dimensions that are summed over.
     """
     labels = re.split("_|->", at.instruction.attribute("dim_labels") or "bf_io->bf")
     dimension = int((gather.attribute("dimensions") or "{0}").strip("{}"))
     summed = labels[number][dimension : dimension + 1] == "fi"[number]
-    return 4 * at.instruction.bytes if summed else 0.0  # a product and a sum, there and back
+    return 4 * at.instruction.bytes if summed else 0.0  # a product and a sum, each read and written
 
 
 class _Flow:
-    """Where the values of a program come from, through what only hands them on.
+    """Traces the values of a program back to where they are made.
 
     A path is an instruction with the fusions that it stands in, the outermost first.
     """
@@ -152,7 +152,7 @@ class _Flow:
         return []
 
     def collective(self, name: str) -> _Path | None:
-        """The path of the collective of a row, which has its name or that of a fusion."""
+        """The path of a row's collective; a row has the name of it or of its fusion."""
         for path in self._paths:
             is_one = path[-1].instruction.opcode.removesuffix("-start") in COLLECTIVES
             if is_one and name in (at.instruction.name for at in path):
@@ -160,7 +160,7 @@ class _Flow:
         return None
 
     def pair(self, row: Row, ranks: int) -> _Pair | None:
-        """A row with the matmuls that it feeds, or whose sum it is; None if that is not seen."""
+        """A collective with the matmuls that it feeds, or that it sums; None if none is found."""
         path = self.collective(row.name)
         if path is None:
             return None
@@ -188,12 +188,12 @@ class _Flow:
         return _Pair(said, form, products, work, block, members) if products else None
 
     def _flops(self, path: _Path) -> float:
-        """Those of a matmul that stands at the end of a path."""
+        """The FLOPs of the matmul at the end of a path; 0 if it is none."""
         of = path[-1].instruction.opcode
         return flops(self._module, *path[-1]) if of in _MATMULS else 0.0
 
     def _fed_by(self, source: Instruction) -> Iterator[tuple[_Path, int]]:
-        """The matmuls of which an operand, and which one, comes from an instruction."""
+        """The matmuls with an operand that comes from an instruction; and which operand."""
         for path in self._paths:
             if self._flops(path):
                 where, matmul = path[-1]
@@ -238,7 +238,7 @@ def _handed_on(where: Computation, instruction: Instruction) -> Instruction | No
 
 
 def _inputs(where: Computation, caller: Instruction) -> list[Instruction]:
-    """What a call is given; what is announced gets it by an update."""
+    """The operands of a call; if it has none, an update brings them."""
     if caller.operands:
         return where.operands(caller)
     updates = (user for user in where.users[caller.name] if user.opcode.endswith("-update"))

@@ -57,7 +57,7 @@ class Budget:
         )
 
     def breaches(self, report: Report) -> list[str]:
-        """Everything of a report that this does not allow, in sentences.
+        """Everything in a report that this does not allow, in sentences.
 
         Raises:
             ValueError: seconds are limited, and the program has no times.
@@ -86,7 +86,7 @@ class Budget:
             yield (
                 f"{report.name} has {found} collectives that send anything, fewer than "
                 f"min_collectives={self.min_collectives}. Check that its operands are sharded; if "
-                f"so many are right, pass min_collectives={found}."
+                f"that number is right, pass min_collectives={found}."
             )
 
     def _exposure(self, report: Report) -> Iterable[str]:
@@ -118,7 +118,7 @@ def _named(kind: str) -> str:
 
 
 def share_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Shares by kind; `name` is what the caller calls them.
+    """Shares by kind; `name` is what messages call them.
 
     Raises:
         TypeError: one is no number.
@@ -128,7 +128,7 @@ def share_limits(name: str, given: Limit | None) -> dict[str, float]:
 
 
 def second_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Seconds by kind, refused as shares are, but for being above 1."""
+    """Seconds by kind. What `share_limits` refuses is refused, except numbers above 1."""
     return _limits(name, given, float_info.max, "0 or more, and finite")
 
 

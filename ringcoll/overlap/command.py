@@ -6,7 +6,7 @@
 
 `my.module:program` is called with the mesh, and returns a function and its operands:
 `jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit,
-such as --max-exposed, is not kept.
+such as --max-exposed, is broken.
 """
 
 import argparse
@@ -140,14 +140,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
-    """Refuse a chip of which no constants are known, before anything is compiled.
+    """Refuse a chip whose constants are not known, before anything is compiled.
 
     Raises:
-        ValueError: it is one.
+        ValueError: they are not known; or constants are given for GPUs, which need none.
     """
     if gpus.is_named(args.topology):
         if args.constant:
-            raise ValueError(f"--constant: of {args.topology} no times are told; leave it out")
+            raise ValueError(f"--constant: {args.topology} gets no times; leave it out")
         return
     try:
         chip(mesh.devices.flat[0].device_kind)
@@ -202,7 +202,7 @@ def _reported(
         said = f"cannot compile it: {arguments.in_a_line(error)}"
         for name, value in args.option:
             if name in str(error):
-                said += f"; --option {name}={value}: give an option, and a value, that it knows"
+                said += f"; --option {name}={value}: give an option and a value that it knows"
         if args.function and isinstance(error, TypeError):
             said += "; let --function return operands that fit its function"
         raise ValueError(said) from error

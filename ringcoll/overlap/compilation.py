@@ -71,7 +71,7 @@ def compile_for(
     if not tree.leaves(lowered.out_info):
         raise ValueError(
             f"compile_for({topology!r}, {getattr(function, '__name__', function)}): it returns no "
-            "array, so that nothing of it is compiled; return what it computes"
+            "array, so nothing is compiled; return what it computes"
         )
     compiled = lowered.compile(compiler_options=options or None)
     program = program_of(compiled, mesh=mesh)

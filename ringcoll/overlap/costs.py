@@ -21,10 +21,10 @@ SOURCES: Mapping[str, str] = {
 
 
 class Error(NamedTuple):
-    """How far reports from estimates are from reports from the profile, over some programs.
+    """How far reports from estimates are off reports from the profile, over some programs.
 
-    The least and the most: of the compute and the total in percent of the profile's, of the
-    exposed share in points.
+    Each field has the least and the most: of compute and total in percent of the profile's, of
+    the exposed share in points.
     """
 
     programs: int
@@ -46,10 +46,11 @@ class Error(NamedTuple):
 #: Measured on 2026-11-22, libtpu 0.0.52, jax 0.12.0.1, rounded outwards, by `compile_for` with
 #: `profile=True`: the five examples of `overlap.examples` (8192 x 8192 x 28672, three of them
 #: 2048 x 4096 x 14336) and forms of `python -m benchmarks overlap --profile`, forward and with
-#: gradients, on v5e:4x2, v5p:2x2x2, v6e:4x2 and tpu7x:2x2x1, each program counted once; of
-#: five more the compiler aborted. No factor is taken off: the best one for v5p (0.96) and for v6e
-#: (0.94) brings the root mean square of the compute's error from 5.8 to 4.0 % and from 9.0 to
-#: 7.0 %, and a part of the difference is the wait for the memory, which the profile leaves out.
+#: gradients, on v5e:4x2, v5p:2x2x2, v6e:4x2 and tpu7x:2x2x1, each program counted once; on
+#: five more the compiler aborted. Estimates are not corrected by a factor: the best factor brings
+#: the root mean square of the compute's error only from 5.8 to 4.0 % on v5p (0.96) and from 9.0 to
+#: 7.0 % on v6e (0.94), and part of the difference is the wait for the memory, which the profile
+#: leaves out.
 ERRORS: Mapping[str, Error] = {
     "v5e": Error(13, (0, 4), (-1, 4), (-2, 2)),
     "v5p": Error(11, (-4, 14), (-9, 10), (-7, 3)),
@@ -59,7 +60,7 @@ ERRORS: Mapping[str, Error] = {
 
 
 def explained(source: str, chip: Chip) -> str:
-    """What a time is from, and of an estimate how far such were off on this chip."""
+    """Where a time comes from; for an estimate, how far estimates were off on this chip."""
     if source != "estimate":
         return SOURCES[source]
     known = ERRORS.get(chip.name, "how far off is not measured on this chip")

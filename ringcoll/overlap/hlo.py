@@ -182,7 +182,7 @@ def parse(text: str) -> Module:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The lines of a text, each with those that go on with it: a Pallas kernel's has breaks."""
+    """The statements of a text: a line with those that continue it, as a Pallas kernel has."""
     parts: list[str] = []
     for line in text.splitlines():
         if _STATEMENT.match(line):

@@ -9,13 +9,14 @@ from ringcoll.overlap.budget import TOTAL, Budget, second_limits, share_limits
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what makes the exit status 1: each is an argument of `assert_overlapped`."""
-    group = parser.add_argument_group("limits", "the exit status is 1 if one is not kept")
+    group = parser.add_argument_group("limits", "the exit status is 1 if one is broken")
     group.add_argument(
         "--max-exposed",
         type=_share,
         action="append",
         metavar="[KIND=]SHARE",
-        help="of the time, such as 0.05, or all-gather=0.01 of one kind; again for more",
+        help="the share of the time that may be exposed, such as 0.05; all-gather=0.01 limits one "
+        "kind; again for more",
     )
     group.add_argument(
         "--max-exposed-us",
@@ -28,19 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-collectives",
         type=_number,
         metavar="N",
-        help="the fewest that send anything (1, if something else is limited)",
+        help="the fewest collectives that send anything (default: 1, if there is another limit)",
     )
     group.add_argument(
         "--allow-unread",
         action="append",
         default=[],
         metavar="NAME",
-        help="an instruction that may be one that cannot be read, such as 'while*'; again for more",
+        help="an instruction that need not be readable, such as 'while*'; again for more",
     )
 
 
 def budget(args: argparse.Namespace) -> Budget | None:
-    """What is allowed, if anything is limited."""
+    """The budget that the options make; None if nothing is limited."""
     if (args.max_exposed, args.max_exposed_us, args.min_collectives) == (None, None, None):
         if args.allow_unread:
             args.error("--allow-unread: nothing is limited; give --max-exposed, too")
@@ -61,7 +62,7 @@ def _microseconds(text: str) -> tuple[str, float]:
 def _limit(
     text: str, option: str, limits: Callable[[str, Any], dict[str, float]], unit: float
 ) -> tuple[str, float]:
-    """KIND=NUMBER, or a number of all.
+    """KIND=NUMBER, or a number for all kinds together.
 
     Raises:
         argparse.ArgumentTypeError: no such kind, or no such number.

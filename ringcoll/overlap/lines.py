@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
     @property
     def short(self) -> str:
-        """Such as "train.py:41 psum"; of our collectives, which and which round."""
+        """Such as "train.py:41 psum"; for our collectives, with the round."""
         at = re.split(r"[/\\]", self.source)[-1]
         ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/[^/]*)?$", self.op_name)
         what = ours[1] + ours[2].replace("/", " ") if ours else self.op_name.rpartition("/")[2]
@@ -59,7 +59,7 @@ class Lines:
         self._shift = next(iter(self._frames.values()), (0, 0))[1]
 
     def of(self, name: str) -> Line:
-        """The line of an instruction; of a fusion with a collective, that of the collective."""
+        """The line of an instruction; for a fusion with a collective, the collective's line."""
         for computation in self._module.computations.values():
             if name in computation.by_name:
                 return self._best(computation.by_name[name])
@@ -75,7 +75,7 @@ class Lines:
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
 
     def _of_addition(self, instruction: Instruction) -> Line:
-        """The line of the addition of a sum, by the name of the sum, which its parameters have."""
+        """The line of a sum's addition, with the sum's name, which the parameters carry."""
         for body in self._module.called(instruction) if _is_collective(instruction) else ():
             names = [given.attribute("op_name") or "" for given in body.parameters.values()]
             return self._line(body.root)._replace(op_name=max(names, default=""))
@@ -132,5 +132,5 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file is an installed package's, or none that could be opened."""
+    """Whether a file is an installed package's, or no file on disk, such as <string>."""
     return "site-packages" in file or file.startswith("<")

@@ -78,10 +78,10 @@ class Network:
         return max(1, min(len(self._neighbours[place] & members) for place in members))
 
     def between(self, group: Sequence[int]) -> frozenset[Link]:
-        """The links on the ways between the members of a group: what a collective of it occupies.
+        """The links between the members of a group: those that its collective occupies.
 
-        A group along one axis occupies its own row, one that is a box the links within the box;
-        where members are not neighbours, the links of those between them too.
+        A group along one axis occupies its own row; a group that is a box, the links within the
+        box. Where members are not neighbours, messages pass others, whose links count too.
         """
         key = tuple(group)
         if key not in self._between:
@@ -93,9 +93,10 @@ class Network:
         return {}  # many collectives of a program are of the same group
 
     def _ways(self, members: Sequence[Place]) -> Iterator[Link]:
-        """The links of `path` for every pair of members, without walking each pair's.
+        """The links of `path` for every pair of members, without walking each path.
 
-        On axis i a message is where its target is on the axes before, its source on those after.
+        While a message moves along axis i, it has the place of its target on the axes before i,
+        and the place of its source on the axes after.
         """
         for axis in range(len(self.size)):
             ends = {place[: axis + 1] for place in members}

@@ -1,4 +1,4 @@
-"""What was started and has not been waited for, and which values of a program hold its state."""
+"""Transfers that were started and not yet waited for, and the values that hold their state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ringcoll.overlap.hlo import Computation, Instruction
 from ringcoll.overlap.transfers import Transfer
 
-#: What hands on its first operand, with the state of a transfer if that has one.
+#: What hands on its first operand, and with it the state of a transfer, if any.
 _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-dependency")
 
 
@@ -32,7 +32,7 @@ Held = Pending | tuple["Held", ...] | None
 
 
 class Scope(NamedTuple):
-    """A computation that is run, and what its values hold, by name, if anything."""
+    """A computation that is run, and what its values hold, by name."""
 
     computation: Computation
     held: dict[str, Held]
@@ -42,7 +42,7 @@ class Scope(NamedTuple):
         return [self.held.get(name) for name in instruction.operands]
 
     def passed(self, instruction: Instruction) -> Held:
-        """What an instruction that only names, groups or copies hands on."""
+        """What the result of an instruction holds, if it only names, groups or copies."""
         given = self.given(instruction)
         if not any(given):
             return None
@@ -54,7 +54,7 @@ class Scope(NamedTuple):
         return whole[place] if isinstance(whole, tuple) and place is not None else whole
 
     def pending(self, instruction: Instruction) -> Iterator[Pending]:
-        """Whatever the operands of an instruction hold."""
+        """Every transfer that the operands of an instruction hold."""
         return _flat(tuple(self.given(instruction)))
 
 

@@ -170,14 +170,14 @@ def assert_overlapped(
         compiled: as for `report`.
         max_exposed: the largest share of the time that may be exposed; of a CPU or GPU
             program, the largest share of its collectives with no matmul under them. A mapping
-            has a share by kind of collective, as {"total": 0.05, "all-gather": 0.01}: "total"
-            is all of them; what a kind adds to the total is its share. A kind without a key
-            has no limit of its own. By default 0.05, if no seconds are limited.
-        max_exposed_seconds: the same in seconds of the whole program; only of a TPU's.
-        min_collectives: the fewest collectives that send anything, each counted once
-            however often it runs.
-        allow_unread: names in `Report.unread` that may be there; * and ? stand for any
-            characters, because compilers number names: "while*".
+            limits kinds of collectives, as {"total": 0.05, "all-gather": 0.01}: "total" is all
+            of them together, and the share of a kind is what it adds to the total. Default:
+            0.05, or no limit if `max_exposed_seconds` is given.
+        max_exposed_seconds: the same in seconds of the whole program; for TPU programs only.
+        min_collectives: the least number of collectives that must send something; each counts
+            once, however often it runs.
+        allow_unread: names that `Report.unread` may have. Compilers number names, so * and ?
+            stand for any characters, as in "while*".
         options: as for `report`.
 
     Returns:
@@ -186,9 +186,10 @@ def assert_overlapped(
     Raises:
         AssertionError: more is exposed; or there are fewer collectives; or something could
             not be read and is not allowed by name. The message ends with the report.
-        TypeError: a limit is no number, a name no string.
-        ValueError: a share is not within 0 and 1, seconds are negative, infinite or not a
-            number, or a kind is none of the collectives.
+        TypeError: a limit is not a number, or a name is not a string.
+        ValueError: a share is not between 0 and 1; seconds are negative, infinite or not a
+            number; there is no such kind of collective; or seconds are limited, and the
+            program has no times.
         HloError, TypeError, ValueError: as `report`.
     """
     budget = Budget.of(max_exposed, max_exposed_seconds, min_collectives, allow_unread)

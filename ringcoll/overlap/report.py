@@ -12,7 +12,7 @@ from ringcoll.text import aligned
 
 #: Rows that are printed; of more, those with the most exposed.
 ROWS = 24
-#: What a row has of one time, beside what it has of the whole program.
+#: What a row has of one run, beside what it has of the whole program.
 _EACH = ("compute_each", "flops_each", "exposed_each")
 
 
@@ -20,9 +20,9 @@ _EACH = ("compute_each", "flops_each", "exposed_each")
 class Row:
     """A collective of the program, which runs `count` times.
 
-    bytes, hops and wire (seconds) are of one time. All else is of the whole program: compute
+    bytes, hops and wire (seconds) are of one run. All else is of the whole program: compute
     (seconds), flops and matmuls are what stands between start and done; bare is how often no
-    matmul does; exposed is seconds. What ends in `_each` is of one time.
+    matmul does; exposed is seconds. What ends in `_each` is of one run.
 
     source is the file and the line that it comes from, op_name JAX's name of it, at both in
     short, as "train.py:41 psum"; "" where the text does not tell.
@@ -46,17 +46,17 @@ class Row:
 
     @property
     def compute_each(self) -> float:
-        """Seconds of compute between start and done, of one time."""
+        """Seconds of compute between start and done, of one run."""
         return self.compute / (self.count or 1)
 
     @property
     def flops_each(self) -> float:
-        """FLOPs of matmuls between start and done, of one time."""
+        """FLOPs of matmuls between start and done, of one run."""
         return self.flops / (self.count or 1)
 
     @property
     def exposed_each(self) -> float:
-        """Exposed seconds, of one time."""
+        """Exposed seconds, of one run."""
         return self.exposed / (self.count or 1)
 
 
@@ -67,8 +67,8 @@ class Report:
     `timed` is false for CPU and GPU programs, of which the text tells the structure only:
     then every time is 0, and `exposed_share` counts collectives instead of seconds.
     `communication` is the time for which the busiest link is busy. `unread` are the names of
-    instructions whose communication or turns could not be read: it may be missing in the
-    times. `versions` are those of the packages that compiled the program, none where only its
+    instructions whose communication or turns could not be read: the times may leave it
+    out. `versions` are those of the packages that compiled the program, none where only its
     text was given. `advice` says what to change first.
     """
 
@@ -169,14 +169,14 @@ def _table(report: Report) -> list[str]:
     lines = [f"{report.name}: {report.ranks} x {report.chip.name if report.chip else 'device'}"]
     lines += aligned(cells, left=left) if report.rows else ["no collectives"]
     if timed and any(row.count > 1 for row in shown):
-        lines.append("(MB to exposed us are of one time, x times is exposed us of all times)")
+        lines.append("(MB to exposed us are of one run; in all us is the exposed time of all runs)")
     if len(shown) < len(report.rows):
         lines.append(f"... and {len(report.rows) - len(shown)} more, with less exposed")
     lines += ["", *_totals(report), "", "assumed:"]
     lines += [f"  {assumption}" for assumption in report.assumptions]
     lines += ["", _compiled_by(report)]
     if report.unread:
-        lines.append(f"not read, and maybe missing in the times: {', '.join(report.unread)}")
+        lines.append(f"not read, so the times may leave it out: {', '.join(report.unread)}")
     if report.advice:
         lines.append(report.advice)
     return lines
@@ -184,12 +184,12 @@ def _table(report: Report) -> list[str]:
 
 def _compiled_by(report: Report) -> str:
     if not report.versions:
-        return "compiled by versions of jax and of the compiler that the text does not tell"
+        return "compiled by unknown versions of jax and of the compiler"
     return "compiled by " + ", ".join(" ".join(pair) for pair in report.versions.items())
 
 
 _WHAT = ("collective", "kind", "times", "MB")
-_TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us", "x times")
+_TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us", "in all us")
 _UNTIMED = (*_WHAT, "matmuls under it", "GFLOP", "bare")
 
 

@@ -49,7 +49,7 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     base, _, last = opcode.rpartition("-")
     if opcode in COLLECTIVES:
         return Role(Phase.BLOCKING, computation, instruction)
-    if base in ("send", "recv"):  # their start is read as what is not known
+    if base in ("send", "recv"):  # `send` and `recv` themselves are named as unread
         return Role(Phase.COMPUTE, computation)
     phase = _PHASES.get(last, Phase.COMPUTE)
     if base in COLLECTIVES and phase is Phase.START:
@@ -65,7 +65,7 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
         what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
     if len(found) > 1:
-        unread = unread or f"{len(found)} collectives in one, of which the first is priced"
+        unread = unread or f"{len(found)} collectives in one, and only the first is priced"
     if phase is Phase.START:
         return Role(phase, where, what, unread)
     if opcode != "fusion":
@@ -77,7 +77,7 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
 
 
 def _unknown(instruction: Instruction) -> str:
-    """How one instruction communicates that no rule here prices; "" if it does not."""
+    """How an instruction communicates, if no rule here prices it; else ""."""
     opcode = instruction.opcode
     base, _, last = opcode.rpartition("-")
     if opcode == "custom-call":

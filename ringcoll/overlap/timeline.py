@@ -16,7 +16,7 @@ from ringcoll.overlap.work import copied, flops
 
 #: Turns of a loop that are run one by one before equal ones are only counted.
 TURNS = 16
-#: How the names of what stays on the chip begin.
+#: How the opcodes of copies within a chip begin.
 _COPIES = ("copy", "slice", "dynamic")
 #: What is summed over all instructions, and noted where a transfer begins.
 _WORK = ("compute", "flops", "matmuls")
@@ -71,7 +71,7 @@ class Timeline:
         self.notes.add(f"{name} is not counted as communication: {why}")
 
     def _run(self, computation: Computation, given: Sequence[Held]) -> Held:
-        """Run a computation on operands that hold this, and say what its result holds."""
+        """Run a computation whose operands hold `given`; returns what its result holds."""
         parameters = computation.parameters.items()
         scope = Scope(computation, {i.name: given[n] for n, i in parameters if n < len(given)})
         for instruction in computation.instructions:
@@ -96,7 +96,7 @@ class Timeline:
         return self._play(self._roles[key], scope, instruction)
 
     def _length(self, computation: Computation) -> tuple[float, int]:
-        """The seconds of a computation that is run by itself; and its collectives."""
+        """The seconds of a computation run by itself, and the number of its collectives."""
         if computation.name not in self._lengths:
             alone = Timeline(self._module, self._network, self._chip, {})
             alone._costs, alone._roles, alone._lengths = self._costs, self._roles, self._lengths
@@ -105,7 +105,7 @@ class Timeline:
         return self._lengths[computation.name]
 
     def _play(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
-        """Run one instruction, and say what its result holds."""
+        """Run one instruction; returns what its result holds."""
         if role.unread:
             self._leave_out(instruction.name, role.unread)
         carries = None
@@ -142,9 +142,9 @@ class Timeline:
                 self.notes.add("what runs on sparse cores, but for collectives, is taken as free")
             elif self._chip:
                 if instruction.attribute("cross_program_prefetch_index") is not None:
-                    # A program before this one may have the time to begin it; that it has is not
-                    # known, and the memory is busy with it once for each run all the same.
-                    self.notes.add("weights that are fetched as a program begins are charged to it")
+                    # The program before this one may fetch them, but that is not known; and the
+                    # memory is busy with it once for each run in any case.
+                    self.notes.add("fetching weights at the start of a program is charged to it")
                 pending.seconds = memory_seconds(copied(where, instruction), self._chip)
         self._pending.append(pending)
         if instruction.operands:  # else an update brings them
@@ -187,7 +187,7 @@ class Timeline:
     def _find(
         self, scope: Scope, instruction: Instruction, collective: Instruction | None = None
     ) -> Pending | None:
-        """What an instruction waits for or goes on with: if a collective is given, one alike."""
+        """What an instruction waits for or goes on with; of a collective's kind, if given."""
         for pending in scope.pending(instruction):
             alike = pending.wire and collective and pending.wire.kind == collective.opcode
             if pending in self._pending and (collective is None or alike):
@@ -261,7 +261,8 @@ class Timeline:
             if free > start:
                 self._free[queue] = free + later
         for pending in self._pending:
-            if pending not in older and pending.end is not None:  # so did each turn's, in its time
+            # What this turn began stands for what the last turn begins.
+            if pending not in older and pending.end is not None:
                 pending.end += later
                 for what in _WORK:
                     pending.before[what] += turns * grown.get((what,), 0.0)

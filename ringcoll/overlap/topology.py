@@ -66,13 +66,13 @@ def _check_name(topology: str) -> None:
     """Refuse names for which libtpu would abort the process, or take another topology.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it is such a name.
     """
     found = re.fullmatch(r"(\w+?)[:=_](\d+(?:x\d+)*)(?:_twisted|_untwisted)?", topology)
     sizes = [int(n) for n in found[2].split("x")] if found else []
     if found is None or 0 in sizes:
         raise ValueError(
-            f"overlap: {topology!r} names no kind of chip and a size; name such as v5e:4x2"
+            f"overlap: {topology!r} must be a kind of chip and a size, such as v5e:4x2"
         )
     if found[1] in FLAT and any(n != 1 for n in sizes[2:]):
         raise ValueError(
@@ -126,7 +126,7 @@ def _place(device: Any) -> tuple[int, ...]:
 def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of a slice are rings, going by its kind and size.
 
-    That of the chips is known to `slices.closed`; the last axis is the cores of a chip.
+    For the axes of chips, see `slices.closed`; the last axis, the cores of a chip, is no ring.
     """
     return (*closed(2 if kind in FLAT else 3, size[:3]), False)
 

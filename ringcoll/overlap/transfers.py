@@ -46,12 +46,12 @@ def transfer(
     A permute takes hops x bytes / rate of a link, one way, and a latency per hop; where
     more messages than hops share a link, as many times the bytes as messages. A built-in
     collective is granted what no algorithm can beat: the time in which all that a rank
-    gets comes in over all its links to the group, without latency; it occupies the links on
-    the ways between the members of each group, so that collectives over two axes of a mesh can
-    run beside each other.
+    gets comes in over all its links to the group, without latency. It occupies the links
+    between the members of each group, so that collectives over two axes of a mesh can run beside
+    each other.
 
     Raises:
-        HloError: it names a rank that the network has not.
+        HloError: it names a rank that is not in the network.
     """
     kind = instruction.opcode.removesuffix("-start")
     sent = sum(operand.bytes for operand in computation.operands(instruction))

@@ -90,9 +90,9 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> Counter[int]:
     """The bytes that it reads and writes, by memory space (0 is main memory).
 
-    Of what is only sliced, the slice counts, also where fusions stand within fusions; of what
-    is updated in place, the update. What a fusion only passes on, or a transfer that is spread
-    over it, moves by no work of its own.
+    Where an array is only sliced, the slice counts, also in nested fusions; where it is updated
+    in place, the update. What a fusion only passes on, or a transfer that is spread over it,
+    moves by no work of its own.
     """
     moved: Counter[int] = Counter()
     body = _body(module, instruction)
@@ -132,8 +132,8 @@ def _part_read(
 ) -> float:
     """The part of a value of so many elements that a computation reads.
 
-    A fusion computes an element only where it is asked for: what is copied, converted or
-    transposed is read where the result of that is; `made` is the part of the fusion's own
+    A fusion computes only the elements that are asked for. So of a value that is copied, converted
+    or transposed, it reads only what is read of the result. `made` is the part of the fusion's own
     result that is asked for.
     """
     parts = [made] if value is body.root else []
@@ -148,7 +148,7 @@ def _part_read(
 def _part_read_by(
     module: Module, user: Instruction, value: Instruction, elements: int, asked: float
 ) -> float:
-    """The part of a value that one instruction reads, of whose result a part is asked for."""
+    """The part of a value that one instruction reads, if `asked` is asked for of its result."""
     if user.opcode in _PASSING:  # what was made for it had to be read
         return 0.0 if value.opcode == "parameter" else asked
     body = _body(module, user)
