@@ -60,18 +60,14 @@ class Which:
 
     @property
     def compiler(self) -> str:
-        """The compiler for its topology, with its version; "" if nothing is compiled.
-
-        Raises:
-            ModuleNotFoundError: it is not installed.
-        """
+        """The compiler for its topology, with its version; "" if nothing is compiled."""
         if self.run in MODELLED:
             return ""
         name = "jax-cuda13-pjrt" if gpus.is_named(dict(self.flags)["topology"]) else "libtpu"
         try:
             return f"{name} {version(name)}"
-        except PackageNotFoundError as error:
-            raise ModuleNotFoundError(f"claims: {self.command} needs {name}") from error
+        except PackageNotFoundError:
+            return f"no {name}"  # of which nothing is claimed
 
 
 @dataclass(frozen=True)
