@@ -43,7 +43,6 @@ UNCLAIMED = {
     "forward and backward",
     "gpus",
     "many ranks",
-    "matmuls by the profile",
     "sharded layers",
     "ways to write a gather",
     "ways to write a scatter",

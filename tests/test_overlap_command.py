@@ -114,7 +114,7 @@ def test_the_last_line_says_what_to_change_and_where(typed):
     assert status == 0
     *_, line = said.splitlines()
     assert line.startswith("to change first: gather, then multiply at own.py:12: "), line
-    assert "; `all_gather_matmul` would take " in line
+    assert "; `all_gather_matmul` would take at best " in line
     heads, row = said.splitlines()[1:3]
     assert heads.startswith("at ")
     assert row.startswith("own.py:12 all_gather  all-gather")

@@ -78,7 +78,7 @@ def advice(
     products = sum(costs.of(*product[0]).seconds for product in pair.products)
     now = worst.exposed + worst.count * products
     then = worst.count * _hidden(pair, products, network, chip)
-    gain = f"`{pair.form}` would take {then * 1e6:.0f} us (modelled)"
+    gain = f"`{pair.form}` would take at best {then * 1e6:.0f} us (modelled)"
     if then >= now:
         gain = f"no form of ringcoll is quicker by its model ({then * 1e6:.0f} us)"
     return f"{said}, {now * 1e6:.0f} us with the matmul; {gain}"
