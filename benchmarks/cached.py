@@ -22,6 +22,7 @@ import jax
 from ringcoll import overlap
 from ringcoll.files import write
 from ringcoll.overlap.program import program_of
+from ringcoll.overlap.program import versions as installed
 
 
 def versions() -> dict[str, str]:
@@ -62,7 +63,7 @@ def compiled(
         program = overlap.compile_for(
             topology, function, *operands, compiler_options=options, profile=True
         )
-    if path is not None:
+    if path is not None and bool(program.profile) == profile:  # else another try may find one
         path.parent.mkdir(parents=True, exist_ok=True)
         # The network is not kept: it is read off the mesh again.
         kept = {"program": asdict(replace(program, network=None)), "seconds": seconds}
@@ -75,7 +76,8 @@ def _key(
 ) -> str:
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     mesh = _mesh_of(operands)
-    compiler = {**versions(), "flags": os.environ.get("LIBTPU_INIT_ARGS", ""), **options}
+    flags = {name: os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")}
+    compiler = {**installed(("tpu", "gpu")), **flags, **options}
     devices = [device.id for device in mesh.devices.flat]
     of = [topology, devices, sorted(compiler.items()), profile, jitted.lower(*operands).as_text()]
     return hashlib.sha256(json.dumps(of, default=str).encode()).hexdigest()[:32]

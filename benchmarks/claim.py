@@ -107,6 +107,8 @@ class Claim:
         off = abs((now.temporaries or 0) - temporaries)
         if off > max(TOLERANCE["temporaries"] * temporaries, least):
             words.append("temporaries")
+        if now.profiled != self.profiled:
+            words.append("profile")
         if now.hidden != self.hidden:
             words.append("hidden collectives")
         return words

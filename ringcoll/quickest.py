@@ -179,16 +179,22 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
 
 
 def turns_pay(
-    scatter: Scatter, factors: Sequence[Any], whole: Sequence[Any], ranks: int, model: Model
+    scatter: Scatter,
+    factors: Sequence[Any],
+    whole: Sequence[Any],
+    ranks: int,
+    device_kind: str | None,
 ) -> bool:
     """Whether to make a sum of products of halves, by turns (see `ringcoll.turns`).
 
-    Only where the wire is longer than the products of a round: by turns, the first product, which
-    hides nothing, is half as long. Twice as many matmuls then read the factors that are not cut, so
-    the products must also take longer than that reading.
+    Only on TPUs (under turns the scheduler for GPUs hides nothing), and only where the wire is
+    longer than the products of a round: by turns, the first product, which hides nothing, is half
+    as long. Twice as many matmuls then read the factors that are not cut, so the products must
+    also take longer than that reading.
     """
-    if not _are_known(*factors):
+    if device_kind not in KINDS or not _are_known(*factors):
         return False
+    model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = _summed(scatter, pairs, ranks)
     hop = model.alpha + model.beta * block / 2

@@ -23,8 +23,9 @@ def closed(axes: int, size: Sequence[int]) -> tuple[bool, ...]:
     """
     if axes == 2:
         return tuple(n == SIDES[2] for n in size)
-    cubes = len(size) == 3 and all(n % SIDES[3] == 0 for n in size)
-    return (cubes,) * len(size)
+    long = [n for n in size if n > 1]
+    cubes = len(long) == 3 and all(n % SIDES[3] == 0 for n in long)
+    return tuple(cubes and n > 1 for n in size)
 
 
 def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:

@@ -108,9 +108,11 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
     mesh = make_mesh(4)
     x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(mesh, P("x")))
 
-    def made(function=lambda x: x + 1, topology="v5e:2x2", folder=tmp_path, **options):
+    def made(
+        function=lambda x: x + 1, topology="v5e:2x2", folder=tmp_path, profile=False, **options
+    ):
         before = len(calls)
-        program, seconds = cached.compiled(folder, topology, function, (x,), options, False)
+        program, seconds = cached.compiled(folder, topology, function, (x,), options, profile)
         assert (program.text, program.temporaries, program.notes[0]) == ("text", 3, "note")
         assert seconds >= 0
         return len(calls) - before
@@ -122,5 +124,8 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
     assert made(topology="v5e:4x1") == 1
     assert made(option="on") == 1
     assert made(folder=None) == 1
-    monkeypatch.setattr(cached, "versions", lambda: {"libtpu": "another"})
-    assert made() == 1
+    assert made(profile=True) == 2  # without and with; there was no profile, so it is not kept
+    assert made(profile=True) == 2
+    for package in ("libtpu", "jax-cuda13-pjrt"):
+        monkeypatch.setattr(cached, "installed", lambda _, of=package: {of: "another"})
+        assert made() == 1

@@ -32,6 +32,11 @@ CALLS = {
         ValueError,
         "column_linear: x is (2, 3, 8), kernel is (6, 5); the last dimension of x and the first",
     ),
+    "x of one dimension": (
+        lambda: tp.column_linear(ones(8, 4), ones(8), "x"),
+        ValueError,
+        "column_linear: x is (8,)",
+    ),
     "a vector": (lambda: tp.column_linear(ones(8), X, "x"), ValueError, "kernel is (8,)"),
     "a layer of other names": (
         lambda: tp.column_linear({"weight": ones(8, 5)}, X, "x"),

@@ -31,6 +31,11 @@ def test_the_parts_of_the_exposed_time_add_up():
     assert sum(map(made.exposed_share_of, kinds)) == pytest.approx(made.exposed_share)
 
 
+def test_limits_that_limit_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"max_exposed=\{\} limits nothing"):
+        overlap.assert_overlapped("", max_exposed={})
+
+
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [

@@ -187,7 +187,7 @@ def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():
     assert any("sparse cores" in line for line in made.assumptions)
 
 
-def test_of_a_conditional_the_longest_branch_is_taken():
+def test_of_a_conditional_with_nothing_exposed_the_longest_branch_is_taken():
     branches = "".join(
         f"%{name} (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
         f"  %w = {SHAPE} parameter(1)\n  ROOT {dot('in_' + name, cycles=cycles)}\n}}\n\n"
@@ -196,7 +196,25 @@ def test_of_a_conditional_the_longest_branch_is_taken():
     line = f"%y = {SHAPE} conditional(%x, %x, %w), branch_computations={{%short, %long}}"
     made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
     assert us(made, "compute") == (500,)
-    assert any("longest branch" in line for line in made.assumptions)
+    assert any("branch with most exposed" in line for line in made.assumptions)
+
+
+def test_of_a_conditional_the_branch_with_most_exposed_is_taken():
+    branches = f"""%long (a: f32[500,500]) -> f32[500,500] {{
+  %x = {SHAPE} parameter(0)
+  %w = {SHAPE} parameter(1)
+  ROOT {dot("in_long", cycles=9_000_000)}
+}}
+
+%sums (a: f32[500,500]) -> f32[500,500] {{
+  %b = {SHAPE} parameter(0)
+  ROOT %ar = {SHAPE} all-reduce(%b), replica_groups={{}}
+}}
+
+"""
+    line = f"%y = {SHAPE} conditional(%x, %x, %w), branch_computations={{%long, %sums}}"
+    made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
+    assert made.exposed == made.total > 0
 
 
 #: Of w (1 MB), a fusion within a fusion takes a tenth: 50 rows, as they are or turned over.

@@ -38,6 +38,14 @@ def test_collectives_over_two_axes_run_beside_each_other():
     assert totals(*both(rows, columns)) == (3000, 3000)
 
 
+def test_groups_whose_members_are_far_apart_share_links():
+    """On a ring of 8, each of 8 shards of 1 MB passes 4 of the 16 links: 2 MB a link."""
+    ring = Network(tuple((r,) for r in range(8)), (True,))
+    text = program(*gather("c", "{{0,4},{1,5},{2,6},{3,7}}"), ranks=8)
+    made = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
+    assert us(made, "total") == (2000,)
+
+
 def test_collectives_over_the_same_links_wait_for_each_other():
     whole = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
     assert totals(*both(gather("r", ROWS), gather("q", ROWS))) == (6000, 6000)

@@ -23,7 +23,10 @@ frontend_attributes={{kernel_metadata={{
 }}}}, backend_config={{"custom_call_config":{{"body":"TUzv",{config}"layout":true}}}}"""
 
 
-REMOTE = ('"has_communication":true,', '"collective_id":"0",')
+REMOTE = (
+    *('"has_communication":true,', '"collective_id":"0",', '"collective_id": 0,'),
+    *('"has_communication": true,', '\\"has_communication\\": true,'),
+)
 SUMS = f"""%sums (a: f32[500,500]) -> f32[500,500] {{
   %a = {SHAPE} parameter(0)
   ROOT %ar = {SHAPE} all-reduce(%a), replica_groups={{}}
@@ -40,6 +43,13 @@ def test_what_is_known_is_read():
 @pytest.mark.parametrize("config", REMOTE)
 def test_a_kernel_that_communicates_by_itself(config):
     assert unread(program(kernel(config), dot("y"))) == {"k"}
+
+
+def test_a_kernel_in_the_branch_that_is_not_the_worst():
+    quick = f"%quick (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
+    branches = f"{quick}  ROOT {kernel(REMOTE[0])}\n}}\n\n" + SUMS
+    line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%quick, %sums}}"
+    assert unread(program(line, before=MATMUL + branches)) == {"k"}
 
 
 def test_a_kernel_in_a_fusion_or_in_a_computation_that_is_started():

@@ -113,16 +113,20 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
 
 
 def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_is_not_cut():
-    def pays(model, m, k, f):
+    def pays(device_kind, m, k, f):
         x, w = array(m, k), array(k, f)
-        return turns_pay(Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES), [x, w], [w], 8, model)
+        sums = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
+        return turns_pay(sums, [x, w], [w], 8, device_kind)
 
+    v5e, v6e = "TPU v5 lite", "TPU v6 lite"
     # A block is 16 MB. Half of it is 94 us of v6e's wire, and its products are 66 us.
-    assert pays(V6E, 8192, 3584, 8192)
-    assert not pays(V5E, 8192, 3584, 8192)  # 187 and 305
+    assert pays(v6e, 8192, 3584, 8192)
+    assert not pays(v5e, 8192, 3584, 8192)  # 187 and 305
     # 2 x 128 x 512 x 4096 operations take 2.7 us on v5e, 4 MB from memory 5.2.
-    assert not pays(V5E, 1024, 512, 4096)
-    assert pays(V5E, 2048, 512, 4096)
+    assert not pays(v5e, 1024, 512, 4096)
+    assert pays(v5e, 2048, 512, 4096)
+    assert not pays("NVIDIA H200", 8192, 3584, 8192)  # whose scheduler hides nothing then
+    assert not pays(None, 8192, 3584, 8192)
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():

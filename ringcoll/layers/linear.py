@@ -108,6 +108,9 @@ def columns(
             words = f"x is {x.shape}, {name} is {kernel.shape}"
             cure = "the last dimension of x and the first of a kernel, not sharded, must be equal"
             raise refusal(ValueError, function, words, cure)
+    if x.ndim < 2:
+        cure = "give it a dimension of tokens before that of features"
+        raise refusal(ValueError, function, f"x is {x.shape}", cure)
     kernels = [kernel for _, kernel, _ in named]
     alike = len({kernel.ndim for kernel in kernels}) == 1
     # Kernels of unlike rank become matrices. Others stay as they are, because a TPU would copy

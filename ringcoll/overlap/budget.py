@@ -136,6 +136,10 @@ def _limits(name: str, given: Limit | None, most: float, expected: str) -> dict[
     if given is None:
         return {}
     limits = given if isinstance(given, Mapping) else {TOTAL: given}
+    if not limits:
+        raise ValueError(
+            f"{name}={given!r} limits nothing; name {TOTAL!r} or a kind, or pass a number"
+        )
     for kind, limit in limits.items():
         if kind not in (TOTAL, *COLLECTIVES):
             known = ", ".join((TOTAL, *COLLECTIVES))

@@ -52,7 +52,8 @@ class Instruction:
 
     def attribute(self, key: str) -> str | None:
         """The value of an attribute, with what braces it is in; None where there is none."""
-        found = re.search(rf'(?:^|[\s,{{])"?{key}"?[=:]', self.attributes)
+        # A backend_config may be written as a string, its quotes escaped.
+        found = re.search(rf'(?:^|[\s,{{])(?:\\?")?{key}(?:\\?")?[=:]\s*', self.attributes)
         if found is None:
             return None
         return _value(self.attributes, found.end()).strip('"')
@@ -174,7 +175,7 @@ def parse(text: str) -> Module:
             computations[name] = Computation(name, tuple(lines))
         elif found := _LINE.match(line):
             lines.append(_instruction(line, found))
-    if entry is None or entry not in computations:
+    if entry is None or entry not in computations or not computations[entry].instructions:
         raise HloError(f"HloModule {head[1]} has no ENTRY computation: the text is cut off")
     counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head[2])
     ranks = prod(map(int, counts))

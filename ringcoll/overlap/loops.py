@@ -28,6 +28,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if counter.opcode != "get-tuple-element" or index is None:
         return None
     carry = computation.operands(loop)[0]
+    if carry.opcode != "tuple" or body.root.opcode != "tuple":
+        return None
     first = _constant(computation, computation.by_name.get(carry.operands[index]))
     last, step = _constant(condition, limit), _step(body, index)
     if first is None or last is None or not step:

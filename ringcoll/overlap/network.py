@@ -77,6 +77,21 @@ class Network:
         members = {self.places[r] for r in group}
         return max(1, min(len(self._neighbours[place] & members) for place in members))
 
+    @property
+    def link_count(self) -> int:
+        """How many links there are, each direction counted."""
+        return sum(map(len, self._neighbours.values()))
+
+    def crossings(self, group: Sequence[int]) -> int:
+        """How many links the shards of a group cross at least, until every member has all.
+
+        A shard crosses a link for each member that it reaches, and all those to the farthest.
+        """
+        n, sides = len(group), zip(self.size, self.wrap, strict=True)
+        if n - 1 >= sum(size // 2 if ring else size - 1 for size, ring in sides):
+            return n * (n - 1)  # no two ranks are farther apart
+        return sum(max(n - 1, *(self.hops(a, b) for b in group)) for a in group)
+
     def between(self, group: Sequence[int]) -> frozenset[Link]:
         """The links between the members of a group: those that its collective occupies.
 

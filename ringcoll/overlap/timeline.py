@@ -55,7 +55,7 @@ class Timeline:
         self._free: defaultdict[Link | str, float] = defaultdict(float)
         self._pending: list[Pending] = []
         self._roles: dict[tuple[str, str], Role] = {}
-        self._lengths: dict[str, tuple[float, int]] = {}
+        self._branches: dict[str, Timeline] = {}
 
     def run(self) -> "Timeline":
         """Run the program from its first instruction to its last."""
@@ -87,22 +87,30 @@ class Timeline:
             case "call" if bodies:
                 return self._run(bodies[0], given)
             case "conditional" if bodies:
-                self.notes.add("of a conditional, the longest branch is taken")
-                longest = max(bodies, key=self._length)
-                return self._run(longest, given[1 + bodies.index(longest) :][:1])
+                self.notes.add("of a conditional, the branch with most exposed is taken")
+                for body in bodies:  # whichever is taken, what could not be read is said
+                    self.unread |= self._alone(body).unread
+                    self.notes |= self._alone(body).notes
+                worst = max(bodies, key=lambda body: self._alone(body).rank)
+                return self._run(worst, given[1 + bodies.index(worst) :][:1])
         key = scope.computation.name, instruction.name
         if key not in self._roles:
             self._roles[key] = role_of(self._module, scope.computation, instruction)
         return self._play(self._roles[key], scope, instruction)
 
-    def _length(self, computation: Computation) -> tuple[float, int]:
-        """The seconds of a computation run by itself, and the number of its collectives."""
-        if computation.name not in self._lengths:
+    def _alone(self, computation: Computation) -> "Timeline":
+        """A computation run by itself."""
+        if computation.name not in self._branches:
             alone = Timeline(self._module, self._network, self._chip, {})
-            alone._costs, alone._roles, alone._lengths = self._costs, self._roles, self._lengths
+            alone._costs, alone._roles, alone._branches = self._costs, self._roles, self._branches
             alone._run(computation, [])
-            self._lengths[computation.name] = alone.now, len(alone.transfers)
-        return self._lengths[computation.name]
+            self._branches[computation.name] = alone
+        return self._branches[computation.name]
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """How bad a branch is: what is exposed, the time, the number of collectives."""
+        return self.tally["exposed",], self.now, len(self.transfers)
 
     def _play(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
         """Run one instruction; returns what its result holds."""

@@ -46,7 +46,8 @@ def transfer(
     A permute takes hops x bytes / rate of a link, one way, and a latency per hop; where
     more messages than hops share a link, as many times the bytes as messages. A built-in
     collective is granted what no algorithm can beat: the time in which all that a rank
-    gets comes in over all its links to the group, without latency. It occupies the links
+    gets comes in over all its links to the group, without latency, and all links together
+    carry what all ranks get. It occupies the links
     between the members of each group, so that collectives over two axes of a mesh can run beside
     each other.
 
@@ -72,6 +73,10 @@ def transfer(
     least = max(
         (b / network.ports(group) for b, group in zip(leaving, members, strict=True)), default=0.0
     )
+    # Groups whose members are far apart share links.
+    crossings = sum(network.crossings(group) for group in members)
+    shard = max(leaving, default=0.0) / max(1, max(map(len, members), default=1) - 1)
+    least = max(least, crossings * shard / max(1, network.link_count))
     if kind.endswith("all-to-all"):  # nothing is copied on its way, so count the ways
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))

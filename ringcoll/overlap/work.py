@@ -172,8 +172,8 @@ def _part_written(module: Module, body: Computation, root: Instruction) -> float
         operands = body.operands(root)
         if inner := _body(module, root):
             body, root = inner, inner.root
-        elif root.opcode in _RENAMING and operands:
-            root = operands[0]
+        elif root.opcode in ("bitcast", "reshape") and operands:
+            root = operands[0]  # another name for the same buffer
         elif root.opcode == "dynamic-update-slice" and root.operands[1] in body.by_name:
             return _elements(body.by_name[root.operands[1]]) / max(1, _elements(root))
         else:
