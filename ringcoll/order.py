@@ -21,6 +21,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from ringcoll.hosts import are_cpu_processes
+from ringcoll.manual import device_kind
 
 T = TypeVar("T")
 
@@ -138,4 +139,6 @@ def order_of_work(*, sums: bool = False) -> Order:
     # one of several, nothing says so before the program is lowered.)
     if is_manual and are_cpu_processes():
         return WhenReady()
-    return Summing() if sums else Beforehand()
+    # Without a barrier XLA:CPU may round a product and its addition once: then the bits of one
+    # process would not be those of several.
+    return Summing() if sums and device_kind() != "cpu" else Beforehand()

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.manual import empty
+from ringcoll.manual import device_kind, empty
 from ringcoll.messages import Shard, Slot
 from ringcoll.wire import scaled
 
@@ -62,7 +62,9 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
     # instead of 2549 and 0 %). Along the last dimension these operations would hide that an index
     # is a multiple of a tile's width, and matmuls would write more slowly (gathered columns of w:
     # 22495 us instead of 21650).
-    may_be_negative = dim < whole.ndim - 1
+    # On CPUs they gain nothing, and with jax 0.10 they round some sums otherwise in one process
+    # than in several.
+    may_be_negative = dim < whole.ndim - 1 and device_kind() != "cpu"
     start = 0
     for at, width in places:
         part = lax.slice_in_dim(y, start, start + width, axis=dim)

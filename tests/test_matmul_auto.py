@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
 from test_matmuls import FORMS
 
-from ringcoll import forms, hosts, quickest
+from ringcoll import forms, hosts, order, quickest
 from ringcoll.forms import Form, by_platform
 
 
@@ -81,6 +81,15 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     monkeypatch.setattr(quickest, "to_gather", to_gather)
     monkeypatch.setattr(quickest, "to_scatter", lambda *_: quickest.HIDDEN)
     compared(n, {}, check_vma)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_sums_in_a_loop_without_barriers(n, check_vma, monkeypatch):
+    """As compilers for TPUs get them; on CPUs there are barriers."""
+    monkeypatch.setattr(order, "device_kind", lambda: None)
+    assert isinstance(order.order_of_work(sums=True), order.Summing)
+    compared(n, {"algorithm": "bidirectional_ring"}, check_vma)
 
 
 def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
