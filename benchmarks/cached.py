@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,8 @@ from ringcoll.overlap.program import versions as installed
 
 def versions() -> dict[str, str]:
     """The versions of JAX and of the TPU compiler; "none" if that is not installed."""
-    try:
-        compiler = version("libtpu")
-    except PackageNotFoundError:
-        compiler = "none"
-    return {"jax": jax.__version__, "libtpu": compiler}
+    found = installed(("tpu",))
+    return {name: found.get(name, "none") for name in ("jax", "libtpu")}
 
 
 def compiled(

@@ -144,11 +144,6 @@ def merged(kept: Sequence[Mapping], found: Sequence[Found]) -> list[Mapping]:
     return [rows[key] for key in sorted(rows)]
 
 
-def times(rows: Sequence[Mapping], cell: Cell) -> Times:
-    """The times of a cell."""
-    return _times({tuple(row["which"].items()): row["total"] for row in rows}, cell)
-
-
 def _times(totals: Mapping[tuple, float], cell: Cell) -> Times:
     auto, plain, *by_compiler = (totals.get(tuple(one.items())) for one in cell.programs())
     known = [time for time in by_compiler if time is not None]

@@ -251,8 +251,10 @@ def _scattered_by_rounds(
     def cut(y: Array, places: list[tuple[Any, int]]) -> list[Array]:
         return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
 
-    pays = quickest.turns_pay(scatter, factors, whole, ranks.size, device_kind())
-    if order.takes_turns and pays and turns.are_possible(schedule):
+    pays = order.takes_turns and quickest.turns_pay(
+        scatter, factors, whole, ranks.size, device_kind()
+    )
+    if pays and turns.are_possible(schedule):
         halves = Shares(size, 2 * schedule.lanes)
 
         def add(slots: Sequence[Slot], received: Sequence[Array]) -> list[Array]:

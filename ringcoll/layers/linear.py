@@ -111,22 +111,21 @@ def columns(
     if x.ndim < 2:
         cure = "give it a dimension of tokens before that of features"
         raise refusal(ValueError, function, f"x is {x.shape}", cure)
-    kernels = [kernel for _, kernel, _ in named]
-    alike = len({kernel.ndim for kernel in kernels}) == 1
-    # Kernels of unlike rank become matrices. Others stay as they are, because a TPU would copy
-    # kernels of heads to make matrices of them.
-    matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
+    factors = [kernel for _, kernel, _ in named]
+    # Kernels of unlike rank become matrices. Of like rank they are gathered for as they are,
+    # because a TPU would copy kernels of heads to make matrices of them.
+    if not sequence_parallel or len({kernel.ndim for kernel in factors}) > 1:
+        factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
     if sequence_parallel:
         products |= {"algorithm": algorithm, "residuals": residuals}
         products |= {"accumulate_dtype": accumulate_dtype}
-        factors = kernels if alike else matrices
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
         made = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **products)
     else:  # nothing is gathered: what is said of that does not apply
         rank_count(axis_name)  # or an axis is not bound
         x = copied(x, axis_name, algorithm=algorithm)
-        made = [jnp.matmul(x, matrix, **products) for matrix in matrices]
+        made = [jnp.matmul(x, matrix, **products) for matrix in factors]
     return [
         with_bias(function, y.reshape(*y.shape[: x.ndim - 1], *kernel.shape[1:]), bias)
         for y, (_, kernel, bias) in zip(made, named, strict=True)

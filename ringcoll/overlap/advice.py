@@ -12,7 +12,7 @@ from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.report import Row
-from ringcoll.overlap.transfers import COLLECTIVES, groups
+from ringcoll.overlap.transfers import COLLECTIVES, groups, is_collective
 from ringcoll.overlap.work import flops
 
 #: What hands on a value unchanged, or with padding.
@@ -154,8 +154,7 @@ class _Flow:
     def collective(self, name: str) -> _Path | None:
         """The path of a row's collective; a row has the name of it or of its fusion."""
         for path in self._paths:
-            is_one = path[-1].instruction.opcode.removesuffix("-start") in COLLECTIVES
-            if is_one and name in (at.instruction.name for at in path):
+            if is_collective(path[-1].instruction) and name in (at.instruction.name for at in path):
                 return path
         return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringcoll.overlap.hlo import Instruction, Module
-from ringcoll.overlap.transfers import COLLECTIVES
+from ringcoll.overlap.transfers import is_collective
 
 _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`: their lines are the user's.
@@ -66,7 +66,7 @@ class Lines:
         return Line()
 
     def _best(self, instruction: Instruction) -> Line:
-        inside = [inner for _, inner in self._module.within(instruction) if _is_collective(inner)]
+        inside = [inner for _, inner in self._module.within(instruction) if is_collective(inner)]
         collectives = inside or [instruction]
         lines = [self._line(one) for one in collectives]
         # A compiler that rewrites a sum may leave out its line, and keep that of its addition.
@@ -76,7 +76,7 @@ class Lines:
 
     def _of_addition(self, instruction: Instruction) -> Line:
         """The line of a sum's addition, with the sum's name, which the parameters carry."""
-        for body in self._module.called(instruction) if _is_collective(instruction) else ():
+        for body in self._module.called(instruction) if is_collective(instruction) else ():
             names = [given.attribute("op_name") or "" for given in body.parameters.values()]
             return self._line(body.root)._replace(op_name=max(names, default=""))
         return Line()
@@ -121,10 +121,6 @@ def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
         first, second = (int(one[1]) if one else 0 for one in found)
         rows[int(number)] = first, second
     return rows
-
-
-def _is_collective(instruction: Instruction) -> bool:
-    return instruction.opcode.removesuffix("-start") in COLLECTIVES
 
 
 def _is_ours(file: str) -> bool:

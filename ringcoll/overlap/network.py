@@ -77,7 +77,7 @@ class Network:
         members = {self.places[r] for r in group}
         return max(1, min(len(self._neighbours[place] & members) for place in members))
 
-    @property
+    @cached_property
     def link_count(self) -> int:
         """How many links there are, each direction counted."""
         return sum(map(len, self._neighbours.values()))

@@ -7,7 +7,7 @@ from ringcoll.overlap.advice import advice
 from ringcoll.overlap.budget import Budget, Limit
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.costs import SOURCES, Costs, explained
+from ringcoll.overlap.costs import SOURCES, explained
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
@@ -103,7 +103,7 @@ def _report(
         segments=tuple(timeline.segments),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
-        advice=advice(rows, module, lines, network, Costs(module, chip, program.profile), chip),
+        advice=advice(rows, module, lines, network, timeline.costs, chip),
     )
 
 

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.transfers import COLLECTIVES
+from ringcoll.overlap.transfers import COLLECTIVES, is_collective
 
 
 class Phase(Enum):
@@ -58,7 +58,7 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
         return Role(phase, computation)
     inside = list(module.within(instruction))
     unread = next(filter(None, map(_unknown, (instruction, *(i for _, i in inside)))), "")
-    found = [(c, i) for c, i in inside if i.opcode.removesuffix("-start") in COLLECTIVES]
+    found = [(c, i) for c, i in inside if is_collective(i)]
     if not found:
         return Role(phase, computation, None, unread)
     where, what = found[0]

@@ -45,7 +45,7 @@ class Timeline:
         self, module: Module, network: Network, chip: Chip | None, profile: Mapping[str, int]
     ) -> None:
         self._module, self._network, self._chip = module, network, chip
-        self._costs = Costs(module, chip, profile)
+        self.costs = Costs(module, chip, profile)
         self.now = 0.0
         self.tally: defaultdict[tuple, float] = defaultdict(float)
         self.transfers: dict[str, tuple[Transfer, bool]] = {}  # and whether asynchronous
@@ -102,7 +102,7 @@ class Timeline:
         """A computation run by itself."""
         if computation.name not in self._branches:
             alone = Timeline(self._module, self._network, self._chip, {})
-            alone._costs, alone._roles, alone._branches = self._costs, self._roles, self._branches
+            alone.costs, alone._roles, alone._branches = self.costs, self._roles, self._branches
             alone._run(computation, [])
             self._branches[computation.name] = alone
         return self._branches[computation.name]
@@ -225,7 +225,7 @@ class Timeline:
             self.tally[pending.name, "count"] += 1
 
     def _compute(self, computation: Computation, instruction: Instruction) -> None:
-        cost = self._costs.of(computation, instruction)
+        cost = self.costs.of(computation, instruction)
         if cost.source == "roofline" and instruction.opcode == "custom-call":
             self.notes.add("a custom call is priced by the bytes of its operands and results")
         if cost.source:

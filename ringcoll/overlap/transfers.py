@@ -22,6 +22,11 @@ PERMUTE = "collective-permute"
 COLLECTIVES = (*BUILT_IN, PERMUTE)
 
 
+def is_collective(instruction: Instruction) -> bool:
+    """Whether an instruction is a collective, or starts one."""
+    return instruction.opcode.removesuffix("-start") in COLLECTIVES
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """What one execution of a collective does to the wire.
