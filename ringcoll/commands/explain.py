@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     known = dict.fromkeys(name for _, kind in LISTS.values() for name in kind)
     parser.add_argument("name", nargs="?", choices=[*known], metavar="NAME", help=", ".join(known))
-    parser.add_argument("--markdown", action="store_true", help="the tables of the README")
+    parser.add_argument("--markdown", action="store_true", help="the tables of docs/algorithms.md")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def index() -> Iterator[str]:
 
 
 def markdown() -> Iterator[str]:
-    """The tables of the README."""
+    """The tables of docs/algorithms.md."""
     for title, (served, kind) in LISTS.items():
         yield f"| {title} | rounds | bytes | when |"
         yield "|---|---|---|---|"
