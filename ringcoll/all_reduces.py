@@ -25,7 +25,7 @@ from ringcoll.wire import Ranks, moved_as_bits
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Scheduled):
-    """By a gather's schedule, run backward and then forward; or stage by stage."""
+    """Runs a gather's schedule backward and then forward; or stage by stage."""
 
     collective = "psum"
     joins = True
@@ -57,7 +57,7 @@ class AllReduce(Scheduled):
         return self._chosen_for(xs, platform) != LAX
 
     def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
-        """Small operands of one dtype share their messages, end to end."""
+        """Small operands of one dtype share their messages: they are joined end to end."""
         algorithm = self._chosen_for(xs, platform)
         if len(xs) == 1 or algorithm == LAX:
             return [self.by(algorithm, x, platform) for x in xs]
@@ -93,7 +93,7 @@ class AllReduce(Scheduled):
 
 @dataclass(frozen=True, kw_only=True)
 class Psum(AllReduce, name="psum"):
-    """The sum; its transpose is free where types say that all ranks hold the same."""
+    """The sum. Its transpose is free where types say that all ranks hold the same value."""
 
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
@@ -134,19 +134,19 @@ def psum(
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
 ) -> Pytree:
-    """The sum of all ranks' x, on every rank, in the same bits.
+    """The sum of all ranks' x, on every rank, with the same bits.
 
-    `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as
-    int32. A size that does not divide by n is padded inside and cut again. Small leaves of
-    a pytree travel together, and so do neighbouring calls, as of `jax.tree.map`: the
-    gradients of a model are one ring.
+    `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
+    A size that does not divide by n is padded, and the padding is cut off again. Small
+    leaves of a pytree share their messages. So do neighbouring calls, as `jax.tree.map`
+    makes them: the gradients of a model are one ring.
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "exchange" and
-    "one_shot" send whole vectors in ceil(log2 n) rounds: the best for few bytes. With a
-    wider `accumulate_dtype` the partial sums travel wide, the finished ones do not.
+    "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes. With
+    a wider `accumulate_dtype`, partial sums travel wide, and finished sums travel narrow.
 
-    Gradient: the cotangent itself under `check_vma=True`, where it is known to be the
-    same on all ranks; else its psum.
+    Gradient: under `check_vma=True`, where the cotangent is known to be the same on all
+    ranks, the cotangent itself; otherwise its psum.
 
     Raises:
         NotImplementedError: `axis_index_groups` under `check_vma=True`, as in lax.
@@ -175,8 +175,9 @@ def pmean(
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
 
-    `x: [a, b] -> [a, b]`. Integers are divided truly, as by lax. With a wider
-    `accumulate_dtype` all of it travels wide, and is rounded once, after the division.
+    `x: [a, b] -> [a, b]`. Integers are divided truly, as in lax. With a wider
+    `accumulate_dtype` finished sums travel wide too, and are rounded once, after the
+    division.
 
     Steps and bytes, gradient, raises, source: as `psum`.
 

@@ -18,7 +18,7 @@ from ringcoll.wire import Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class AllToAll(Scheduled, name="all_to_all"):
-    """`dims` are the one that is split and the one along which blocks are put together."""
+    """`dims` are the dimension that is split, and the dimension along which blocks are joined."""
 
     collective = "all_to_all"
 
@@ -53,8 +53,8 @@ def all_to_all(
     `x: [n, a, b] -> [n, a, b]` for split and concat 0; tiled `[n a, b] -> [a, n b]` for
     split 0 and concat 1.
 
-    "pairwise": n-1 rounds of s/n bytes, the least there is; "bruck": ceil(log2 n) rounds
-    of about s/2 bytes.
+    "pairwise" sends n-1 rounds of s/n bytes, which is the minimum. "bruck" sends ceil(log2
+    n) rounds of about s/2 bytes.
 
     Gradient: the all-to-all with the axes exchanged.
 

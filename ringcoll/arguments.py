@@ -88,14 +88,15 @@ def check_files(args: argparse.Namespace) -> None:
             try:
                 value.check()
             except OSError as error:
-                args.error(f"{option}: {error}; name a place that is there and can be written to")
+                cure = "name a file in a folder that exists and can be written"
+                args.error(f"{option}: {error}; {cure}")
             except (ValueError, ModuleNotFoundError) as error:
                 args.error(f"{option}: {error}")
 
 
 @contextmanager
 def writing(args: argparse.Namespace, name: str) -> Iterator[None]:
-    """End the program in words if what is written within, by the argument of a name, cannot be."""
+    """End the program with a message if the file of this argument cannot be written."""
     try:
         yield
     except OSError as error:  # a full disk: the rest was looked at before
@@ -128,7 +129,7 @@ def size(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,19})(?:([KMG])I?)?B?", text.upper())
     number = int(found[1]) * _UNITS[found[2] or ""] if found else 0
     if not 0 < number <= _MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512, 1K, 64M or 1G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512, 1K, 64M or 1G")
     return number
 
 
@@ -140,7 +141,9 @@ def shape(text: str) -> tuple[int, ...]:
     """
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: give sizes above 0, such as 4x2")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a shape: give sizes above 0, such as 4x2"
+        )
     return tuple(map(int, sizes))
 
 
@@ -175,7 +178,7 @@ def count(text: str) -> int:
         argparse.ArgumentTypeError: it is none.
     """
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)
 
 
@@ -190,7 +193,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:  # of more, sums would be infinite
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; write 3e-6, or 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; write 3e-6, or 0")
     return number
 
 
@@ -208,11 +211,11 @@ def function(text: str) -> Callable[..., Any]:
             raise argparse.ArgumentTypeError(
                 f"{text!r}: importing {module} failed: {in_a_line(error)}"
             ) from error
-        raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
     try:
         return getattr(made, name)
     except AttributeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no module:function ({error})") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
 
 
 def in_a_line(error: BaseException) -> str:

@@ -22,9 +22,9 @@ from ringcoll.wire import Ranks, as_bits
 class Pbroadcast(AllReduce, name="pbroadcast"):
     """An all-reduce to which all but the source contribute no bits.
 
-    Reduce-scatter and all-gather move what scatter and all-gather would (van de Geijn's
-    broadcast), and or-ing bits is exact for every dtype, -0.0 and NaN included. lax's own
-    exists on GPU only; elsewhere the built-in is the psum of the bits, as exact.
+    Reduce-scatter and all-gather send the bytes of scatter and all-gather (van de Geijn's
+    broadcast). A bitwise or is exact for every dtype, also for -0.0 and NaN. lax's own broadcast
+    exists on GPU only. Elsewhere the built-in is the psum of the bits, which is exact too.
     """
 
     collective = "pbroadcast"
@@ -71,11 +71,11 @@ def pbroadcast(
 ) -> Pytree:
     """The source rank's x on every rank, bit by bit.
 
-    `x: [a, b] -> [a, b]`. On every platform, where lax's runs on GPU only. A `source`
-    that is traced is left to lax.
+    `x: [a, b] -> [a, b]`. This runs on every platform; lax's runs on GPU only. If `source`
+    is traced, lax does the whole call.
 
-    Steps and bytes: as `psum`, of which it is the case that all but one contribute zeros:
-    reduce-scatter and all-gather move what van de Geijn's scatter and all-gather would.
+    Steps and bytes: as `psum`. It is a psum to which all ranks but one contribute zeros; it
+    sends the bytes of van de Geijn's scatter and all-gather.
 
     Gradient: the sum of the cotangents, at the source.
 

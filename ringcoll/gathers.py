@@ -19,7 +19,7 @@ from ringcoll.wire import Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class AllGather(Scheduled, name="all_gather"):
-    """`dims` is the one along which the shards are put together."""
+    """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
     to: str = "varying"
@@ -53,7 +53,7 @@ class AllGather(Scheduled, name="all_gather"):
 
 @dataclass(frozen=True, kw_only=True)
 class PsumScatter(Scheduled, name="psum_scatter"):
-    """`dims` is the one along which the sum is scattered."""
+    """`dims` is the dimension along which the sum is scattered."""
 
     collective = "psum_scatter"
 
@@ -88,8 +88,8 @@ def all_gather(
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
 
-    `x: [a, b] -> [n, a, b]`, tiled `[n a, b]`; block r is rank r's, counted row-major
-    over several axes. `to="invarying"` types the result as the same on all ranks.
+    `x: [a, b] -> [n, a, b]`, tiled `[n a, b]`. Block r is rank r's; ranks of several axes
+    are counted row-major. `to="invarying"` types the result as the same on all ranks.
 
     Ring: n-1 rounds of s bytes. Every algorithm sends (n-1) s bytes a rank; "bruck" does
     it in ceil(log2 n) rounds, "two_ended" in ceil((n-1)/2).
@@ -140,13 +140,13 @@ def psum_scatter(
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
 ) -> Pytree:
-    """The sum of all ranks' x, of which rank r keeps block r along `scatter_dimension`.
+    """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
 
     `x: [n, a, b] -> [a, b]`, tiled `[n a, b] -> [a, b]`.
 
-    Ring: n-1 rounds of s/n bytes, each added to. With a wider `accumulate_dtype` a ring
-    sends narrow in its first round and wide in the others; "direct" sends all of it
-    narrow, in one round of n-1 messages, and rounds the sum once.
+    Ring: n-1 rounds of s/n bytes, with an addition in each. With a wider `accumulate_dtype`
+    the first message of a ring is narrow, and the others are wide. "direct" sends narrow
+    messages only, n-1 of them in one round, and rounds the sum once.
 
     Gradient: `all_gather` by the same algorithm.
 

@@ -1,32 +1,37 @@
-"""Matmuls that hide their communication: each shard is multiplied while the next travels.
+"""Matmuls that hide their communication: each shard is multiplied while the next one travels.
 
-x: [m/n, k] and w: [k, f] make [m, f] without the gathered x ever being held; x: [m, k/n] and
-w: [k/n, f] make [m/n, f] without the sum ever being held whole. By which algorithm shards
-travel is said as for the collectives (see `ringcoll.lax`): "auto", the name of a gather in
-`ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather, then
-multiply; multiply, then scatter). "auto" is "bidirectional_ring", half of the payload each
-way round, or "lax", whichever `ringcoll.matmul_cost` has quicker for these shapes on the devices
-of the mesh (`hidden_seconds` against `bare_seconds`): "lax" for small matmuls, whose hops are all
-latency, for few rows, because each round reads w again, and where products would be added up in
-large results (shard w by columns rather than rows). Of several products, those that would be
-added up in large results may be made once, of the whole gathered factor, after the others. On GPUs
-it is "ring" in place of the first, as their compiler keeps one permute in flight at a time. On CPU
-it is "lax" within a process, whose devices share what they compute with, and between processes
-"ring" where a model of them has it quicker.
+x: [m/n, k] and w: [k, f] give [m, f], and the gathered x is never held. x: [m, k/n] and w: [k/n, f]
+give [m/n, f], and the whole sum is never held.
 
-Below, n is the number of ranks over `axis_name`. All have derivatives of every order that
-overlap as well; forward mode (`jvp`) is refused by JAX, as for every `custom_vjp`.
-`preferred_element_type` and `precision` are those of `jax.numpy.einsum`; `accumulate_dtype`
-is the dtype of partial sums, on the wire too where they travel.
+`algorithm=` says how shards travel, as for the collectives (see `ringcoll.lax`): "auto", the name
+of a gather in `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather,
+then multiply; multiply, then scatter).
 
-Other axes of the mesh may be explicit: results and gradients are sharded over them as those of
-`jax.numpy.einsum` are. As there, JAX refuses (ShardingTypeError) a sum along a dimension that is
-sharded; and one that is gathered or scattered should not be. Nor can JAX lower the scatter of
-"lax" there; "auto" then is a ring.
+"auto" picks what is faster by `ringcoll.matmul_cost`, for these shapes on the devices of the mesh
+(`hidden_seconds` against `bare_seconds`):
 
-All raise, before anything is sent, NameError for an axis that is not bound, TypeError for what
-is no array, dtype or integer, and ValueError for shapes and specs that do not fit and for
-algorithms that cannot run.
+- on TPUs "bidirectional_ring", where half of the payload travels in each direction, or "lax";
+- on GPUs "ring" or "lax", because their compiler keeps one permute in flight at a time;
+- on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
+
+"lax" is faster for small matmuls, whose hops are all latency; for few rows, because each round
+reads w again; and where products would be added up in large results (shard w by columns rather than
+rows). Of several products, those that would be added up in large results may be computed once, from
+the whole gathered operand, after the others.
+
+Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
+refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type` and `precision`
+are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also when they
+travel.
+
+Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
+`jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
+an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
+sharded over one. JAX cannot lower the scatter of "lax" there, so "auto" is a ring.
+
+Before anything is sent, all raise NameError if an axis is not bound, TypeError if an argument is
+not an array, dtype or integer, and ValueError if shapes or specs do not fit or an algorithm cannot
+run.
 """
 
 import string
@@ -66,21 +71,21 @@ def all_gather_einsum(
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
 ) -> Any:
-    """The einsum of two factors, of which one is gathered along the dimension `gather`.
+    """The einsum of two factors; one of them is gathered along the dimension `gather`.
 
     `all_gather_einsum("bsd,df->bsf", x, w, "x", gather="s")`: x: [b, s/n, d], w: [d, f] ->
-    [b, s, f]. Where `gather` is summed over, products are added up as shards arrive:
+    [b, s, f]. If `gather` is contracted, products are added up as shards arrive:
     `"mk,kf->mf", gather="k"` with x: [m, k/n]. `operand` says whether x (0) or w (1) is
-    gathered; the other may be a pytree of factors, whose products share one gather.
+    gathered. The other may be a pytree of factors, whose products share one gather.
 
     n-1 rounds of one shard by a ring, half of it each way by "bidirectional_ring".
 
-    Gradient: of the factor that is gathered, `einsum_reduce_scatter`; of the other, one product
-    of the gathered factor, which is kept for it (`residuals="save"`, as autodiff of the plain
-    form does), or of a second gather (`"regather"`: less memory, more time).
+    Gradient: for the gathered factor, `einsum_reduce_scatter`; for the other one, a product
+    with the gathered factor. `residuals="save"` keeps the gathered factor for that, as
+    autodiff of the plain form does; `"regather"` gathers it again (less memory, more time).
 
     Raises:
-        ValueError: the spec is none of two factors, lacks `gather`, or has another size.
+        ValueError: the spec does not have two factors, lacks `gather`, or has another size.
 
     Source: Wang et al., "Overlap communication with dependent computation via decomposition
     in large deep learning models", ASPLOS (2023).
@@ -120,7 +125,7 @@ def einsum_reduce_scatter(
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
-    """The sum over ranks of an einsum, of which rank r keeps block r along `scatter`.
+    """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
     `einsum_reduce_scatter("bsf,fd->bsd", x, w, "x", scatter="s")`: x: [b, s, f/n], w:
     [f/n, d] -> [b, s/n, d]. A block is multiplied just before its partial sum travels on.
@@ -154,7 +159,7 @@ def einsum_reduce_scatter(
 def all_gather_matmul(
     x: Arrays, w: Arrays, axis_name: AxisName, *, operand: int = 0, dimension: int = -2, **options
 ) -> Any:
-    """x @ w, of which one factor is gathered along one of its last two dimensions.
+    """x @ w; one factor is gathered along one of its last two dimensions.
 
     - `x: [..., m/n, k], w: [k, f] -> [..., m, f]`;
     - `dimension=-1`, summed as shards arrive: `x: [..., m, k/n], w: [k, f] -> [..., m, f]`;
@@ -162,7 +167,7 @@ def all_gather_matmul(
     - `operand=1, dimension=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
 
     Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
-    this calls; the other factor may be a pytree.
+    this calls. The other factor may be a pytree.
     """
     call = Call("all_gather_matmul", "", axis_name, dims={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
@@ -178,7 +183,7 @@ def all_gather_matmul(
 def matmul_reduce_scatter(
     x: Array, w: Array, axis_name: AxisName, *, scatter_dimension: int = -2, **options
 ) -> Array:
-    """The sum over ranks of x @ w, of which rank r keeps block r of a dimension.
+    """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
     `x: [..., m, k/n], w: [k/n, f] -> [..., m/n, f]`; `scatter_dimension=-1`: [..., m, f/n].
 
@@ -202,15 +207,16 @@ def matmul_all_reduce(
     """The sum over ranks of x @ w, on every rank.
 
     `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. A
-    `matmul_reduce_scatter` along the rows, then an all-gather; rows that do not divide by n
-    are padded inside and cut again. `fused=False`: the product is made whole, then summed by
-    `ringcoll.psum`, whose `algorithm` and `accumulate_dtype` are meant then: for results of a
-    few kilobytes, as of one token, by "exchange" or "one_shot".
+    `matmul_reduce_scatter` along the rows, then an all-gather. Rows that do not divide by n
+    are padded, and the padding is cut off again. With `fused=False` the whole product is
+    computed first, and `ringcoll.psum` sums it with this `algorithm` and
+    `accumulate_dtype`. That is best for results of a few kilobytes, as for one token, by
+    "exchange" or "one_shot".
 
-    2(n-1) rounds of 1/n of the result by a ring; fused, the first half hides under the product.
+    2(n-1) rounds of 1/n of the result by a ring; if fused, the product hides the first half.
 
-    Gradient: under `check_vma=True`, where every rank has the same cotangent, a product for each
-    factor, and nothing is sent; else that of the two.
+    Gradient: under `check_vma=True`, where every rank has the same cotangent, a product for
+    each factor, and nothing is sent; otherwise the gradients of the two parts.
 
     Raises, source and options: as `einsum_reduce_scatter`.
     """

@@ -1,4 +1,4 @@
-"""Permutations: one hop, said as pairs or as an order."""
+"""Permutations: one hop, given as pairs or as an order."""
 
 import operator
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def ppermute(
     `x: [a, b] -> [a, b]`. Several axes are counted row-major in the order given, in every
     version of JAX. Narrow floats travel as integers of their width (see `ringcoll.wire`).
 
-    One round of s bytes; there is nothing for an `algorithm` to choose.
+    One round of s bytes. There is no `algorithm` to choose.
 
     Gradient: the inverse permutation.
 
@@ -42,7 +42,7 @@ def ppermute(
 def pshuffle(
     x: Pytree, axis_name: AxisName, perm: Sequence[int], *, algorithm: None = None
 ) -> Pytree:
-    """Rank i gets the x of rank `perm[i]`: `ppermute`, said the other way.
+    """Rank i gets the x of rank `perm[i]`: a `ppermute` given by the sources.
 
     `x: [a, b] -> [a, b]`. One round of s bytes, without an `algorithm`.
 

@@ -1,4 +1,4 @@
-"""A product of two sharded matrices: which collective it takes, and where that hides."""
+"""A product of two sharded matrices: which collective it needs, and where that is hidden."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -19,9 +19,10 @@ def sharded_matmul(
     out_spec: PartitionSpec,
     **options: Any,
 ) -> Array:
-    """The shard by `out_spec` of a @ b, of which these are the shards, inside `shard_map`.
+    """This rank's shard of a @ b, sharded by `out_spec`; a and b are shards too, inside
+    `shard_map`.
 
-    A[I, J] B[J, K] -> C[I, K]; an index X or Y says over which axis a dimension is sharded:
+    A[I, J] B[J, K] -> C[I, K]. An index X or Y names the axis over which a dimension is sharded:
 
     | case | | what it takes |
     |---|---|---|
@@ -32,8 +33,9 @@ def sharded_matmul(
     | outer ones, on one axis | A[I_X, J] B[J, K_X] -> C[I_X, K] or C[I, K_X] | an all-gather of \
 the other, under the product |
 
-    The last has no C[I_X, K_X]: rank r would hold the diagonal block r only. A sharded
-    dimension that `out_spec` has whole is gathered in the same way. One collective a call.
+    The last case has no C[I_X, K_X]: rank r would hold the diagonal block r only. A
+    dimension that is sharded here, and whole in `out_spec`, is gathered in the same way. A
+    call uses at most one collective.
 
     Steps and bytes, gradient, and `options`: as the functions of `ringcoll.matmuls`.
 

@@ -91,7 +91,7 @@ def test_ranks_are_lists_of_shapes():
     assert shapes("4x2,2..4x8") == [(4, 2), (2, 8), (4, 8)]
     assert network("4x2") == (4, 2)
     for text in ("", "0", "x4", "8..2", "3..3", "four", "2..-4"):
-        with pytest.raises(argparse.ArgumentTypeError, match="no number of ranks; write 8, 2"):
+        with pytest.raises(argparse.ArgumentTypeError, match="not a number of ranks; write 8, 2"):
             shapes(text)
 
 
@@ -186,15 +186,15 @@ def test_hosts(capsys):
     ("arguments", "complaint"),
     [
         ("all_gather --algorithm rign", "--algorithm rign: all_gather has ring, bidirectional"),
-        ("all_gather --ranks 8 --network 4x4", "--network 4x4 is not of 8 ranks"),
+        ("all_gather --ranks 8 --network 4x4", "--network 4x4 does not have 8 ranks"),
         ("all_gather --ranks 12 --local 8", "--local 8 of 12 ranks: they do not divide"),
         ("all_gather --ranks 8 --local 4 --network torus", "hosts are a switch each"),
-        ("all_gather --ranks 8 --outer h200", "--outer: is between hosts: give --local"),
+        ("all_gather --ranks 8 --outer h200", "--outer is the network between hosts: give --local"),
         ("all_gather --ranks 2x2x2", "a torus of 2x2x2: v5e has links along 2 axes; give another"),
         ("all_gather --algorithm recursive_doubling --ranks 3", "a power of two, got 3 ranks"),
         ("all_gather --ranks 4 --plot /none/such.svg", "--plot /none/such.svg: [Errno 2] No such"),
         ("all_gather --ranks 4 --plot times.xyz", "--plot times.xyz: Format 'xyz' is not"),
-        ("all_gather --ranks 8 --network 2..8x4", "'2..8x4' is no shape"),
+        ("all_gather --ranks 8 --network 2..8x4", "'2..8x4' is not a shape"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
@@ -206,12 +206,12 @@ def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("--alpha -1", "argument --alpha: '-1' is no number of seconds; write 3e-6, or 0"),
-        ("--outer-beta nan", "argument --outer-beta: 'nan' is no number of seconds"),
-        ("--gamma fast", "argument --gamma: 'fast' is no number of seconds"),
-        ("--local 0", "argument --local: '0' is no number above 0"),
-        ("--local -2", "argument --local: '-2' is no number above 0"),
-        ("--network 2..4", "argument --network: '2..4' is no shape"),
+        ("--alpha -1", "argument --alpha: '-1' is not a number of seconds; write 3e-6, or 0"),
+        ("--outer-beta nan", "argument --outer-beta: 'nan' is not a number of seconds"),
+        ("--gamma fast", "argument --gamma: 'fast' is not a number of seconds"),
+        ("--local 0", "argument --local: '0' is not a number above 0"),
+        ("--local -2", "argument --local: '-2' is not a number above 0"),
+        ("--network 2..4", "argument --network: '2..4' is not a shape"),
         ("--function ringcoll.cost:DEVICES", "is a mappingproxy; name a function"),
     ],
 )

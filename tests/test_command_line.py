@@ -24,7 +24,7 @@ def test_megabytes_are_powers_of_two_however_they_are_written(text):
 def test_what_is_no_size_is_refused(capsys, text):
     with pytest.raises(SystemExit, match="2"):
         main(["cost", "psum", f"--bytes={text}"])
-    assert f"{text!r} is no size; write 512, 1K, 64M or 1G" in capsys.readouterr().err
+    assert f"{text!r} is not a size; write 512, 1K, 64M or 1G" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
@@ -100,18 +100,18 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_cause(
 def test_what_names_no_function_is_refused(capsys, text):
     with pytest.raises(SystemExit, match="2"):
         main(["draw", "psum", "-n", "4", "--function", text])
-    assert f"{text!r} is no module:function (" in capsys.readouterr().err.splitlines()[-1]
+    assert f"{text!r} is not a module:function (" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         ("-f 1", "-f 1: sizes would not grow"),
-        ("loop --ranks x", "argument --ranks: 'x' is no number above 0"),
-        ("join -k 0", "argument -k/--leaves: '0' is no number above 0"),
+        ("loop --ranks x", "argument --ranks: 'x' is not a number above 0"),
+        ("join -k 0", "argument -k/--leaves: '0' is not a number above 0"),
         ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
         ("matmul --shape 7x7x7", "error: --shape 7x7x7: IndivisibleError: "),
-        ("layers --mesh q", "argument --mesh: 'q' is no mesh; write x=4,y=2"),
+        ("layers --mesh q", "argument --mesh: 'q' is not a mesh; write x=4,y=2"),
         ("scale --ranks 4x4", "argument --ranks: '4x4': give powers of two from 8"),
         ("scale --ranks 12", "argument --ranks: '12': give powers of two from 8"),
         ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),

@@ -157,7 +157,7 @@ def test_commands_refuse_before_the_work(command, arguments, name, tmp_path, cap
     said = capsys.readouterr()
     assert said.out == ""
     assert f"error: --{name} {place}: [Errno 20] Not a directory: " in said.err.splitlines()[-1]
-    assert said.err.endswith("; name a place that is there and can be written to\n")
+    assert said.err.endswith("; name a file in a folder that exists and can be written\n")
 
 
 def test_a_default_is_looked_at_too(tmp_path, monkeypatch, capsys):

@@ -74,24 +74,24 @@ for arguments in json.load(open(sys.argv[1])):
 """
 
 REFUSED = [
-    ("--topology v4:2x2x1", "--topology v4:2x2x1: the constants of its chip are not known, on"),
+    ("--topology v4:2x2x1", "--topology v4:2x2x1: the constants of this chip are not known, on"),
     ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, such as v5e:4x2"),
     ("--topology v5e", "'v5e' must be a kind of chip and a size, such as v5e:4x2"),
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
     ("--mesh x=4,y=3", "are 12 devices, but v5e:4x2 has 8; let the sizes multiply to that"),
-    ("--mesh 4x2", "'4x2' is no mesh; write x=4,y=2"),
-    ("--constant lnk=3", "'lnk' is none of clock, link, flops, hbm, hop"),
-    ("--constant link=fast", "'link=fast': 'fast' is no number above 0"),
+    ("--mesh 4x2", "'4x2' is not a mesh; write x=4,y=2"),
+    ("--constant lnk=3", "'lnk' is not one of clock, link, flops, hbm, hop"),
+    ("--constant link=fast", "'link=fast': 'fast' is not a number above 0"),
     ("--option foo=bar", "No such compile option: 'foo'; --option foo=bar: give an option and"),
-    ("--option foo", "'foo' is no option with a value; write NAME=VALUE"),
+    ("--option foo", "'foo' is not an option with a value; write NAME=VALUE"),
     ("--max-exposed nan", "--max-exposed=nan is not between 0 and 1; pass such as 0.05"),
-    ("--function own:nothing", "nothing gave None; return a function and a tuple of its oper"),
+    ("--function own:nothing", "nothing returned None; return a function and a tuple of its oper"),
     ("--function own:nothing_compiled", "it returns no array, so nothing is compiled; return"),
     ("--function own:compiled", "return a function and a tuple of its operands"),
     ("--function own:too_few", "missing 1 required positional argument: 'y'; let --function"),
     ("--function own:not_sharded", "no operand is sharded over a mesh; give jax.ShapeDtypeSt"),
-    ("--function own:elsewhere", "gave an operand on devices that are not those of the mesh "),
+    ("--function own:elsewhere", "returned an operand on devices outside the mesh "),
 ]
 PLAIN = "--function own:plain"
 ALONE = "--function own:one_device --topology v5e:1x1 --max-exposed 0.05"

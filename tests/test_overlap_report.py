@@ -232,17 +232,17 @@ def test_the_command_refuses_in_words(capsys):
     ):
         with pytest.raises(SystemExit):
             command_line.main(argv)
-    assert "'math:none_such' is no module:function" in capsys.readouterr().err
+    assert "'math:none_such' is not a module:function" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("--shape 512x512", "'512x512' is not of three sizes"),
-        ("--shape 0x0x0", "'0x0x0' is no shape"),
-        ("--mesh x", "'x' is no mesh; write x=4,y=2"),
-        ("--constant link=0", "'link=0': '0' is no number above 0"),
-        ("--constant link=fast", "'fast' is no number above 0"),
+        ("--shape 512x512", "'512x512' does not have three sizes"),
+        ("--shape 0x0x0", "'0x0x0' is not a shape"),
+        ("--mesh x", "'x' is not a mesh; write x=4,y=2"),
+        ("--constant link=0", "'link=0': '0' is not a number above 0"),
+        ("--constant link=fast", "'fast' is not a number above 0"),
     ],
 )
 def test_what_is_no_number_is_refused(capsys, arguments, complaint):
@@ -276,7 +276,7 @@ def does_not_trace(mesh):
         ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
         (
             "--example ring_matmul --shape 16x16x16 --topology v4:2x2x1",
-            "the constants of its chip are not known, only",
+            "the constants of this chip are not known, only",
         ),
         ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
     ],
@@ -306,7 +306,7 @@ def test_operands_on_other_devices_are_refused(capsys, monkeypatch):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["overlap", *given])
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "elsewhere gave an operand on devices that are not those of the mesh" in said
+    assert "elsewhere returned an operand on devices outside the mesh" in said
 
 
 def returns_nothing(mesh):

@@ -201,7 +201,7 @@ def test_a_soak_that_leaks_fails(leak, flat, monkeypatch, capsys):
         ("--only 3", "--only: of which seed? Give --seed too"),
         ("--seed 1 --only 5-3", "'5-3' names no call; write 37, or 32-47"),
         ("--seed x", "'x' is no seed; write a number from 0"),
-        ("--count 0", "'0' is no number above 0"),
+        ("--count 0", "'0' is not a number above 0"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, words, capsys):

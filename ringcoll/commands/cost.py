@@ -1,13 +1,13 @@
-"""The modelled time of a collective by every algorithm, its formula, and which wins at what size.
+"""The modelled time of a collective by every algorithm, its formula, and the fastest at each size.
 
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
 
-B bytes are nccl-tests' size: the larger of what a rank passes and gets, which is the full vector
-(of an all_gather of 64M on 8 ranks, the operand is 8M). alpha is seconds a message, beta a byte on
-the busiest link, gamma a byte added. Nothing is measured.
+B bytes are nccl-tests' size: the larger of what a rank passes and gets. That is the full vector: an
+all_gather of 64M on 8 ranks has an operand of 8M. alpha is seconds a message, beta seconds a byte
+on the busiest link, gamma seconds a byte added. Nothing is measured.
 """
 
 import argparse
@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_sizes,
         default="64M",
         metavar="LIST",
-        help=f"B; a table each (64M); {arguments.SIZES}",
+        help=f"B, the sizes; one table for each (64M); {arguments.SIZES}",
     )
-    add("--algorithm", metavar="LIST", help="only these, by name")
+    add("--algorithm", metavar="LIST", help="compare only the algorithms of these names")
     add(
         "--function",
         type=arguments.algorithm,
         metavar="MODULE:FUNCTION",
-        help="beside them, from the sizes of the axes to a Schedule",
+        help="compare this one too: it maps the sizes of the axes to a Schedule",
     )
     machine.add_arguments(parser)
     where = "time against size; of several rows, against ranks (svg, png)"

@@ -1,11 +1,11 @@
-"""What algorithms there are: what each does, its rounds and bytes, when to choose it, its paper.
+"""List the algorithms: what each does, its rounds and bytes, when to choose it, and its paper.
 
     python -m ringcoll explain
     python -m ringcoll explain ring
     python -m ringcoll explain --markdown
 
-Formulas are for n ranks on one axis, and recognised from counts; rounds and messages add up over
-several axes. Bytes are what a rank sends, in units of the full vector.
+Formulas are for n ranks on one axis, and are recognised from counts. Over several axes, rounds and
+messages add up. Bytes are what a rank sends, in units of the full vector.
 """
 
 import argparse

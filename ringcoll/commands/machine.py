@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shapes,
         default="2..256",
         metavar="LIST",
-        help="a row each: 2,3,5 or 2..256, the powers of two from 2 to 256; 16x16: over two axes; "
-        "2..64x8: that by 8 (default: %(default)s)",
+        help="one row for each: 2,3,5; 2..256 (the powers of two from 2 to 256); 16x16 (two axes); "
+        "2..64x8 (2 to 64, by 8) (default: %(default)s)",
     )
     known = ", ".join(MODELS)
     add("--device", choices=MODELS, default="v5e", metavar="NAME", help=f"{known} (v5e)")
@@ -91,23 +91,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network",
         type=network,
         metavar="NETWORK",
-        help="switch; slice: of the ranks' own shape, its axes rings or lines as on a TPU; torus: "
-        "the same with rings only; or the shape of a slice such as 4x4, for ranks in its order "
-        "(default: slice for a TPU, switch for others)",
+        help="switch; slice (of the ranks' own shape; its axes are rings or lines, as on a TPU); "
+        "torus (the same, with rings only); or the shape of a slice such as 4x4, for ranks in its "
+        "order (default: slice for a TPU, switch for others)",
     )
     for name, what in _CONSTANTS.items():
         add(
             f"--{name}",
             type=arguments.seconds,
             metavar="SECONDS",
-            help=f"{what}, in place of the device's",
+            help=f"{what}, instead of the device's",
         )
     add(
         "--local",
         type=arguments.count,
         metavar="N",
-        help="the ranks are on hosts of N each, in order, and share the port of their host to the "
-        "--outer network; within a host is a switch",
+        help="the ranks are on hosts of N each, in order. A switch joins the ranks of a host; "
+        "they share its port to the --outer network",
     )
     add("--outer", choices=MODELS, metavar="NAME", help="the network between hosts (ethernet100)")
     for name in ("alpha", "beta"):
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--outer-{name}",
             type=arguments.seconds,
             metavar="SECONDS",
-            help="the same of the outer network",
+            help=f"{what}, of the outer network",
         )
 
 
@@ -127,7 +127,9 @@ def machines(args: argparse.Namespace) -> list[Machine]:
     """
     model = _changed(MODELS[args.device], args, "")
     if not args.local and (args.outer, args.outer_alpha, args.outer_beta) != (None, None, None):
-        raise ValueError("--outer: is between hosts: give --local, the ranks on each, too")
+        raise ValueError(
+            "--outer is the network between hosts: give --local, the ranks of a host, too"
+        )
     made = []
     for shape in args.ranks:
         wanted = args.network or ("slice" if model.axes and not args.local else "switch")
@@ -145,7 +147,7 @@ def machines(args: argparse.Namespace) -> list[Machine]:
             machine = replace(machine, outer=outer, local=args.local)
         elif network and prod(network) != machine.ranks:
             name = "x".join(map(str, network))
-            raise ValueError(f"--network {name} is not of {machine.name} ranks")
+            raise ValueError(f"--network {name} does not have {machine.name} ranks")
         elif 0 < model.axes < sum(n > 1 for n in network or ()):
             name = "x".join(map(str, network or ()))
             raise ValueError(
@@ -223,5 +225,7 @@ def _range(text: str) -> list[int]:
         low, high = 1, 0
     numbers = [2**k for k in range(high.bit_length()) if low <= 2**k <= high] if dots else [low]
     if low < 1 or high < low or not numbers:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks; write 8, 2..256 or 4x4")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of ranks; write 8, 2..256 or 4x4"
+        )
     return numbers

@@ -1,4 +1,4 @@
-"""Draw who holds what after each round of a collective.
+"""Draw which rank holds what after each round of a collective.
 
     python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 4
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
@@ -22,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     arguments.add_collective(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--algorithm", metavar="NAME", help="one that `explain` lists")
+    which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
     which.add_argument(
         "--function",
         type=arguments.algorithm,
         metavar="MODULE:FUNCTION",
-        help="a schedule of one's own",
+        help="your own schedule",
     )
     parser.add_argument(
         "-n",
@@ -35,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.ranks,
         required=True,
         metavar="N",
-        help="how many; over several axes 4x2, major first",
+        help="the number of ranks; for several axes 4x2, major first",
     )
     parser.add_argument(
         "--svg", type=arguments.Svg, metavar="FILE", help="all rounds as one picture"
     )
-    parser.add_argument("--round", type=int, metavar="K", help="of the picture: this one alone")
+    parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
     parser.add_argument(
         "--html", type=arguments.Page, metavar="FILE", help="a page that plays the rounds"
     )
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         made = plan(args.collective, algorithm, args.ranks)
         if args.round is not None and not args.svg:
-            raise ValueError("--round: is of a picture: give --svg too")
+            raise ValueError("--round selects a round of a picture: give --svg too")
         drawn = as_svg(made, args.round) if args.svg else ""
         page = as_page(made) if args.html else ""
     except ValueError as error:

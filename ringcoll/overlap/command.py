@@ -1,12 +1,12 @@
-"""Compile a program for chips that need not be there, and see what communication is exposed.
+"""Compile a program for chips that you need not have, and report which communication is exposed.
 
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
     python -m ringcoll overlap --topology h200:8 --example all_gather_matmul
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
 
-`my.module:program` is called with the mesh, and returns a function and its operands:
-`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit,
-such as --max-exposed, is broken.
+`my.module:program` is called with the mesh. It returns a function and its operands, which are
+`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit, such
+as --max-exposed, is broken.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--function",
         type=arguments.program,
         metavar="MODULE:FUNCTION",
-        help="a program of one's own",
+        help="your own program",
     )
     shape = "x".join(map(str, examples.SIZES))
     parser.add_argument(
@@ -58,12 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_three,
         default=shape,
         metavar="MxKxF",
-        help="of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
+        help="the shape of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
     )
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="take the cycles of the generated code, not the compiler's estimates (a minute)",
+        help="use the cycles of the generated code instead of the compiler's estimates (a minute)",
     )
     add_option(parser)
     parser.add_argument(
@@ -72,22 +72,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"of the chip, in place of ours: {', '.join(_CONSTANTS)}; again for more",
+        help=f"a constant of the chip: {', '.join(_CONSTANTS)}; may be repeated",
     )
     parser.add_argument(
-        "--draw", type=arguments.Picture, metavar="FILE", help="the timeline, as svg or png"
+        "--draw", type=arguments.Picture, metavar="FILE", help="draw the timeline, as svg or png"
     )
     parser.add_argument(
         "--against",
         choices=examples.NAMES,
         metavar="EXAMPLE",
-        help="report this one too, and draw it above",
+        help="report this example too, and draw it above",
     )
     parser.add_argument(
-        "--text", type=arguments.File, metavar="FILE", help="write the scheduled program there"
+        "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
     )
     parser.add_argument(
-        "--json", action="store_true", help="JSON instead of a table; with --against, a list"
+        "--json", action="store_true", help="print JSON instead of a table; with --against, a list"
     )
     limits.add_arguments(parser)
 
@@ -100,7 +100,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the compiler; again for more",
+        help="an option of the compiler; may be repeated",
     )
 
 
@@ -147,14 +147,14 @@ def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
     """
     if gpus.is_named(args.topology):
         if args.constant:
-            raise ValueError(f"--constant: {args.topology} gets no times; leave it out")
+            raise ValueError(f"--constant: no times are computed for {args.topology}; leave it out")
         return
     try:
         chip(mesh.devices.flat[0].device_kind)
     except ValueError as error:
         known = ", ".join(CHIPS)
         raise ValueError(
-            f"--topology {args.topology}: the constants of its chip are not known, only those of "
+            f"--topology {args.topology}: the constants of this chip are not known, only those of "
             f"{known}; name one of these, such as v5e:4x2"
         ) from error
 
@@ -172,13 +172,13 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Made:
                 sharding = getattr(leaf, "sharding", None)
                 if sharding and not sharding.device_set <= {*mesh.devices.flat}:
                     raise ValueError(
-                        f"--function: {function.__name__} gave an operand on devices that are not "
-                        "those of the mesh that it was called with; shard it over that mesh"
+                        f"--function: {function.__name__} returned an operand on devices outside "
+                        "the mesh that it was called with; shard it over that mesh"
                     )
             return program, tuple(operands)
     raise ValueError(
-        f"--function: {function.__name__} gave {repr(made)[:80]}; return a function and a tuple of "
-        "its operands"
+        f"--function: {function.__name__} returned {repr(made)[:80]}; return a function and "
+        "a tuple of its operands"
     )
 
 
@@ -202,7 +202,9 @@ def _reported(
         said = f"cannot compile it: {arguments.in_a_line(error)}"
         for name, value in args.option:
             if name in str(error):
-                said += f"; --option {name}={value}: give an option and a value that it knows"
+                said += (
+                    f"; --option {name}={value}: give an option and a value that it knows"
+                )
         if args.function and isinstance(error, TypeError):
             said += "; let --function return operands that fit its function"
         raise ValueError(said) from error
@@ -219,7 +221,7 @@ def axes(text: str) -> dict[str, int]:
     """
     parts = [part.partition("=") for part in text.split(",")]
     if not all(name and size.isdecimal() and int(size) for name, _, size in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no mesh; write x=4,y=2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh; write x=4,y=2")
     if len({name for name, _, _ in parts}) < len(parts):
         raise argparse.ArgumentTypeError(f"{text!r} names an axis twice; write x=4,y=2")
     return {name: int(size) for name, _, size in parts}
@@ -228,7 +230,7 @@ def axes(text: str) -> dict[str, int]:
 def _three(text: str) -> tuple[int, int, int]:
     sizes = arguments.shape(text)
     if len(sizes) != 3:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of three sizes; write MxKxF")
+        raise argparse.ArgumentTypeError(f"{text!r} does not have three sizes; write MxKxF")
     m, k, f = sizes
     return m, k, f
 
@@ -237,18 +239,20 @@ def _option(text: str) -> tuple[str, Any]:
     """NAME=VALUE, an option of a compiler: booleans must be Python's."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no option with a value; write NAME=VALUE")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an option with a value; write NAME=VALUE"
+        )
     return name, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _constant(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     if name not in _CONSTANTS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CONSTANTS)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_CONSTANTS)}")
     try:
         number = float(value)
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is not a number above 0")
     return name, number

@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="[KIND=]SHARE",
         help="the share of the time that may be exposed, such as 0.05; all-gather=0.01 limits one "
-        "kind; again for more",
+        "kind; may be repeated",
     )
     group.add_argument(
         "--max-exposed-us",
         type=_microseconds,
         action="append",
         metavar="[KIND=]US",
-        help="the same in microseconds; again for more",
+        help="the same in microseconds; may be repeated",
     )
     group.add_argument(
         "--min-collectives",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="an instruction that need not be readable, such as 'while*'; again for more",
+        help="an instruction that need not be readable, such as 'while*'; may be repeated",
     )
 
 
