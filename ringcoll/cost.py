@@ -1,8 +1,8 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
-`seconds` multiplies the counts of `ringcoll.pricing` with a `Model`, `seconds_on_hosts` with
-two; `fastest` says which of several takes least at which size; `fit` finds the model of a
-machine from what was measured on it.
+`seconds` multiplies the counts of `ringcoll.pricing` by a `Model`, and `seconds_on_hosts` by two.
+`fastest` says which of several algorithms takes least time at which size. `fit` finds the model
+of a machine from measurements.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,14 +23,14 @@ from ringcoll.slices import SIDES
 class Model:
     """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
 
-    alpha is paid for the `startups` of a price: messages that leave by different ports at once
-    share one, and what goes far pays one for every link. axes are those of the torus, or the
-    grid, that the links make; a switch has none. From all_reduces ranks on, the built-in
-    reduce-scatter is an all-reduce; 0: never.
+    alpha is paid for each of the `startups` of a price. Messages that leave by different ports at
+    once share one alpha; a message that goes far pays one for every link. axes are the axes of
+    the torus or grid that the links make; a switch has none. From all_reduces ranks on, the
+    built-in reduce-scatter is an all-reduce; 0 means never.
 
-    For matmuls, delta is seconds a floating-point operation, and start is seconds a matmul beside
-    its operations. far and near are seconds a byte read from the main memory and from the memory
-    beside the core, which holds near_bytes.
+    For matmuls, delta is seconds a floating-point operation, and start is seconds that a matmul
+    takes besides its operations. far is seconds a byte read from the main memory. near is the
+    same for the memory beside the core, which holds near_bytes.
     """
 
     alpha: float
@@ -73,8 +73,8 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
 def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
     """The seconds that a price takes on hosts.
 
-    What stays within hosts and what goes between them travel at once: a round takes as long
-    as the longer of the two.
+    Messages within hosts and messages between hosts travel at once: a round takes the longer of
+    the two.
 
     Args:
         paid: what `pricing.price_on_hosts` counted.
@@ -144,9 +144,9 @@ class Sample(NamedTuple):
 def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     """The model nearest to what was measured, and its median relative error.
 
-    Least squares of the *relative* error, so that small payloads count as much as large,
-    with no negative coefficient. What the samples never pay (the additions of a gather)
-    gets 0, and so does what they cannot tell from an earlier count.
+    It is the least squares of the *relative* error, so that small payloads count as much as large
+    ones, without negative coefficients. A coefficient is 0 if no sample pays it (the additions of
+    a gather), or if the samples cannot tell it from an earlier one.
 
     Raises:
         ValueError: no samples, or one that took no time.

@@ -1,7 +1,7 @@
-"""How exact a sum is: the roundings on the way into it, and the bound that they give.
+"""How exact a sum is: how often it is rounded, and the bound on its error.
 
-Read off the schedule, as the price is, so that an algorithm has its bound as soon as it
-is written.
+Both are read off the schedule, as the price is. So an algorithm has its bound as soon as it is
+written.
 """
 
 from collections import defaultdict
@@ -14,8 +14,8 @@ from ringcoll.schedule import Schedule
 def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
     """The most roundings that any one contribution goes through on its way into a sum.
 
-    Read off the schedule run backward, whatever order the additions of one round are
-    done in. 0 where nothing is rounded; the division of a pmean is one more.
+    This is read off the schedule run backward, for any order of the additions of one round. It is
+    0 if nothing is rounded. The division of a pmean is one more.
 
     Raises:
         ValueError: as `algorithms.build`.
@@ -50,10 +50,10 @@ def error_bound(
 ) -> float:
     """The bound on the error of a sum, relative to the sum of the absolute values.
 
-    Of k roundings to nearest, each with u = eps/2: gamma_k = k u / (1 - k u). Higham,
-    "Accuracy and Stability of Numerical Algorithms", section 4.2. Sums kept in a wider
-    dtype err by its own gamma_k, and are rounded once more at the end. (Overflow and
-    underflow aside.)
+    For k roundings to nearest, each with u = eps/2, it is gamma_k = k u / (1 - k u): Higham,
+    "Accuracy and Stability of Numerical Algorithms", section 4.2. Sums in a wider dtype have the
+    gamma_k of that dtype, and are rounded once more at the end. Overflow and underflow are left
+    out.
 
     Args:
         collective, algorithm, shape: as for `algorithms.build`.

@@ -1,8 +1,8 @@
 """What a collective costs in counts: rounds, messages, shards on the wire, additions.
 
-`price` reads the counts off the schedule, with the links of a physical ring or torus if
-there is one; nothing is looked up by the name of an algorithm, so a new one is priced as
-soon as it is written. `ringcoll.cost` makes seconds of them.
+`price` reads the counts off the schedule, with the links of a physical ring or torus if there is
+one. Nothing is looked up by the name of an algorithm, so a new one is priced as soon as it is
+written. `ringcoll.cost` turns counts into seconds.
 
 Everything is counted in *shards*: 1/n of the full vector, which is the operand of
 `all_gather`, the result of `psum_scatter`, and one block of `all_to_all`.
@@ -26,13 +26,14 @@ Counted = TypeVar("Counted")
 class Price:
     """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
 
-    `messages` are those that a rank sends; `startups` the alphas that are paid one
-    after the other: one for each on a switch, to which a rank has one port; on a physical ring
-    or torus, in each round, one for each link that the farthest message passes, and for each
-    further one by the same port, which is an axis and a direction.
-    `sent` is what leaves a rank; `raw` the part of it in messages without a partial sum,
-    which travel in the operand's own width whatever sums are kept in; `link` the load of
-    the busiest link and direction, summed over the rounds; `additions` what a rank adds.
+    `messages` are the messages that a rank sends. `startups` are the alphas that it pays one
+    after the other. On a switch, where a rank has one port, that is one for each message. On a
+    physical ring or torus a port is an axis and a direction. There a round pays one for each link
+    that the farthest message passes, and one for each further message by the same port.
+
+    `sent` is what leaves a rank. `raw` is the part of it in messages without a partial sum; these
+    keep the operand's width, whatever the dtype of the sums. `link` is the load of the busiest
+    link and direction, summed over the rounds. `additions` is what a rank adds.
     """
 
     rounds: int = 0
@@ -86,10 +87,10 @@ def price_on_hosts(
 ) -> HostsPrice:
     """What a collective costs on hosts whose ranks share a port to the other hosts.
 
-    The ranks are in order, so many of them on each host: on shape (hosts, ranks a host) a
-    product gathers between hosts first, while there is least to send, and a reduce-scatter,
-    which is the same backward, last. The other way about every rank of a host would send all
-    that the host holds.
+    The ranks are in order, and each host has the same number of them. On shape (hosts, ranks a
+    host) a product gathers between hosts first, while there is least to send. A reduce-scatter,
+    which is the same backward, sends between hosts last. In the other order every rank of a host
+    would send all that the host holds.
 
     Args:
         collective, algorithm, shape: as for `price`.
@@ -155,8 +156,8 @@ def wire_bytes(
 ) -> float:
     """The bytes that leave one rank.
 
-    With a wider `accumulate_dtype`, what has not been added to yet travels narrow, and a
-    message with a partial sum in it wide; the gather after a reduce-scatter is narrow.
+    With a wider `accumulate_dtype`, raw contributions travel narrow, and a message with a partial
+    sum travels wide. The gather after a reduce-scatter is narrow.
 
     Args:
         collective, algorithm, shape: as for `price`.
@@ -179,8 +180,8 @@ def price_backward(
 ) -> Price:
     """What one rank pays for a schedule run backward, as a reduce-scatter.
 
-    Forward it pays the same, but adds nothing and everything is raw: backward, every message
-    is taken to go the way back.
+    Forward it pays the same, but it adds nothing, and everything is raw. Backward, every message
+    goes the reverse way.
 
     Args:
         schedule: of any kind.

@@ -1,20 +1,22 @@
 """The table behind `algorithm="auto"`: which algorithm where, as data.
 
-A table is a file of rows. The first row that covers a call names its algorithm; where
-none does, the answer is "lax", the built-in collective:
+A table is a file of rows. The first row that covers a call names its algorithm. If no row does,
+the answer is "lax", the built-in collective:
 
     {"measured_on": "8 virtual CPU devices, jax 0.10.2",
      "rows": [{"collective": "all_gather", "platform": "cpu", "algorithm": "ring",
                "hosts": [1, 2], "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"],
                "jax": ["0.12", null], "why": "..."}]}
 
-Bounds are as in `range`: the first value is in, the last is not; null is open. A host is a
-process of JAX: ranks of one process share its memory, ranks of several have a network between.
+Bounds are as in `range`: the first value is included, the last is not, and null is open. A host
+is a process of JAX: ranks of one process share its memory, and a network joins the ranks of
+several.
 
-Two of the algorithms are no schedules. "lax" is the built-in collective. "lax_as_bits" is
-that of the operand's bits, for collectives that only move data: where XLA would promote a
-narrow float it sends integers of the same width (see `ringcoll.wire.as_bits`). An
-all-reduce may be "ring+lax_as_bits": reduce-scatter by the ring, all-gather by that.
+Two of the algorithms are not schedules. "lax" is the built-in collective. "lax_as_bits" is the
+built-in collective on the operand's bits, for collectives that only move data: where XLA would
+promote a narrow float, it sends integers of the same width (see `ringcoll.wire.as_bits`). An
+all-reduce may be "ring+lax_as_bits": a reduce-scatter by the ring, then an all-gather by
+"lax_as_bits".
 """
 
 import json
@@ -146,7 +148,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, of which the first that covers a call decides.
+    """Rows; the first row that covers a call decides.
 
     Attributes:
         rows: from the particular to the general.

@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: each rank keeps a part of every parameter.
 
-Parameters are whole only where they are used: gathered just before, or under the product that
-they are a factor of, and their gradients are reduce-scattered. They may be kept in float32,
-travel and compute in bfloat16, and be summed in a dtype of one's choice.
+Parameters are whole only where they are used. They are gathered just before, or under the product
+that uses them, and their gradients are reduce-scattered. You may keep them in float32, send them
+and compute in bfloat16, and sum their gradients in a dtype of your choice.
 
     specs = fsdp.specs(params, "fsdp")  # or on top of others: base=tensor_parallel's
     params = fsdp.shard(params, specs)
@@ -12,20 +12,19 @@ travel and compute in bfloat16, and be summed in a dtype of one's choice.
         ...
 
 Axes combine. `base` has the specs of tensor parallelism over another axis. `replicas` are axes
-over which ranks hold the same shards: with the devices of a host as `axis_name` this is hybrid
-sharding, whose parameters are gathered within a host, and only gradients of shards cross between
-hosts.
+over which ranks hold the same shards. With the devices of a host as `axis_name` this is hybrid
+sharding: parameters are gathered within a host, and only gradients of shards cross between hosts.
 
-Gathered parameters are kept for the backward pass as any intermediate result is. To gather them
-again, gather inside of what is under `jax.checkpoint`, with a policy that does not save them
-(`jax.checkpoint_policies.dots_saveable` saves products alone).
+Gathered parameters are kept for the backward pass, like any intermediate result. To gather them
+again instead, gather inside the function that is under `jax.checkpoint`, with a policy that does
+not save them (`jax.checkpoint_policies.dots_saveable` saves products alone).
 
-For layers one after the other there are three forms, compared in `benchmarks/fsdp.md`: `linear`
-on shards in an ordinary `lax.scan`, which multiplies while the kernel arrives, the quickest where
-kernels are sharded by columns; `scan_layers(fused=True)` with `linear`; and `scan_layers` alone,
-for any layer.
+For a stack of layers there are three forms, which `benchmarks/fsdp.md` compares. `linear` on
+shards in an ordinary `lax.scan` multiplies while the kernel arrives; it is the fastest where
+kernels are sharded by columns. The others are `scan_layers(fused=True)` with `linear`, and
+`scan_layers` alone, for any layer.
 
-Gradients inside `shard_map` under `check_vma=False`: as said in `ringcoll.layers.tensor_parallel`.
+For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`.
 """
 
 from math import prod
@@ -74,8 +73,9 @@ def specs(
 ) -> Pytree:
     """How parameters are sharded over an axis: a tree of `PartitionSpec`s.
 
-    Each leaf is sharded along its largest dimension that divides by the ranks, of equal ones the
-    first. A leaf that is small, or no float, or of which no dimension divides, stays whole.
+    Each leaf is sharded along its largest dimension that divides by the ranks; if several are
+    equal, along the first. A leaf stays whole if it is small, if it is not a float, or if no
+    dimension divides.
 
     Args:
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.

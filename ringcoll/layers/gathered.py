@@ -1,4 +1,4 @@
-"""Parameters that are gathered where they are used, and their gradients reduce-scattered."""
+"""Gathers parameters where they are used, and reduce-scatters their gradients."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -39,9 +39,8 @@ class _How:
 class Gathered:
     """A kernel that is whole already, and this rank's shard, to which its gradient goes.
 
-    What `gather(fused=True)` makes of a matrix, for `linear` alone: nothing else takes it, and
-    what is computed of `whole` by hand has no gradient. One that was never sharded is its own
-    shard.
+    `gather(fused=True)` returns it for a matrix. Only `linear` takes it; a computation on `whole`
+    by hand has no gradient. A matrix that was never sharded is its own shard.
     """
 
     whole: Array
@@ -66,8 +65,8 @@ def gather(
 ) -> Pytree:
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
-    `w: [d/n, f] -> [d, f]` of each leaf, along the dimension where its spec has `axis_name`.
-    Leaves that are whole already are used as they are. Those that are no floats (a random key)
+    `w: [d/n, f] -> [d, f]` for each leaf, along the dimension where its spec has `axis_name`.
+    Leaves that are whole already are used as they are. Leaves that are not floats (a random key)
     pass untouched.
 
     Args:
@@ -77,16 +76,17 @@ def gather(
         dtype: of real floats, in the result and on the wire; None for the parameters' own.
         reduce_dtype: in which gradients travel and are summed; None for that of the result.
         replicas: further axes over which ranks have other data and the same shards.
-        fused: whether matrices that are sharded come as `Gathered`, which `linear` alone takes:
-            their gradients are then reduce-scattered under the products that make them. (Gather
-            what is for other layers in a call of its own.)
+        fused: whether sharded matrices are returned as `Gathered`, which only `linear` takes.
+            Their gradients are then reduce-scattered under the products that make them. (Gather
+            the parameters of other layers in a separate call.)
         algorithm: of the gather, and of the sums.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded.
 
-    Gradient: a `psum_scatter` over `axis_name`, then a `psum` of the shard over `replicas`, small
-    leaves packed; of leaves that are whole a `psum` over both. In the parameters' dtype. Under
-    `check_vma=False` the edge of `shard_map` sums over axes on which a parameter is whole.
+    Gradient: a `psum_scatter` over `axis_name`, then a `psum` of the shard over `replicas`, with
+    small leaves packed; for leaves that are whole, a `psum` over both. It has the parameters'
+    dtype. Under `check_vma=False` the edge of `shard_map` sums over axes on which a parameter is
+    whole.
 
     Raises:
         NameError: an axis is not bound.
@@ -182,14 +182,14 @@ def linear(
     """x @ kernel + bias, multiplied while the kernel arrives.
 
     `x: [..., d], kernel: [d, f/n] or [d/n, f], bias: [f] -> [..., f]`. The kernel travels in the
-    dtype of x. By columns results are put side by side, by rows they are added up: columns are
-    the better choice.
+    dtype of x. If the kernel is sharded by columns, results are put side by side; if by rows,
+    they are added up. Columns are the better choice.
 
-    Steps and bytes: those of `all_gather_matmul` with `operand=1`, whose options these are. A
-    kernel that is `Gathered` has arrived already; of it `residuals` has no meaning.
+    Steps and bytes: those of `all_gather_matmul` with `operand=1`; the options are its options
+    too. A kernel that is `Gathered` has arrived already, and `residuals` does not apply to it.
 
-    Gradient: of the kernel an `einsum_reduce_scatter`, under its own product; of what is the
-    same on all ranks of `axis_name` and `replicas` a `psum`.
+    Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
+    are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
         ValueError: the kernel is no matrix that fits x in one part of n, nor one that has arrived;

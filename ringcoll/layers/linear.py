@@ -1,6 +1,6 @@
-"""Into the ranks and out of them: linear layers sharded by columns and by rows.
+"""Linear layers sharded by columns and by rows.
 
-Every tensor-parallel layer is these two with something local in between.
+Every tensor-parallel layer is these two, with local work between them.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ def column_linear(
     sequence_parallel: bool = True,
     **options: Any,
 ) -> Array:
-    """x @ kernel + bias, of which each rank makes its columns.
+    """x @ kernel + bias; each rank computes its columns.
 
     `x: [..., s/n, d], kernel: [d, f/n], bias: [f/n] -> [..., s, f/n]`; a kernel `[d, h/n, k]`
     makes `[..., s, h/n, k]`. With `sequence_parallel=False` x is `[..., s, d]` on every rank.
 
     Steps and bytes: those of `all_gather_matmul`, or none.
 
-    Gradient: of x a `matmul_reduce_scatter`; or, where x is replicated, a `psum`.
+    Gradient: for x a `matmul_reduce_scatter`; where x is replicated, a `psum`.
 
     Raises:
         KeyError: there is no kernel.
@@ -68,7 +68,7 @@ def row_linear(
 
     Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
 
-    Gradient: of x an `all_gather_matmul`; or, where the result is replicated, one product.
+    Gradient: for x an `all_gather_matmul`; where the result is replicated, one product.
 
     Raises: as `column_linear`; and
         ValueError: the sequence does not divide by n.
@@ -100,7 +100,7 @@ def columns(
     accumulate_dtype: DTypeLike | None = None,
     **products: Any,
 ) -> list[Array]:
-    """`column_linear` of several, by name, which share a gather of x."""
+    """`column_linear` of several layers, by name, which share a gather of x."""
     named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
     for name, kernel, _ in named:
         check_alike(function, x=x, **{name: kernel})

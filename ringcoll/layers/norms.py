@@ -14,15 +14,15 @@ from ringcoll.layers.replicas import copied
 def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """x over the root of the mean of its squares, times scale; in float32 or wider.
 
-    `x: [..., d], scale: [d] -> [..., d]`, of whatever tokens a rank has: nothing is sent.
+    `x: [..., d], scale: [d] -> [..., d]`, for the tokens that a rank has. Nothing is sent.
 
     Args:
         params: a mapping or an object with what is named above.
         x: tokens, sharded or replicated.
         axis_name: the axes that tokens may be sharded over; () for none.
-        epsilon: added to what the root is taken of.
+        epsilon: added to the mean of the squares, under the root.
 
-    Gradient: that of the scale, which all tokens share, is summed by a `psum` over those of
+    Gradient: all tokens share the scale. Its gradient is summed by a `psum` over those axes of
     `axis_name` along which x varies.
 
     Raises:
@@ -38,7 +38,7 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
 
 
 def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
-    """x less its mean, over its standard deviation, times scale, plus bias.
+    """(x - mean) / standard deviation * scale + bias.
 
     `x: [..., d], scale, bias: [d] -> [..., d]`; without a bias none is added.
 

@@ -29,7 +29,8 @@ def field(params: Any, name: str, default: Any = _MISSING) -> Any:
 
 
 def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
-    """What a layer raises: the function, what is wrong with which value, the cure."""
+    """The error of a layer: it names the function, the value, what is wrong with it, and the
+    cure."""
     return kind(f"ringcoll.layers.{function}: {words}; {cure}")
 
 
@@ -68,7 +69,7 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
 def check_axes(
     function: str, said: str, axes: Iterable[Hashable], known: Iterable[Hashable]
 ) -> None:
-    """Refuse an axis that the mesh has not."""
+    """Refuse an axis that the mesh does not have."""
     for axis in axes:
         if axis not in known:
             cure = f"choose from {', '.join(map(repr, known))}"

@@ -7,12 +7,12 @@ from ringcoll.calls import AxisName, axes_of
 
 
 def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
-    """A key of its own for each rank of an axis, the same along all other axes.
+    """A different key for each rank of an axis, and the same along all other axes.
 
-    `key: [] -> []`, typed as varying over `axis_name`. Fold over the axes along which a rank
-    holds different data, and over no other: over the axis of tensor parallelism where the
-    sequence or the heads are sharded over it, but not where its ranks hold the same
-    activations, which must be dropped alike; over the axes of the batch always.
+    `key: [] -> []`, typed as varying over `axis_name`. Fold over the axes along which ranks hold
+    different data, and over no others. Always fold over the axes of the batch. Fold over the axis
+    of tensor parallelism where the sequence or the heads are sharded over it, but not where its
+    ranks hold the same activations: these must be dropped alike.
 
     Nothing is sent: `jax.random.fold_in` of the rank's number, row-major over several axes.
 

@@ -1,4 +1,4 @@
-"""What is the same on all ranks, and used by each in its own way."""
+"""Values that are the same on all ranks, where each rank uses them in its own way."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -39,9 +39,9 @@ def copied(
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that vary
     already, and those that are no floats, are left as they are.
 
-    Gradient: the sum over the ranks, by `ringcoll.psum`, small leaves packed. Where types are
-    not checked (`check_vma=False`) nothing is done here: there a gradient inside `shard_map`
-    is a rank's own share of it, and its edge sums them, as for `jax.lax`.
+    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed. Where types
+    are not checked (`check_vma=False`) this does nothing: there a gradient inside `shard_map` is
+    a rank's own share, and the edge of `shard_map` sums the shares, as for `jax.lax`.
 
     Source: the operator f of Shoeybi et al., "Megatron-LM" (2019), section 3.
     """
@@ -67,11 +67,12 @@ def copied_beside(
     axis_name: AxisName,
     **options: Any,
 ) -> tuple[Pytree, Pytree]:
-    """`(call(*operands), copied(tree, ...))`, gradients summed while that of the call is computed.
+    """`(call(*operands), copied(tree, ...))`; the tree's gradients are summed under the call's.
 
-    For a call that sends nothing itself, as the attention of a rank's own heads, and a tree that
-    is used after it, as the parameters of the MLP: their gradients are there before, and their
-    sum is held back until the wire is free, and must be done before it is needed again.
+    Use it for a call that sends nothing itself, such as the attention of a rank's own heads, and
+    a tree that is used after the call, such as the parameters of the MLP. The gradients of the
+    tree are there first. Their sum waits until the wire is free, and ends before the wire is
+    needed again.
 
     Gradient, `axis_name`, `options`: as `copied`. The barriers are on gradients alone.
     """

@@ -1,4 +1,4 @@
-"""A scan over layers in which the parameters of the next are on the wire while one computes."""
+"""A scan over layers; the parameters of the next layer travel while a layer computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,16 +36,16 @@ def scan_layers(
     fused: bool = False,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
-    """x through layer after layer, the parameters of the next one on the wire meanwhile.
+    """Run x through a stack of layers, while the parameters of the next layer travel.
 
     `params: [l, ...] of shards, x -> x`, as `for i in range(l): x = block(gather(params[i]), x)`.
-    As a loop: the program does not grow with l.
+    It is a loop: the program does not grow with l.
 
         forward    gather 0 | compute 0, gather 1 | compute 1, gather 2 | ...
         backward   | recompute and differentiate i, gather i - 1, reduce-scatter i + 1 | ...
 
-    Held at a time: two layers whole, and going back the whole gradient of one. Going back starts
-    with the last layer's parameters, which are still there.
+    At a time it holds two whole layers and, backward, the whole gradient of one. The backward
+    pass starts with the last layer's parameters, which are still there.
 
     Args:
         block: (parameters of one layer, whole; x) -> x, of the same shapes and types.
@@ -58,10 +58,10 @@ def scan_layers(
             Gathered parameters are never kept.
         axis_name, dtype, reduce_dtype, replicas, fused, algorithm: as `gather`.
 
-    Steps and bytes: forward l + 1 gathers of one layer, backward l and l + 1 reduce-scatters: one
-    more of each than needed, so that all rounds of a loop are equal.
+    Steps and bytes: forward l + 1 gathers of one layer; backward l gathers and l + 1
+    reduce-scatters. That is one more of each than needed, so that all rounds of a loop are equal.
 
-    Gradient: as that of the loop above.
+    Gradient: that of the loop above.
 
     Raises:
         ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers;

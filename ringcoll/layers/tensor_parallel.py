@@ -1,8 +1,8 @@
-"""Tensor-parallel layers: weights sharded over an axis, activations over it by sequence.
+"""Tensor-parallel layers: an axis shards the weights, and the activations by sequence.
 
-Functions to be called inside `jax.shard_map`, on a rank's own shards. `params` is a mapping or
-an object with the names below as keys or attributes (a dictionary, an Equinox module, the state
-of a Flax one); of a linear layer, its kernel alone, or `kernel` and `bias`:
+Call these functions inside `jax.shard_map`, on a rank's own shards. `params` is a mapping or an
+object with the names below as keys or attributes (a dictionary, an Equinox module, the state of a
+Flax module). For a linear layer it is the kernel alone, or `kernel` and `bias`:
 
 | function | parameters |
 |---|---|
@@ -12,18 +12,18 @@ of a Flax one); of a linear layer, its kernel alone, or `kernel` and `bias`:
 | `embed`, `unembed` | `embedding`, `unembedding` |
 | `rms_norm`, `layer_norm` | `scale`, and `bias` |
 
-Weights are in the ordinary layout, and a checkpoint does not depend on how many ranks there are:
-`partition_specs` says how they are cut. Between layers, activations are sharded along the
-sequence, which is their last dimension but one, and the collectives hide under the matmuls; or,
-with `sequence_parallel=False`, they are the same on every rank of the axis.
+Weights have the ordinary layout, and a checkpoint does not depend on the number of ranks;
+`partition_specs` says how weights are cut. Between layers, activations are sharded along the
+sequence, which is their last dimension but one, and the matmuls hide the collectives. With
+`sequence_parallel=False` activations are the same on every rank of the axis.
 
 `options` are those of `ringcoll.all_gather_matmul` and `ringcoll.matmul_reduce_scatter`:
 `algorithm`, `residuals`, `precision`, `preferred_element_type`, `accumulate_dtype`.
 
-Gradients are those of the same layer on one device. Take them outside of `shard_map`, or inside
-under `check_vma=True`. Inside under `check_vma=False`, JAX's rule holds here too: what a rank
-gets is the gradient of the *sum* over the ranks of their losses, so let only one of them count,
-or divide; and gradients of what is replicated are then each rank's own share, to be summed.
+Gradients are those of the same layer on one device. Take them outside `shard_map`, or inside
+under `check_vma=True`. Inside under `check_vma=False`, JAX's rule holds here too: a rank gets the
+gradient of the *sum* of all ranks' losses, so let only one rank's loss count, or divide. The
+gradients of replicated parameters are then each rank's own share: sum them.
 """
 
 from collections import Counter
@@ -78,11 +78,11 @@ def partition_specs(
     columns: Mapping[str, int] = COLUMNS,
     rows: Mapping[str, int] = ROWS,
 ) -> Pytree:
-    """How parameters are sharded over an axis, going by their names: a tree of `PartitionSpec`s.
+    """How parameters are sharded over an axis, by their names: a tree of `PartitionSpec`s.
 
-    For `jax.device_put`, `jax.jit`, `jax.shard_map` and Orbax. A leaf goes by the last name on
-    its path that is known; one without (a norm, say) is whole on every rank. Dimensions are
-    counted from the last, so that blocks may be stacked.
+    Use it for `jax.device_put`, `jax.jit`, `jax.shard_map` and Orbax. The last known name on the
+    path of a leaf decides. A leaf without a known name (a norm, say) is whole on every rank.
+    Dimensions are counted from the last, so that blocks may be stacked.
 
     Args:
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.

@@ -53,7 +53,7 @@ def gated_mlp(
 
     `x: [..., s/n, d], gate, up: [d, f/n], down: [f/n, d] -> [..., s/n, d]`; all may have biases.
     With `sequence_parallel=False` x and the result are `[..., s, d]` on every rank. gate and up
-    are two arrays, so that neither is permuted for any number of ranks.
+    are two arrays, so that no number of ranks needs a permutation.
 
     Steps and bytes: as `mlp`.
 
@@ -80,7 +80,7 @@ def attention(
     sequence_parallel: bool = True,
     **options: Any,
 ) -> Array:
-    """Multi-head attention, of which each rank has some heads.
+    """Multi-head attention; each rank has some of the heads.
 
     `x: [b, s/n, d], query: [d, h/n, k], key, value: [d, g/n, k], out: [h/n, k, d] ->
     [b, s/n, d]`, h a multiple of g: grouped heads of keys and values. All may have biases.
@@ -97,7 +97,7 @@ def attention(
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
     Gradient, raises, `params` and `options`: as `column_linear` and `row_linear`; and
-        ValueError: the heads of a rank are no multiple of its heads of keys.
+        ValueError: the heads of a rank are not a multiple of its heads of keys.
 
     Source: Vaswani et al. (2017); Ainslie et al., "GQA" (2023); Shoeybi et al. (2019).
     """

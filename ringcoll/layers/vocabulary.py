@@ -1,4 +1,4 @@
-"""A vocabulary cut into one part for each rank: tokens in, losses out, logits never whole."""
+"""A vocabulary with one part on each rank: from tokens to losses, without whole logits."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ def embed(
     sequence_parallel: bool = True,
     algorithm: Algorithm = "auto",
 ) -> Array:
-    """The row of each token in a table of which every rank has some rows.
+    """The row of each token in a table; each rank has some rows of it.
 
     `tokens: [..., s], embedding: [v/n, d] -> [..., s/n, d]`; with `sequence_parallel=False`
-    `[..., s, d]` on every rank. The tokens are the same on every rank. One that is no row of the
-    table makes NaNs, as in `jax.numpy.take`.
+    `[..., s, d]` on every rank. The tokens are the same on every rank. A token outside the table
+    gives NaNs, as in `jax.numpy.take`.
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
@@ -74,15 +74,15 @@ def unembed(
 def cross_entropy(
     logits: Array, labels: Array, axis_name: AxisName, *, algorithm: Algorithm = "auto"
 ) -> Array:
-    """-log softmax(logits)[label] of logits of which each rank has a part of the vocabulary.
+    """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
-    `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. Of
-    the logits nothing is sent; they are kept for the gradient as they came, not as a softmax.
-    A label that is none of the vocabulary makes a NaN.
+    `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. No
+    logits are sent. They are kept for the gradient as they are, not as a softmax. A label outside
+    the vocabulary gives a NaN.
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 
-    Gradient: softmax(logits) less one at the label, of each rank's part; nothing is sent.
+    Gradient: softmax(logits) minus one at the label, for each rank's part. Nothing is sent.
 
     Raises:
         TypeError: the labels are no integers.

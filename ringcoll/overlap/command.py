@@ -202,9 +202,7 @@ def _reported(
         said = f"cannot compile it: {arguments.in_a_line(error)}"
         for name, value in args.option:
             if name in str(error):
-                said += (
-                    f"; --option {name}={value}: give an option and a value that it knows"
-                )
+                said += f"; --option {name}={value}: give an option and a value that it knows"
         if args.function and isinstance(error, TypeError):
             said += "; let --function return operands that fit its function"
         raise ValueError(said) from error
