@@ -21,6 +21,7 @@ from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError
 from ringcoll.sharded import sharded_matmul
 from ringcoll.table import Table
 
+__version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
     "AllToAllSchedule",
     "Move",
@@ -58,12 +59,12 @@ if TYPE_CHECKING:
     from ringcoll import draw as draw
     from ringcoll import overlap as overlap
 else:
+    _LAZY = ("debug", "draw", "overlap")  # imported when they are asked for
 
     def __getattr__(name: str) -> Any:
-        # Imported when they are asked for: the library itself does not know them.
-        if name in ("debug", "draw", "overlap"):
+        if name in _LAZY:
             return import_module(f"ringcoll.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), "debug", "draw", "overlap"})
+        return sorted([*__all__, *_LAZY, "__version__"])
