@@ -1,4 +1,21 @@
-"""Collective algorithms for JAX, written by hand: executed, proved, priced, measured."""
+"""Collective algorithms for JAX, written by hand: executed, proved, priced, measured.
+
+The examples in the docstrings run after these lines. Set `JAX_NUM_CPU_DEVICES=4` if there are no
+four devices.
+
+>>> from functools import partial
+>>> import jax
+>>> import jax.numpy as jnp
+>>> from jax.sharding import AxisType, PartitionSpec as P
+>>> import ringcoll
+>>> from ringcoll import algorithms, cost, draw, layers, overlap, precision, pricing
+>>> from ringcoll.layers import fsdp, tensor_parallel as tp
+>>> mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
+>>> def ranks(f, in_specs=P("x"), out_specs=P("x")):
+...     return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+
+`ranks` runs a function on the four shards of its operands.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

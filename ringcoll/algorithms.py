@@ -31,6 +31,9 @@ def ring(n: int, *, direction: int = 1) -> Schedule:
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.ring(4).numbered_moves()]
+    [(1, 1, (0,)), (2, 1, (1,)), (3, 1, (2,))]
     """
     rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
     return Schedule((n,), tuple(rounds))
@@ -44,6 +47,9 @@ def bidirectional_ring(n: int) -> Schedule:
     Both directions of every link work all the time.
 
     When: large payloads, half of the bytes each way.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.bidirectional_ring(3).numbered_moves()]
+    [(1, 1, (0,)), (1, -1, (0,)), (2, 1, (1,)), (2, -1, (2,))]
     """
     return in_lanes(ring(n), ring(n, direction=-1))
 
@@ -56,6 +62,9 @@ def two_ended(n: int) -> Schedule:
     The rounds of a bidirectional ring cut in half, each of twice the bytes.
 
     When: a physical ring: half the rounds.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.two_ended(4).numbered_moves()]
+    [(1, 1, (0,)), (1, -1, (0,)), (2, 1, (1,))]
     """
     ahead = [Move(1, (t,)) for t in range(n // 2)]
     back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
@@ -72,6 +81,9 @@ def bruck(n: int) -> Schedule:
 
     Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
     communications in multiport message-passing systems", IEEE TPDS 8 (1997).
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.bruck(6).numbered_moves()]
+    [(1, 1, (0,)), (2, 2, (0, 1)), (3, 4, (0, 1))]
     """
     steps = [2**k for k in range((n - 1).bit_length())]
     return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
@@ -92,6 +104,9 @@ def recursive_doubling(n: int) -> Schedule:
 
     Raises:
         SizeError: n is not a power of two.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.recursive_doubling(4).numbered_moves()]
+    [(1, 1, (0,)), (2, 1, (0, 2))]
     """
     if n & (n - 1):
         raise SizeError(
@@ -111,6 +126,9 @@ def direct(n: int) -> Schedule:
     rounded once.
 
     When: wide sums of narrow messages.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.direct(4).numbered_moves()]
+    [(1, 1, (0,)), (1, 2, (0,)), (1, 3, (0,))]
     """
     everybody = tuple(Move(s, (0,)) for s in range(1, n))
     return Schedule((n,), (everybody,) if everybody else ())
@@ -127,6 +145,9 @@ def torus(*shape: int) -> Schedule:
 
     Source: Jain and Sabharwal, "Optimal bucket algorithms for large MPI collectives on
     torus interconnects", Int. Conf. on Supercomputing (2010).
+
+    >>> [(m.axis, m.shift) for m in algorithms.torus(4, 4).rounds[0]]  # a move in each lane
+    [(0, 1), (0, -1), (1, 1), (1, -1)]
     """
     axes = range(len(shape))
     orders = [[*axes[first:], *axes[:first]] for first in axes]
@@ -142,6 +163,9 @@ def exchange(*shape: int) -> Stages:
     Every stage adds in the order of the ranks, so that all hold the same bits.
 
     When: a few kilobytes, where only the rounds count.
+
+    >>> [stage.size for stage in algorithms.exchange(12)]
+    [2, 2, 3]
     """
     twos = [(n & -n).bit_length() - 1 for n in shape]
     return tuple(
@@ -158,6 +182,9 @@ def one_shot(*shape: int) -> Stages:
     The rounding error of a single sum, whatever n is.
 
     When: small payloads, the error of one sum.
+
+    >>> [stage.size for stage in algorithms.one_shot(4, 3)]
+    [4, 3]
     """
     return tuple(bruck(n) for n in shape if n > 1)
 
@@ -168,6 +195,9 @@ def pairwise(n: int) -> AllToAllSchedule:
     """Each block straight to its rank: n-1 rounds of one block.
 
     When: large blocks.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.pairwise(4).numbered_moves()]
+    [(1, 1, (1,)), (2, 2, (2,)), (3, 3, (3,))]
     """
     return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
 
@@ -182,6 +212,9 @@ def bruck_all_to_all(n: int) -> AllToAllSchedule:
     When: small blocks.
 
     Source: Bruck et al., as for the all-gather (1997).
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.bruck_all_to_all(4).numbered_moves()]
+    [(1, 1, (1, 3)), (2, 2, (2, 3))]
     """
     steps = [2**k for k in range((n - 1).bit_length())]
     rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)

@@ -72,7 +72,11 @@ ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scat
 
 
 def in_lax(collective: str) -> str:
-    """The name that `jax.lax` has for a collective."""
+    """The name that `jax.lax` has for a collective.
+
+    >>> algorithms.in_lax("reduce_scatter")
+    'psum_scatter'
+    """
     return ALIASES.get(collective, collective)
 
 
@@ -81,6 +85,9 @@ def names(collective: str) -> tuple[str, ...]:
 
     Raises:
         ValueError: no such collective.
+
+    >>> algorithms.names("all_to_all")
+    ('pairwise', 'bruck')
     """
     if collective not in _KINDS:
         raise ValueError(f"no collective {collective!r}; there are {', '.join(_KINDS)}")
@@ -102,6 +109,11 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
             another kind or another number of ranks.
         ScheduleError: (a ValueError) the schedule is wrong, or there is none of this shape.
         TypeError, ScheduleError: the function that makes it raises what is chained to this.
+
+    >>> algorithms.build("all_gather", "ring", (4,)) == algorithms.ring(4)
+    True
+    >>> len(algorithms.build("psum", "exchange", (12,)))  # stages of 2, 2 and 3 ranks
+    3
     """
     choices = names(collective)
     if isinstance(algorithm, str) and algorithm not in choices:

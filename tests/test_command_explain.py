@@ -9,6 +9,7 @@ from support import HERE
 
 from ringcoll.__main__ import main
 from ringcoll.commands.explain import LISTS, about
+from ringcoll.draw.source import paragraphs
 
 EVERY = [
     pytest.param(kind[name], id=f"{title}: {name}")
@@ -25,6 +26,8 @@ def test_every_algorithm_says_what_it_does_and_when_to_choose_it(algorithm):
         assert sentence.endswith(".")
     assert bool(told.source) == ("Source:" in algorithm.__doc__)
     assert (told.source or "(2026).").endswith(").")
+    assert ">>>" in told.whole
+    assert not any(">>>" in part for part in paragraphs(algorithm))  # which the page shows
 
 
 def test_the_index_names_all(capsys):
