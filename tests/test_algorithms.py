@@ -3,13 +3,17 @@
 import ast
 import inspect
 import textwrap
+from dataclasses import replace
 
 import pytest
-from machine import exchanged, gathered, reduced
-from support import exists
+from cases import MAIN, check
+from machine import Fault, exchanged, gathered, reduced
+from support import exists, make_mesh
 
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
+from ringcoll.commands import explain
+from ringcoll.listing import along_each_axis
 from ringcoll.pricing import price_backward
 from ringcoll.schedule import AllToAllSchedule, Move, Schedule, SizeError
 
@@ -126,6 +130,29 @@ def test_every_public_algorithm_is_listed():
         if inspect.isfunction(f) and f.__module__ == algorithms.__name__ and name[0] != "_"
     }
     assert public == set(LISTED)
+
+
+def test_a_new_algorithm_needs_no_other_line(monkeypatch):
+    def left_ring(n):
+        """A ring the other way round.
+
+        When: never.
+        """
+        return Schedule((n,), tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
+
+    monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(left_ring))
+    test_gathers_forward_and_reduces_backward("left_ring")
+    test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some("left_ring")
+    assert "| `left_ring` | n-1 | (n-1)/n | never |" in explain.markdown()
+    gather = [case for case in MAIN if case.name == "all_gather"]
+    check(make_mesh(3), "x", gather, lambda case, n: [{"algorithm": "left_ring"}])
+
+    def lazy(n):
+        return replace(left_ring(n), rounds=left_ring(n).rounds[1:])
+
+    monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(lazy))
+    with pytest.raises(Fault, match="not gathered"):
+        test_gathers_forward_and_reduces_backward("left_ring")
 
 
 # -- from a name to a schedule --
