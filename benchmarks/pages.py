@@ -11,6 +11,9 @@ values, the cell shows the quickest of these programs. Besides flags, a row or c
 A table has a `page` and a `run` (the command), and may have `profile`, `bold` ("row" or "column":
 the least time in it), `head` (above the titles of rows), `without` (flags of programs that do not
 exist or cannot be compiled) and `headline` (flags of the programs that CI compiles again).
+
+The tables of algorithms stand in README or a page of `docs`, between `<!-- algorithms -->` and
+`<!-- end -->`. They are what `python -m ringcoll explain --markdown` prints.
 """
 
 import re
@@ -22,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claim import Claim, Which, quickest
+from ringcoll.commands import explain
 from ringcoll.files import write
 from ringcoll.text import seconds_in_words
 
 FILE = Path(__file__).with_name("pages.toml")
 ROOT = FILE.parent.parent
+#: What stands between the marks of the tables of algorithms.
+ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NO_FLAGS = ("title", "cell", "over")
 _CELL = "{total} us, {exposed} %"
 
@@ -202,7 +208,11 @@ def written(
 def write_pages(
     tables: Sequence[Table], claims: Sequence[Claim]
 ) -> tuple[list[str], dict[str, int]]:
-    """Write the tables into their pages; returns the pages that changed, and missing claims."""
+    """Write the tables into their pages, those of algorithms too.
+
+    Returns:
+        The pages that changed; and missing claims, as `written`.
+    """
     changed: list[str] = []
     unclaimed: dict[str, int] = {}
     for page in dict.fromkeys(table.page for table in tables):
@@ -211,4 +221,21 @@ def write_pages(
         if text != (ROOT / page).read_text(encoding="utf-8"):
             write(ROOT / page, text)
             changed.append(page)
+    for path in algorithm_pages():
+        text = path.read_text(encoding="utf-8")
+        if (new := with_algorithms(text)) != text:
+            write(path, new)
+            changed.append(str(path.relative_to(ROOT)))
     return changed, unclaimed
+
+
+def algorithm_pages() -> list[Path]:
+    """The pages that have a place for the tables of algorithms."""
+    every = [*ROOT.glob("README.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in every if ALGORITHMS.search(page.read_text(encoding="utf-8"))]
+
+
+def with_algorithms(text: str) -> str:
+    """The text of a page, with its tables of algorithms written again."""
+    lines = "\n".join(explain.markdown()).strip() + "\n"
+    return ALGORITHMS.sub(lambda _: lines, text)

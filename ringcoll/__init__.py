@@ -1,4 +1,21 @@
-"""Collective algorithms for JAX, written by hand: executed, proved, priced, measured."""
+"""Collective algorithms for JAX, written by hand: executed, proved, priced, measured.
+
+The examples in the docstrings run after these lines. Set `JAX_NUM_CPU_DEVICES=4` if there are no
+four devices.
+
+>>> from functools import partial
+>>> import jax
+>>> import jax.numpy as jnp
+>>> from jax.sharding import AxisType, PartitionSpec as P
+>>> import ringcoll
+>>> from ringcoll import algorithms, cost, draw, layers, overlap, precision, pricing
+>>> from ringcoll.layers import fsdp, tensor_parallel as tp
+>>> mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
+>>> def ranks(f, in_specs=P("x"), out_specs=P("x")):
+...     return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+
+`ranks` runs a function on the four shards of its operands.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,6 +38,7 @@ from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError
 from ringcoll.sharded import sharded_matmul
 from ringcoll.table import Table
 
+__version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
     "AllToAllSchedule",
     "Move",
@@ -58,12 +76,12 @@ if TYPE_CHECKING:
     from ringcoll import draw as draw
     from ringcoll import overlap as overlap
 else:
+    _LAZY = ("debug", "draw", "overlap")  # imported when they are asked for
 
     def __getattr__(name: str) -> Any:
-        # Imported when they are asked for: the library itself does not know them.
-        if name in ("debug", "draw", "overlap"):
+        if name in _LAZY:
             return import_module(f"ringcoll.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), "debug", "draw", "overlap"})
+        return sorted([*__all__, *_LAZY, "__version__"])

@@ -7,9 +7,12 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from platform import python_version
 from typing import Any
 
-from ringcoll import arguments
+import jax
+
+from ringcoll import __version__, arguments
 from ringcoll.commands import cost, explain
 from ringcoll.draw import command as draw
 from ringcoll.overlap import command as overlap
@@ -58,6 +61,8 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
     parser = argparse.ArgumentParser(prog="python -m ringcoll")
+    versions = f"ringcoll {__version__}, jax {jax.__version__}, Python {python_version()}"
+    parser.add_argument("--version", action="version", version=versions)
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True), COMMANDS)
     return run(parser, argv)
 

@@ -9,21 +9,15 @@ benchmarked. Its docstring has a first line, `When:`, and `Source:` if it was pu
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
 """
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from math import prod
-from typing import Any
-
-from ringcoll.listing import (
-    ALL_TO_ALLS,
-    GATHERS,
-    STAGED,
-    Algorithm,
-    Stages,
-    along_each_axis,
-    listed,
-)
-from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product
+from ringcoll.listing import ALIASES as ALIASES
+from ringcoll.listing import ALL_REDUCES as ALL_REDUCES
+from ringcoll.listing import ALL_TO_ALLS, GATHERS, STAGED, Stages, along_each_axis, listed
+from ringcoll.listing import COLLECTIVES as COLLECTIVES
+from ringcoll.listing import Algorithm as Algorithm
+from ringcoll.listing import build as build
+from ringcoll.listing import in_lax as in_lax
+from ringcoll.listing import names as names
+from ringcoll.schedule import AllToAllSchedule, Move, Schedule, SizeError, in_lanes, product
 
 
 @listed(GATHERS)
@@ -37,6 +31,9 @@ def ring(n: int, *, direction: int = 1) -> Schedule:
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.ring(4).numbered_moves()]
+    [(1, 1, (0,)), (2, 1, (1,)), (3, 1, (2,))]
     """
     rounds = ((Move(direction, (direction * t % n,)),) for t in range(n - 1))
     return Schedule((n,), tuple(rounds))
@@ -50,6 +47,9 @@ def bidirectional_ring(n: int) -> Schedule:
     Both directions of every link work all the time.
 
     When: large payloads, half of the bytes each way.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.bidirectional_ring(3).numbered_moves()]
+    [(1, 1, (0,)), (1, -1, (0,)), (2, 1, (1,)), (2, -1, (2,))]
     """
     return in_lanes(ring(n), ring(n, direction=-1))
 
@@ -62,6 +62,9 @@ def two_ended(n: int) -> Schedule:
     The rounds of a bidirectional ring cut in half, each of twice the bytes.
 
     When: a physical ring: half the rounds.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.two_ended(4).numbered_moves()]
+    [(1, 1, (0,)), (1, -1, (0,)), (2, 1, (1,))]
     """
     ahead = [Move(1, (t,)) for t in range(n // 2)]
     back = [Move(-1, (-t % n,)) for t in range((n - 1) // 2)]
@@ -78,6 +81,9 @@ def bruck(n: int) -> Schedule:
 
     Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
     communications in multiport message-passing systems", IEEE TPDS 8 (1997).
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.bruck(6).numbered_moves()]
+    [(1, 1, (0,)), (2, 2, (0, 1)), (3, 4, (0, 1))]
     """
     steps = [2**k for k in range((n - 1).bit_length())]
     return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
@@ -97,10 +103,13 @@ def recursive_doubling(n: int) -> Schedule:
     operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 
     Raises:
-        ScheduleError: n is not a power of two.
+        SizeError: n is not a power of two.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.recursive_doubling(4).numbered_moves()]
+    [(1, 1, (0,)), (2, 1, (0, 2))]
     """
     if n & (n - 1):
-        raise ScheduleError(
+        raise SizeError(
             f"recursive_doubling needs a power of two, got {n} ranks; "
             "use algorithm='bruck', which takes as few rounds for any number"
         )
@@ -117,6 +126,9 @@ def direct(n: int) -> Schedule:
     rounded once.
 
     When: wide sums of narrow messages.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.direct(4).numbered_moves()]
+    [(1, 1, (0,)), (1, 2, (0,)), (1, 3, (0,))]
     """
     everybody = tuple(Move(s, (0,)) for s in range(1, n))
     return Schedule((n,), (everybody,) if everybody else ())
@@ -133,6 +145,9 @@ def torus(*shape: int) -> Schedule:
 
     Source: Jain and Sabharwal, "Optimal bucket algorithms for large MPI collectives on
     torus interconnects", Int. Conf. on Supercomputing (2010).
+
+    >>> [(m.axis, m.shift) for m in algorithms.torus(4, 4).rounds[0]]  # a move in each lane
+    [(0, 1), (0, -1), (1, 1), (1, -1)]
     """
     axes = range(len(shape))
     orders = [[*axes[first:], *axes[:first]] for first in axes]
@@ -148,6 +163,9 @@ def exchange(*shape: int) -> Stages:
     Every stage adds in the order of the ranks, so that all hold the same bits.
 
     When: a few kilobytes, where only the rounds count.
+
+    >>> [stage.size for stage in algorithms.exchange(12)]
+    [2, 2, 3]
     """
     twos = [(n & -n).bit_length() - 1 for n in shape]
     return tuple(
@@ -164,6 +182,9 @@ def one_shot(*shape: int) -> Stages:
     The rounding error of a single sum, whatever n is.
 
     When: small payloads, the error of one sum.
+
+    >>> [stage.size for stage in algorithms.one_shot(4, 3)]
+    [4, 3]
     """
     return tuple(bruck(n) for n in shape if n > 1)
 
@@ -174,6 +195,9 @@ def pairwise(n: int) -> AllToAllSchedule:
     """Each block straight to its rank: n-1 rounds of one block.
 
     When: large blocks.
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.pairwise(4).numbered_moves()]
+    [(1, 1, (1,)), (2, 2, (2,)), (3, 3, (3,))]
     """
     return AllToAllSchedule((n,), tuple((Move(s, (s,)),) for s in range(1, n)))
 
@@ -188,91 +212,10 @@ def bruck_all_to_all(n: int) -> AllToAllSchedule:
     When: small blocks.
 
     Source: Bruck et al., as for the all-gather (1997).
+
+    >>> [(r, m.shift, m.offsets) for r, m in algorithms.bruck_all_to_all(4).numbered_moves()]
+    [(1, 1, (1, 3)), (2, 2, (2, 3))]
     """
     steps = [2**k for k in range((n - 1).bit_length())]
     rounds = ((Move(s, tuple(d for d in range(n) if d & s)),) for s in steps)
     return AllToAllSchedule((n,), tuple(rounds))
-
-
-ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
-_KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]] = {
-    "all_gather": (GATHERS,),
-    "psum_scatter": (GATHERS,),
-    **dict.fromkeys(ALL_REDUCES, (GATHERS, STAGED)),
-    "all_to_all": (ALL_TO_ALLS,),
-}
-#: The collectives that schedules serve.
-COLLECTIVES = tuple(_KINDS)
-#: The literature's names of collectives that are called otherwise in `jax.lax`.
-ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
-
-
-def in_lax(collective: str) -> str:
-    """The name that `jax.lax` has for a collective."""
-    return ALIASES.get(collective, collective)
-
-
-def names(collective: str) -> tuple[str, ...]:
-    """The names of the algorithms that a collective can run by.
-
-    Raises:
-        ValueError: no such collective.
-    """
-    if collective not in _KINDS:
-        raise ValueError(f"no collective {collective!r}; there are {', '.join(_KINDS)}")
-    return tuple(name for kind in _KINDS[collective] for name in kind)
-
-
-@lru_cache(maxsize=1024)
-def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Schedule | Stages:
-    """The checked schedule (or stages) of a collective on axes of `shape`, major first.
-
-    Args:
-        collective: one of `COLLECTIVES`.
-        algorithm: one of `names(collective)`, a `Schedule`, a tuple of stages, or a
-            function that makes one when called as `algorithm(*shape)`; hashable.
-        shape: the sizes of the axes; a schedule may cut them into finer digits.
-
-    Raises:
-        ValueError: no such collective or algorithm, a size below 1, or a schedule of
-            another kind or another number of ranks.
-        ScheduleError: (a ValueError) the schedule is wrong, or there is none of this shape.
-        TypeError, ScheduleError: the function that makes it raises what is chained to this.
-    """
-    choices = names(collective)
-    if isinstance(algorithm, str) and algorithm not in choices:
-        raise ValueError(
-            f"{collective}: no algorithm {algorithm!r}; choose from {', '.join(choices)}"
-        )
-    if not shape or min(shape) < 1:
-        raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
-    if isinstance(algorithm, str):
-        algorithm = next(kind[algorithm] for kind in _KINDS[collective] if algorithm in kind)
-    made = _called(algorithm, shape) if callable(algorithm) else algorithm
-    # Any: what a caller made is looked at below.
-    stages: tuple[Any, ...] = (
-        made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
-    )
-    kind = AllToAllSchedule if collective == "all_to_all" else Schedule
-    for stage in stages:
-        if type(stage) is not kind:
-            raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
-        if stage.lanes > 1 and kind is AllToAllSchedule:
-            raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
-        stage.check()
-    if prod(stage.size for stage in stages) != prod(shape):
-        sizes = " x ".join(str(stage.size) for stage in stages) or "no"
-        raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
-    return made
-
-
-def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
-    """What an algorithm makes; what it raises says whose it is."""
-    try:
-        return algorithm(*shape)
-    except ScheduleError:  # says all
-        raise
-    except Exception as error:
-        call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
-        kind = TypeError if isinstance(error, TypeError) else ScheduleError
-        raise kind(f"{call} raised {type(error).__name__}: {error}") from error

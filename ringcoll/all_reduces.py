@@ -155,6 +155,10 @@ def psum(
     collective communication operations in MPICH", IJHPCA 19 (2005).
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> total = ranks(lambda x: ringcoll.psum(x, "x", algorithm="ring"), out_specs=P())
+    >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
+    [12. 16.]
     """
     call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
     return call.each(
@@ -182,6 +186,10 @@ def pmean(
     Steps and bytes, gradient, raises, source: as `psum`.
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> mean = ranks(lambda x: ringcoll.pmean(x, "x", accumulate_dtype="float32"), out_specs=P())
+    >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
+    [65]
     """
     call = Call("pmean", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
 
@@ -219,6 +227,10 @@ def pmax(
     Gradient: none, as in lax.
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> greatest = ranks(lambda x: ringcoll.pmax(x, "x", algorithm="exchange"), out_specs=P())
+    >>> print(greatest(jnp.array([3, 1, 4, 1])))
+    [4]
     """
     return _extremum("pmax", built_in.pmax, Pmax, x, axis_name, axis_index_groups, algorithm)
 
@@ -237,6 +249,10 @@ def pmin(
     Gradient: none, as in lax.
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> least = ranks(lambda x: ringcoll.pmin(x, "x", algorithm="one_shot"), out_specs=P())
+    >>> print(least(jnp.array([3, 1, 4, 1])))
+    [1]
     """
     return _extremum("pmin", built_in.pmin, Pmin, x, axis_name, axis_index_groups, algorithm)
 

@@ -64,6 +64,10 @@ def all_to_all(
     Source: Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997).
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> swap = ranks(lambda x: ringcoll.all_to_all(x, "x", 0, 0, tiled=True, algorithm="bruck"))
+    >>> print(swap(jnp.arange(16)))
+    [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     call = Call(
         "all_to_all",
@@ -109,6 +113,10 @@ def pswapaxes(
     Steps and bytes, gradient, raises, source: as `all_to_all`.
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> swap = ranks(lambda x: ringcoll.pswapaxes(x, "x", 0, algorithm="pairwise"))
+    >>> print(swap(jnp.arange(16)))
+    [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     call = Call(
         "pswapaxes", "all_to_all", axis_name, axis_index_groups, algorithm, dims={"axis": axis}

@@ -86,6 +86,10 @@ def pbroadcast(
     Source: Chan et al. (2007).
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> send = ranks(lambda x: ringcoll.pbroadcast(x, "x", source=2, algorithm="ring"))
+    >>> print(send(jnp.array([3, 1, 4, 1])))
+    [4 4 4 4]
     """
     traced = isinstance(source, jax.core.Tracer)
     call = Call(

@@ -63,6 +63,10 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
         model: of the machine.
         accumulate_ratio: the width of a partial sum over that of the operand. The busiest
             link is taken to carry sums in the proportion in which a rank sends them.
+
+    >>> paid = pricing.price("all_gather", "ring", (8,), network=(8,))
+    >>> print(f"{cost.seconds(paid, 2**20, cost.DEVICES['v5e']):.1e}")
+    1.7e-04
     """
     raw = float(paid.raw / paid.sent) if paid.sent else 1.0
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
@@ -81,6 +85,11 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
         shard_bytes: bytes in 1/n of the full vector.
         inner: of a rank's port to the ranks of its host, and of its additions.
         outer: of a host's port.
+
+    >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
+    >>> inner, outer = cost.SWITCHES["h200"], cost.SWITCHES["ethernet100"]
+    >>> print(f"{cost.seconds_on_hosts(paid, 2**20, inner, outer):.1e}")
+    7.3e-04
     """
 
     def wire(load: Load, model: Model) -> float:
@@ -107,6 +116,9 @@ def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) 
     Args:
         times: seconds of so many bytes; of those that tie, the first counts.
         least, most: the smallest and the largest size.
+
+    >>> cost.fastest({"few": lambda size: 3 + size, "long": lambda size: 9 + size / 2}, 1, 100)
+    [Range(name='few', least=1, most=12), Range(name='long', least=13, most=100)]
     """
 
     def best(size: int) -> str:
@@ -150,6 +162,10 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
 
     Raises:
         ValueError: no samples, or one that took no time.
+
+    >>> model, error = cost.fit([cost.Sample(1, 100, 0, 3.0), cost.Sample(2, 100, 0, 5.0)])
+    >>> print(f"{model.alpha:.2f} {model.beta:.2f} {error:.2f}")
+    2.00 0.01 0.00
     """
     rows = np.array([tuple(sample) for sample in samples], float)
     if rows.size == 0 or not (rows[:, 3] > 0).all():
@@ -244,6 +260,10 @@ def links(ranks: int, model: Model) -> int:
     Two for each axis of a torus; one for each axis of a grid, because its corners have fewest.
     A slice with as many chips as a torus of `slices.SIDES` is taken for one; a single axis is a
     ring.
+
+    >>> v5e = cost.DEVICES["v5e"]
+    >>> cost.links(8, v5e), cost.links(256, v5e)  # a grid, a torus
+    (2, 4)
     """
     closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
     return model.axes * (1 + closed)
@@ -253,6 +273,10 @@ def scatter_links(ranks: int, model: Model) -> float:
     """`links` for a built-in reduce-scatter: half as many where XLA makes it an all-reduce.
 
     XLA does that from `Model.all_reduces` ranks on; with two axes, only if they are equally long.
+
+    >>> v5e = cost.DEVICES["v5e"]
+    >>> cost.scatter_links(8, v5e), cost.scatter_links(256, v5e)
+    (2.0, 2.0)
     """
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
     twice = is_square and 0 < model.all_reduces <= ranks

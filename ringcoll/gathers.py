@@ -104,6 +104,13 @@ def all_gather(
     theory, practice, and experience", Concurrency Computat.: Pract. Exper. 19 (2007).
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> whole = ranks(
+    ...     lambda x: ringcoll.all_gather(x, "x", tiled=True, to="invarying", algorithm="bruck"),
+    ...     out_specs=P(),
+    ... )
+    >>> print(whole(jnp.arange(8)))
+    [0 1 2 3 4 5 6 7]
     """
     call = Call(
         "all_gather",
@@ -157,6 +164,13 @@ def psum_scatter(
     workstations", J. Parallel Distrib. Comput. 69 (2009).
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> x = jnp.repeat(jnp.array([256, 1, 1, 1], jnp.bfloat16), 4)  # rank 0 has four times 256
+    >>> for dtype in jnp.bfloat16, jnp.float32:
+    ...     sums = partial(ringcoll.psum_scatter, axis_name="x", tiled=True, accumulate_dtype=dtype)
+    ...     print(ranks(partial(sums, algorithm="direct"))(x))
+    [256 260 260 256]
+    [260 260 260 260]
     """
     call = Call(
         "psum_scatter",

@@ -89,6 +89,12 @@ def all_gather_einsum(
 
     Source: Wang et al., "Overlap communication with dependent computation via decomposition
     in large deep learning models", ASPLOS (2023).
+
+    >>> def product(x, w):
+    ...     return ringcoll.all_gather_einsum("sd,df->sf", x, w, "x", gather="s", algorithm="ring")
+    >>> x, w = jnp.arange(8.0).reshape(4, 2), jnp.arange(8.0).reshape(2, 4)
+    >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
+    True
     """
     said = {"gather": gather, "operand": operand}
     call = FactorsCall("all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said)
@@ -140,6 +146,12 @@ def einsum_reduce_scatter(
             of that does not divide by n (pad it).
 
     Source: as `all_gather_einsum`.
+
+    >>> def product(x, w):
+    ...     return ringcoll.einsum_reduce_scatter("sf,fd->sd", x, w, "x", scatter="s")
+    >>> x, w = jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))
+    >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
+    [[ 6. 22. 38. 54.]]
     """
     said = {"scatter": scatter}
     call = FactorsCall("einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said)
@@ -168,6 +180,11 @@ def all_gather_matmul(
 
     Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
     this calls. The other factor may be a pytree.
+
+    >>> matmul = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm="two_ended")
+    >>> x, w = jnp.arange(8.0).reshape(4, 2), jnp.ones((2, 4))
+    >>> print(ranks(matmul, (P("x"), P(None, "x")), P(None, "x"))(x, w)[:, 0])
+    [ 1.  5.  9. 13.]
     """
     call = Call("all_gather_matmul", "", axis_name, dims={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
@@ -188,6 +205,11 @@ def matmul_reduce_scatter(
     `x: [..., m, k/n], w: [k/n, f] -> [..., m/n, f]`; `scatter_dimension=-1`: [..., m, f/n].
 
     Steps and bytes, gradient, raises, source and options: as `einsum_reduce_scatter`.
+
+    >>> matmul = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
+    >>> x, w = jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))
+    >>> print(ranks(matmul, (P(None, "x"), P("x")))(x, w).T)
+    [[ 6. 22. 38. 54.]]
     """
     dims = {"scatter_dimension": scatter_dimension}
     call = Call("matmul_reduce_scatter", "", axis_name, dims=dims, operands="x, w")
@@ -219,6 +241,10 @@ def matmul_all_reduce(
     each factor, and nothing is sent; otherwise the gradients of the two parts.
 
     Raises, source and options: as `einsum_reduce_scatter`.
+
+    >>> matmul = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
+    >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
+    [[4. 4.]]
     """
     call = Call("matmul_all_reduce", "", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:

@@ -31,6 +31,10 @@ def ppermute(
         ValueError: a rank sends twice or receives twice.
 
     n, s and what all of them raise: see `ringcoll.lax`.
+
+    >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1), (1, 2)]))
+    >>> print(send(jnp.array([3, 1, 4, 1])))
+    [0 3 1 0]
     """
     call = Call("ppermute", "", axis_name, said={"perm": perm})
     _refuse(call, algorithm)
@@ -53,6 +57,10 @@ def pshuffle(
         ValueError: `perm` is no permutation.
 
     n, s and what all of them raise: see `ringcoll.lax`.
+
+    >>> turn = ranks(lambda x: ringcoll.pshuffle(x, "x", [1, 2, 3, 0]))
+    >>> print(turn(jnp.array([3, 1, 4, 1])))
+    [1 4 1 3]
     """
     call = Call("pshuffle", "", axis_name, said={"perm": perm})
     _refuse(call, algorithm)

@@ -68,6 +68,12 @@ def price(
 
     Raises:
         ValueError: as `algorithms.build`; or the network is of another number of ranks.
+
+    >>> paid = pricing.price("all_gather", "bruck", (8,))
+    >>> paid.rounds, paid.messages, paid.sent
+    (3, 3, Fraction(7, 1))
+    >>> pricing.price("all_gather", "bruck", (8,), network=(8,)).startups  # 1 + 2 + 4 links
+    7
     """
     run = _phases(collective, algorithm, shape)
     alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
@@ -98,6 +104,11 @@ def price_on_hosts(
 
     Raises:
         ValueError: as `price`; or the ranks do not divide among the hosts.
+
+    >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
+    >>> ((times, of_rank, of_host),) = paid.rounds
+    >>> times, of_rank.startups, of_host.startups, of_host.link
+    (7, 1, 1, Fraction(1, 1))
     """
     rounds, additions = [], Fraction(0)
     run = _phases(collective, algorithm, shape)
@@ -167,6 +178,11 @@ def wire_bytes(
 
     Raises:
         ValueError: as `price`.
+
+    >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2)
+    1200.0
+    >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2, accumulate_itemsize=4)
+    1600.0
     """
     wide = itemsize if accumulate_itemsize is None else accumulate_itemsize
     paid = price(collective, algorithm, shape)
@@ -191,6 +207,10 @@ def price_backward(
     Raises:
         ScheduleError: when `network` is not of as many ranks as the schedule, or `closed` not
             of as many axes as the network.
+
+    >>> paid = pricing.price_backward(algorithms.ring(4))
+    >>> paid.sent, paid.raw, paid.additions
+    (Fraction(3, 1), Fraction(1, 1), Fraction(3, 1))
     """
     if network is not None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")

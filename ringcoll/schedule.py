@@ -36,6 +36,10 @@ class ScheduleError(ValueError):
     """A schedule that does not do what it should, said in words."""
 
 
+class SizeError(ScheduleError):
+    """An algorithm has no schedule for a number of ranks; its docstring says so under `Raises:`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Every rank r sends to r + shift, along one axis, its shards of r - offset."""

@@ -45,6 +45,11 @@ the other, under the product |
             they need more than one collective; with what is needed.
 
     Source: the four cases are those of "How to Scale Your Model" (2025), chapter 3.
+
+    >>> specs = P(None, "x"), P("x", None), P("x", None)
+    >>> matmul = ranks(lambda a, b: ringcoll.sharded_matmul(a, b, *specs), specs[:2], specs[2])
+    >>> print(matmul(jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))).T)
+    [[ 6. 22. 38. 54.]]
     """
 
     def refusal(words: str, kind: type[Exception] = ValueError) -> Exception:

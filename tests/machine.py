@@ -114,8 +114,3 @@ def exchanged(schedule):
     for (rank, _), blocks in held.items():
         if blocks != {slot: (plus(shape, rank, slot, -1), rank) for slot in everybody}:
             raise Fault("not exchanged")
-
-
-def exists(name, shape):
-    """Whether there is an algorithm on axes of these sizes: only one is not for every size."""
-    return name != "recursive_doubling" or all(n & (n - 1) == 0 for n in shape)

@@ -3,14 +3,19 @@
 import ast
 import inspect
 import textwrap
+from dataclasses import replace
 
 import pytest
-from machine import exchanged, exists, gathered, reduced
+from cases import MAIN, check
+from machine import Fault, exchanged, gathered, reduced
+from support import exists, make_mesh
 
 from ringcoll import algorithms
-from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, in_lax, names
+from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
+from ringcoll.commands import explain
+from ringcoll.listing import along_each_axis
 from ringcoll.pricing import price_backward
-from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError
+from ringcoll.schedule import AllToAllSchedule, Move, Schedule, SizeError
 
 LISTED = [*GATHERS.values(), *STAGED.values(), *ALL_TO_ALLS.values()]
 SHAPES = [(1,), (2,), (3,), (4,), (5,), (8,), (9,), (2, 2), (4, 2), (3, 5), (1, 4), (4, 1)]
@@ -64,9 +69,25 @@ def test_every_algorithm_is_right_on_every_shape(collective, name):
             build.__wrapped__(collective, name, shape)  # checks what it builds
 
 
+@pytest.mark.parametrize("name", [*GATHERS, *STAGED])
+def test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some(name):
+    run = [n for n in range(1, 17) if exists(name, (n,))]
+    print(f"{name} runs on {run} ranks")
+    every = [algorithm for algorithm in LISTED if algorithm.__name__ == name]
+    says = any("SizeError:" in algorithm.__doc__ for algorithm in every)
+    assert len(run) >= 5 if says else len(run) == 16
+
+
+def test_recursive_doubling_runs_on_powers_of_two():
+    run = [n for n in range(1, 65) if exists("recursive_doubling", (n,))]
+    assert run == [1, 2, 4, 8, 16, 32, 64]
+    assert exists("recursive_doubling", (4, 2))
+    assert not exists("recursive_doubling", (4, 3))
+
+
 def test_recursive_doubling_names_what_runs_on_any_number():
     for shape in [(3,), (48,), (4, 6), (3, 1, 2)]:
-        with pytest.raises(ScheduleError, match=r"power of two, got \d+ ranks; .*'bruck'"):
+        with pytest.raises(SizeError, match=r"power of two, got \d+ ranks; .*'bruck'"):
             build("all_gather", "recursive_doubling", shape)
 
 
@@ -108,7 +129,30 @@ def test_every_public_algorithm_is_listed():
         for name, f in vars(algorithms).items()
         if inspect.isfunction(f) and f.__module__ == algorithms.__name__ and name[0] != "_"
     }
-    assert public - {names, in_lax} == set(LISTED)  # (`build` is a cache, no plain function)
+    assert public == set(LISTED)
+
+
+def test_a_new_algorithm_needs_no_other_line(monkeypatch):
+    def left_ring(n):
+        """A ring the other way round.
+
+        When: never.
+        """
+        return Schedule((n,), tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
+
+    monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(left_ring))
+    test_gathers_forward_and_reduces_backward("left_ring")
+    test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some("left_ring")
+    assert "| `left_ring` | n-1 | (n-1)/n | never |" in explain.markdown()
+    gather = [case for case in MAIN if case.name == "all_gather"]
+    check(make_mesh(3), "x", gather, lambda case, n: [{"algorithm": "left_ring"}])
+
+    def lazy(n):
+        return replace(left_ring(n), rounds=left_ring(n).rounds[1:])
+
+    monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(lazy))
+    with pytest.raises(Fault, match="not gathered"):
+        test_gathers_forward_and_reduces_backward("left_ring")
 
 
 # -- from a name to a schedule --
@@ -120,7 +164,7 @@ def my_ring(*shape):
 
 def test_names_are_those_of_the_collective():
     assert names("all_gather") == names("psum_scatter") == tuple(GATHERS)
-    assert names("all_to_all") == ("pairwise", "bruck")
+    assert names("all_to_all") == tuple(ALL_TO_ALLS)
     for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", "all_to_all"}:
         assert names(collective) == (*GATHERS, *STAGED)
     assert {"psum", "pmean", "pmax", "pmin", "pbroadcast"} < set(COLLECTIVES)
@@ -153,7 +197,7 @@ REFUSED = [
     ),
     (
         ("all_to_all", "ring", (3,)),
-        "all_to_all: no algorithm 'ring'; choose from pairwise, bruck",
+        f"all_to_all: no algorithm 'ring'; choose from {', '.join(ALL_TO_ALLS)}",
     ),
     (
         ("psum_scatter", "exchange", (2,)),

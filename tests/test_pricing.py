@@ -8,7 +8,8 @@ from math import prod
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import digits, exists, neighbour
+from machine import digits, neighbour
+from support import exists
 
 from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, ring
 from ringcoll.pricing import price, wire_bytes

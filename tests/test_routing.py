@@ -8,7 +8,8 @@ from math import prod
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import exists, neighbour
+from machine import neighbour
+from support import exists
 
 from ringcoll.algorithms import GATHERS, build, direct, ring
 from ringcoll.pricing import price

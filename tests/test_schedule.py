@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from machine import Fault, exchanged, exists, gathered, neighbour, reduced
+from machine import Fault, exchanged, gathered, neighbour, reduced
+from support import exists
 
 from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, bruck, pairwise, ring
 from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, in_lanes, product

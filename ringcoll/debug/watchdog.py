@@ -51,6 +51,11 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
 
     Raises:
         ValueError: `seconds` or `grace` is no such number.
+
+    >>> total = ranks(lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), out_specs=P())
+    >>> with ringcoll.debug.deadline(60):
+    ...     print(total(jnp.arange(4.0)))
+    [6.]
     """
     for name, value, least in (("seconds", seconds, 1e-3), ("grace", grace, 0)):
         if not isinstance(value, int | float) or not least <= value <= threading.TIMEOUT_MAX:

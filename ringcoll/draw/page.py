@@ -27,6 +27,10 @@ def as_page(plan: Plan) -> str:
 
     Raises:
         ValueError: too many ranks for a picture.
+
+    >>> page = draw.as_page(draw.plan("all_gather", "ring", (4,)))
+    >>> "<title>" in page, page.count("<svg")
+    (True, 11)
     """
     picture = Picture(plan)
     template = Template(files("ringcoll.draw").joinpath("page.html").read_text(encoding="utf-8"))

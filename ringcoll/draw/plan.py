@@ -77,6 +77,10 @@ def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
 
     Raises:
         ValueError: as `algorithms.build`.
+
+    >>> made = draw.plan("all_reduce", "ring", (4,))
+    >>> [phase.name for phase in made.phases]
+    ['reduce-scatter', 'all-gather']
     """
     kind, shape = in_lax(collective), tuple(shape)
     made = build(kind, algorithm, shape)

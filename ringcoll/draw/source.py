@@ -27,9 +27,10 @@ def source(function: Callable[..., Any]) -> str:
 
 
 def paragraphs(function: Callable[..., Any]) -> list[str]:
-    """Those of its docstring, the first of one line."""
+    """Those of its docstring, without examples; the first is one line."""
     said = inspect.getdoc(_written(function)) or ""
-    return [" ".join(part.split()) for part in said.split("\n\n") if part.strip()]
+    parts = [part.strip() for part in said.split("\n\n")]
+    return [" ".join(part.split()) for part in parts if part and not part.startswith(">>>")]
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,6 +57,10 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
 
     Raises:
         ScheduleError: what is sent is not held, or something is added twice.
+
+    >>> made = draw.frames(draw.plan("all_gather", "ring", (4,)))
+    >>> len(made), len(made[1].messages)  # the start and three rounds; four messages in the first
+    (4, 4)
     """
     first = plan.phases[0] if plan.phases else None
     state: _State = []

@@ -23,6 +23,9 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
 
     Raises:
         ValueError: too many ranks or frames, or no such round.
+
+    >>> draw.as_svg(draw.plan("all_gather", "ring", (4,)), number=1)[:4]
+    '<svg'
     """
     picture = Picture(plan)
     count = len(picture.frames)

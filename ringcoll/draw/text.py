@@ -20,6 +20,15 @@ def as_text(plan: Plan, width: int = 80) -> str:
     """What happens, round by round, in lines of at most `width`.
 
     With tables where they fit, else in general: every rank does the same.
+
+    >>> text = draw.as_text(draw.plan("all_gather", "direct", (3,)))
+    >>> for line in text.splitlines()[9:14]:
+    ...     print(line)
+    round 1 of 1, all-gather: every rank r sends to each of r+1, r+2: shard r
+    rank  0   1   2
+    0     0   1*  2*
+    1     0*  1   2*
+    2     0*  1*  2
     """
     names = [part for line in explained(plan) for part in wrap(line, width)]
     blocks = [[plan.title], *([names] if names else [])]

@@ -89,6 +89,10 @@ def specs(
 
     Raises:
         TypeError, ValueError: `base` does not fit, or the mesh lacks an axis.
+
+    >>> params = {"kernel": jnp.ones((2, 8)), "scale": jnp.ones(2)}
+    >>> fsdp.specs(params, "x", mesh=mesh, min_size=8)
+    {'kernel': P(None, 'x'), 'scale': P()}
     """
     mesh = mesh_or_ambient("fsdp.specs", mesh)
     axes = axes_of(axis_name)

@@ -95,6 +95,13 @@ def gather(
             float is sharded; under `check_vma=True`, what a spec shards is the same on all ranks.
 
     Source: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
+
+    >>> params, specs = {"w": jnp.arange(8.0), "b": jnp.ones(1)}, {"w": P("x"), "b": P()}
+    >>> def layer(params, x):
+    ...     whole = fsdp.gather(params, specs, "x", dtype=jnp.bfloat16)
+    ...     return x * whole["w"].sum() + whole["b"]
+    >>> print(ranks(layer, (specs, P("x")))(params, jnp.arange(4.0)))
+    [ 1. 29. 57. 85.]
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
@@ -194,6 +201,11 @@ def linear(
     Raises:
         ValueError: the kernel is no matrix that fits x in one part of n, nor one that has arrived;
             or the bias does not fit.
+
+    >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
+    >>> linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
+    >>> print(ranks(linear, (specs, P("x")))(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
+    [ 1.  5.  9. 13.]
     """
     kernel, bias = kernel_and_bias(params)
     shard = kernel.shard if isinstance(kernel, Gathered) else kernel

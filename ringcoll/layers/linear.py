@@ -46,6 +46,14 @@ def column_linear(
     recomputation in large transformer models" (2022), for the sharded sequence.
 
     What `params` may be, and `options`: see `ringcoll.layers.tensor_parallel`.
+
+    >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
+    >>> linear = partial(tp.column_linear, axis_name="x")
+    >>> print(ranks(linear, (specs, P("x")), P(None, "x"))(params, jnp.arange(8.0).reshape(4, 2)).T)
+    [[ 1.  5.  9. 13.]
+     [ 1.  5.  9. 13.]
+     [ 1.  5.  9. 13.]
+     [ 1.  5.  9. 13.]]
     """
     how = {"sequence_parallel": sequence_parallel, **options}
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, **how)
@@ -74,6 +82,13 @@ def row_linear(
         ValueError: the sequence does not divide by n.
 
     Source, `params` and `options`: as `column_linear`.
+
+    >>> params = {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
+    >>> specs = {"kernel": P("x"), "bias": P()}
+    >>> linear = partial(tp.row_linear, axis_name="x")
+    >>> print(ranks(linear, (specs, P(None, "x")))(params, jnp.arange(16.0).reshape(4, 4)).T)
+    [[ 7. 23. 39. 55.]
+     [ 7. 23. 39. 55.]]
     """
     how = {"sequence_parallel": sequence_parallel, **options}
     return rows("row_linear", "kernel", params, x, axis_name, **how)

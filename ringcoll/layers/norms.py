@@ -30,6 +30,11 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
         ValueError: it is not of the features of x.
 
     Source: Zhang and Sennrich, "Root mean square layer normalization" (2019).
+
+    >>> norm = partial(tp.rms_norm, axis_name="x")
+    >>> print(ranks(norm, (P(), P("x")))({"scale": jnp.ones(2)}, jnp.full((4, 2), 3.0)).round().T)
+    [[1. 1. 1. 1.]
+     [1. 1. 1. 1.]]
     """
     scale = _parameter("rms_norm", "scale", field(params, "scale"), x, axis_name)
     wide = x.astype(scale.dtype)
@@ -45,6 +50,12 @@ def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: floa
     Gradient and raises: as `rms_norm`.
 
     Source: Ba, Kiros and Hinton, "Layer normalization" (2016).
+
+    >>> params = {"scale": jnp.ones(2), "bias": jnp.full(2, 5.0)}
+    >>> norm = partial(tp.layer_norm, axis_name="x")
+    >>> print(ranks(norm, (P(), P("x")))(params, jnp.arange(8.0).reshape(4, 2)).round().T)
+    [[4. 4. 4. 4.]
+     [6. 6. 6. 6.]]
     """
     scale = _parameter("layer_norm", "scale", field(params, "scale"), x, axis_name)
     wide = x.astype(scale.dtype)

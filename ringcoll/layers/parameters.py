@@ -127,6 +127,10 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
         TypeError: a spec is none.
         ValueError: the trees differ, a spec names an axis that the mesh has not, or one twice, or
             a dimension does not divide.
+
+    >>> params = fsdp.shard({"w": jnp.arange(8.0)}, {"w": P("x")}, mesh)
+    >>> [shard.data.tolist() for shard in params["w"].addressable_shards]
+    [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     """
     check_specs("shard", params, specs, mesh)
     placed = specs if mesh is None else jax.tree.map(lambda s: NamedSharding(mesh, s), specs)

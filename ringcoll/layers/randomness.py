@@ -18,6 +18,11 @@ def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
 
     Raises:
         NameError: an axis is not bound.
+
+    >>> def noise(key):
+    ...     return jax.random.bits(layers.fold_rng_over_axis(key, "x"), (1,))
+    >>> len(set(ranks(noise, P())(jax.random.key(0)).tolist()))  # another number on every rank
+    4
     """
     axes = axes_of(axis_name)
     return jax.random.fold_in(key, lax.axis_index(axes)) if axes else key

@@ -44,6 +44,11 @@ def copied(
     a rank's own share, and the edge of `shard_map` sums the shares, as for `jax.lax`.
 
     Source: the operator f of Shoeybi et al., "Megatron-LM" (2019), section 3.
+
+    >>> def gradient(w, x):
+    ...     return jax.grad(lambda w: (layers.copied(w, "x") * x).sum())(w)
+    >>> print(ranks(gradient, (P(), P("x")), P())(jnp.ones(1), jnp.arange(4.0)))  # 0 + 1 + 2 + 3
+    [6.]
     """
     if not is_checked():
         return tree
@@ -75,6 +80,12 @@ def copied_beside(
     needed again.
 
     Gradient, `axis_name`, `options`: as `copied`. The barriers are on gradients alone.
+
+    >>> def layer(w, x):
+    ...     y, w = layers.copied_beside(jnp.square, (x,), w, "x")
+    ...     return w * y
+    >>> print(ranks(layer, (P(), P("x")))(jnp.full(1, 2.0), jnp.arange(4.0)))
+    [ 0.  2.  8. 18.]
     """
     operands, tree = _tied((operands, tree))
     return _tied((call(*operands), copied(tree, axis_name, **options)))

@@ -68,6 +68,12 @@ def scan_layers(
             and as `gather`.
 
     Source: prefetching as in Zhao et al., "PyTorch FSDP" (2023), section 3.3.
+
+    >>> params, specs = jnp.arange(1.0, 9.0).reshape(2, 4), P(None, "x")  # two layers
+    >>> def model(params, x):
+    ...     return fsdp.scan_layers(lambda w, x: x * w.sum(), params, x, specs, "x")
+    >>> print(ranks(model, (specs, P("x")))(params, jnp.arange(4.0)))  # times 10, times 26
+    [  0. 260. 520. 780.]
     """
     lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
     if len(lengths) != 1 or lengths == {()} or lengths == {(0,)}:

@@ -92,6 +92,10 @@ def partition_specs(
 
     Raises:
         ValueError: a leaf has too few dimensions.
+
+    >>> params = {"mlp": {"up": jnp.ones((2, 8)), "down": jnp.ones((8, 2))}, "scale": jnp.ones(2)}
+    >>> tp.partition_specs(params, "x")
+    {'mlp': {'down': P('x', None), 'up': P(None, 'x')}, 'scale': P()}
     """
     dims = {**columns, **rows}
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]

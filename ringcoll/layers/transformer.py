@@ -34,6 +34,13 @@ def mlp(
     Steps and bytes: one `all_gather_matmul` and one `matmul_reduce_scatter`.
 
     Gradient, raises, source, `params` and `options`: as `column_linear` and `row_linear`.
+
+    >>> params = {"up": jnp.ones((2, 4)), "down": jnp.ones((4, 2))}
+    >>> specs = tp.partition_specs(params, "x"), P("x")
+    >>> mlp = partial(tp.mlp, axis_name="x", activation=jax.nn.relu)
+    >>> print(ranks(mlp, specs)(params, jnp.arange(8.0).reshape(4, 2)).T)
+    [[ 4. 20. 36. 52.]
+     [ 4. 20. 36. 52.]]
     """
     how = {"sequence_parallel": sequence_parallel, **options}
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, **how)
@@ -60,6 +67,13 @@ def gated_mlp(
     Gradient, raises, `params` and `options`: as `column_linear` and `row_linear`.
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
+
+    >>> params = {"gate": jnp.ones((2, 4)), "up": jnp.ones((2, 4)), "down": jnp.ones((4, 2))}
+    >>> specs = tp.partition_specs(params, "x"), P("x")
+    >>> mlp = partial(tp.gated_mlp, axis_name="x", activation=jax.nn.relu)
+    >>> print(ranks(mlp, specs)(params, jnp.arange(8.0).reshape(4, 2)).T)
+    [[  4. 100. 324. 676.]
+     [  4. 100. 324. 676.]]
     """
     how = {"sequence_parallel": sequence_parallel, **options}
     linears = [(name, field(params, name)) for name in ("gate", "up")]
@@ -100,6 +114,13 @@ def attention(
         ValueError: the heads of a rank are not a multiple of its heads of keys.
 
     Source: Vaswani et al. (2017); Ainslie et al., "GQA" (2023); Shoeybi et al. (2019).
+
+    >>> shapes = {"query": (8, 4, 2), "key": (8, 4, 2), "value": (8, 4, 2), "out": (4, 2, 8)}
+    >>> params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    >>> specs = tp.partition_specs(params, "x"), P(None, "x")
+    >>> attend = partial(tp.attention, axis_name="x", causal=True)
+    >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
+    (1, 4, 8)
     """
     how = {"sequence_parallel": sequence_parallel, **options}
     linears = [(name, field(params, name)) for name in ("query", "key", "value")]
@@ -137,6 +158,12 @@ def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
         ValueError: k is odd.
 
     Source: Su et al., "RoFormer" (2021); the order of pairs is GPT-NeoX's and Llama's.
+
+    >>> turned = jax.jit(tp.rotary)(jnp.ones((3, 1, 2)), jnp.pi / 2 * jnp.arange(3))
+    >>> print(turned[:, 0].round())  # three positions, each a quarter turn further
+    [[ 1.  1.]
+     [-1.  1.]
+     [-1. -1.]]
     """
     size = x.shape[-1]
     if size % 2:

@@ -37,6 +37,12 @@ def embed(
         ValueError: the sequence does not divide by n.
 
     Source: Shoeybi et al., "Megatron-LM" (2019).
+
+    >>> embed = partial(tp.embed, axis_name="x")
+    >>> params, specs = {"embedding": jnp.arange(16.0).reshape(8, 2)}, {"embedding": P("x")}
+    >>> print(ranks(embed, (specs, P()))(params, jnp.array([7, 0, 3, 3])).T)
+    [[14.  0.  6.  6.]
+     [15.  1.  7.  7.]]
     """
     table = jnp.asarray(field(params, "embedding"))
     tokens = _integers("embed", "tokens", tokens)
@@ -64,6 +70,12 @@ def unembed(
     `embed`, pass `{"unembedding": embedding.T}`.
 
     Steps and bytes, gradient, raises, `options`: as `column_linear`.
+
+    >>> unembed = partial(tp.unembed, axis_name="x")
+    >>> params, specs = {"unembedding": jnp.ones((2, 4))}, {"unembedding": P(None, "x")}
+    >>> logits = ranks(unembed, (specs, P("x")), P(None, "x"))
+    >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
+    [ 1.  5.  9. 13.]
     """
     how = {"sequence_parallel": sequence_parallel, **options}
     linear = [("unembedding", field(params, "unembedding"))]
@@ -89,6 +101,11 @@ def cross_entropy(
         ValueError: they are not of the shape of the logits without the last dimension.
 
     Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+
+    >>> loss = partial(tp.cross_entropy, axis_name="x")
+    >>> logits, labels = jnp.zeros((2, 4)), jnp.array([0, 3])
+    >>> print(ranks(loss, (P(None, "x"), P()), P())(logits, labels) / jnp.log(4))
+    [1. 1.]
     """
     labels = _integers("cross_entropy", "labels", labels)
     if logits.shape[:-1] != labels.shape:

@@ -50,6 +50,12 @@ def compile_for(
     Raises:
         ValueError: no operand is sharded over a mesh, or the function returns no array.
         Exception: what JAX and the compiler raise.
+
+    >>> chips = overlap.mesh("v5e:2x2")
+    >>> x = jax.ShapeDtypeStruct((4, 128), "float32", sharding=jax.NamedSharding(chips, P("x")))
+    >>> program = overlap.compile_for("v5e:2x2", lambda x: x.sum(0), x)
+    >>> [row.kind for row in overlap.report(program).rows]
+    ['all-reduce']
     """
     mesh = next(
         (

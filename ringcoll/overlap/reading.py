@@ -42,6 +42,11 @@ def report(
         HloError: the text is not scheduled HLO, or does not fit the mesh.
         TypeError: `compiled` is none of these.
         ValueError: the chip is not known, or was not given.
+
+    >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))
+    >>> found = overlap.report(send.lower(jnp.ones(4)).compile())
+    >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
+    ([('collective-permute', 0)], 1.0)
     """
     program = program_of(compiled, mesh=mesh, wrap=wrap, profile=profile)
     module = parse(program.text)
@@ -191,6 +196,12 @@ def assert_overlapped(
             number; there is no such kind of collective; or seconds are limited, and the
             program has no times.
         HloError, TypeError, ValueError: as `report`.
+
+    >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))
+    >>> overlap.assert_overlapped(send.lower(jnp.ones(4)).compile())  # no matmul hides it
+    Traceback (most recent call last):
+        ...
+    AssertionError: 100.0% of the collectives of jit__lambda is exposed communication, ...
     """
     budget = Budget.of(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
     made = report(compiled, **options)  # type: ignore[arg-type]

@@ -92,6 +92,9 @@ def mesh(topology: str, **axes: int) -> Mesh:
     Raises:
         ModuleNotFoundError, ValueError: as `devices`; or the sizes do not multiply to the
             number of devices.
+
+    >>> dict(overlap.mesh("v5e:4x2", data=2, model=4).shape)
+    {'data': 2, 'model': 4}
     """
     found = devices(topology)
     axes = axes or {"x": len(found)}
@@ -170,6 +173,9 @@ def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]
 
     Raises:
         ValueError: the mesh has no such axis, or its devices have no coordinates.
+
+    >>> overlap.hops(overlap.mesh("v5e:4x2"), "x")  # eight chips in a ring
+    [1, 1, 1, 1, 1, 1, 1, 1]
     """
     if axis not in mesh.axis_names:
         raise ValueError(f"hops: the mesh has no axis {axis!r}, only {mesh.axis_names}")
