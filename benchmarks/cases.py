@@ -20,7 +20,7 @@ from benchmarks import references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
 from ringcoll.listing import Algorithm
-from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices
+from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
 
 AXIS = "x"
 #: Bytes up to which the algorithms of few rounds are timed if nobody chooses.
@@ -104,11 +104,7 @@ def on_shape(algorithm: str) -> tuple[str, tuple[int, ...]]:
 
 def exists(collective: str, algorithm: str, *shape: int) -> bool:
     """Whether a collective can run by an algorithm on axes of these sizes."""
-    try:
-        build(collective, algorithm, shape)
-    except ValueError:
-        return False
-    return True
+    return algorithm in names(collective) and runs(collective, algorithm, shape)
 
 
 def _all_reduce(name: str, redop: str) -> Case:

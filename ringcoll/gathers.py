@@ -165,7 +165,7 @@ def psum_scatter(
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
 
-    >>> x = jnp.repeat(jnp.array([256, 1, 1, 1], jnp.bfloat16), 4)  # rank 0 has four times 256
+    >>> x = jnp.repeat(jnp.array([256, 1, 1, 1], jnp.bfloat16), 4)  # every sum is 259
     >>> for dtype in jnp.bfloat16, jnp.float32:
     ...     sums = partial(ringcoll.psum_scatter, axis_name="x", tiled=True, accumulate_dtype=dtype)
     ...     print(ranks(partial(sums, algorithm="direct"))(x))

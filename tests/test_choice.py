@@ -10,6 +10,8 @@ from support import make_mesh
 
 import ringcoll
 from ringcoll import algorithms, lax
+from ringcoll.schedule import Schedule, ScheduleError
+from ringcoll.table import runs
 
 N = 3
 MESH = make_mesh(N)
@@ -79,6 +81,13 @@ def test_jit_keeps_a_program_for_each():
 def test_what_cannot_go_by_it_goes_by_auto(name, call, messages):
     with ringcoll.algorithm(name):
         assert permutes(call) == messages
+
+
+def test_an_algorithm_that_is_wrong_is_not_replaced_in_silence(monkeypatch):
+    monkeypatch.setitem(algorithms.GATHERS, "idle", lambda n: Schedule((n,), ()))
+    with pytest.raises(ScheduleError, match="offset 1 never arrives"):
+        runs("psum", "idle", (N,))
+    assert not runs("psum", "recursive_doubling", (N,))
 
 
 @pytest.mark.parametrize(
