@@ -45,9 +45,9 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
         The collectives in order, one line each.
 
     Raises:
-        ValueError: the programs differ; on every process in the same words: the first line and
+        ValueError: the programs differ. Every process raises the same message: the first line and
             the first process that differ, and both lines. If `fn` cannot be traced on one
-            process, that is what it is about, there with the error as its cause.
+            process, the message says that; on that process the error is its cause.
     """
     failure: Exception | None = None
     try:
