@@ -4,8 +4,9 @@
     python -m benchmarks cluster --hosts 4 --rate 500mbit --links ring wire --collective psum
     python -m benchmarks cluster --hosts 2 --devices 2 tune --collective psum
 
-Each host is a network namespace, so this takes root (or --loopback: processes that share this
-machine's own network, whose links are not shaped). Nothing is left behind, however it ends.
+Each host is a network namespace, so this needs root. (With --loopback it does not: processes
+share this machine's network, whose links are not shaped.) Nothing is left behind, however it
+ends.
 """
 
 import argparse
@@ -26,10 +27,10 @@ _COORDINATOR = 4321  # nothing else listens on hosts that were just made
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The hosts, and what they run."""
     add = parser.add_argument
-    add("--hosts", type=int, default=4, metavar="N", help="how many (4)")
-    add("--devices", type=int, default=1, metavar="N", help="on each (1)")
-    add("--rate", default="1gbit", metavar="RATE", help="of a link, each way (1gbit)")
-    add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
+    add("--hosts", type=int, default=4, metavar="N", help="the number of hosts (4)")
+    add("--devices", type=int, default=1, metavar="N", help="devices of each host (1)")
+    add("--rate", default="1gbit", metavar="RATE", help="of a link, in each direction (1gbit)")
+    add("--links", choices=LINKS, default="star", help="a switch, or a cable to each neighbour")
     add("--loopback", action="store_true", help="no hosts: processes on this machine's network")
     add(
         *("command",),

@@ -1,8 +1,8 @@
-"""What happens when a process fails, or runs another program: today, checked, under a deadline.
+"""What happens when a process fails or runs another program: today, checked, under a deadline.
 
-Several processes of this machine, each with one device, speak through gloo on the loopback. All
-run a healthy program once; then the last one does what the row says. The table has what became
-of each of them, and how many seconds after. (Most rows hang today, for as long as --patience.)
+Several processes on this machine, each with one device, communicate through gloo on the loopback.
+All run a healthy program once. Then the last process does what the row says. The table says how
+each process ended, and after how many seconds. (Most rows hang today, for as long as --patience.)
 """
 
 import argparse
@@ -133,8 +133,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="WORDS", default="", help="the rows with these words")
     ways = options.listed(*WAYS)
     add("--ways", type=ways, default="all", metavar="LIST", help=f"columns, of {', '.join(WAYS)}")
-    add("--seconds", type=float, default=10, help="of the deadline (%(default)g)")
-    add("--patience", type=float, default=150, help="who has not ended then hangs (%(default)g s)")
+    add("--seconds", type=float, default=10, help="seconds of the deadline (%(default)g)")
+    add(
+        "--patience",
+        type=float,
+        default=150,
+        help="a process that lives longer hangs (%(default)g s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

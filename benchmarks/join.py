@@ -1,8 +1,8 @@
 """A psum of many leaves, joined or leaf by leaf: what `ringcoll.joining.JOIN_UP_TO` decides.
 
-Joined, the leaves travel as one vector: fewer messages, two copies more. Sizes are the
-bytes of one leaf on one rank; all leaves are float32, the algorithm is the ring, and each leaf
-has a call of its own, as by `jax.tree.map`. The last columns are seconds to trace and compile.
+Joined leaves travel as one vector: fewer messages, and two more copies. Sizes are the bytes of
+one leaf on one rank. All leaves are float32, the algorithm is the ring, and each leaf has a
+separate call, as `jax.tree.map` makes it. The last columns are seconds to trace and compile.
 """
 
 import argparse

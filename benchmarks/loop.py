@@ -1,8 +1,8 @@
 """A ring written out against a ring as a loop: what `ringcoll.engine.UNROLL_UP_TO` decides.
 
-An all-reduce by a ring on n virtual CPU devices, in a process of its own for every n:
-seconds to compile it, the size of the program, and the time of a call. Written out, the
-first two grow with n; as a loop they do not.
+It runs an all-reduce by a ring on n virtual CPU devices, in a separate process for every n:
+seconds to compile it, the size of the program, and the time of a call. Written out, the first two
+grow with n; as a loop they do not.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     ranks = "8,16,24,32,48,64,128"
     add("--ranks", type=options.numbers, default=ranks, metavar="LIST", help=f"default {ranks}")
-    add("--bytes", type=size, default="4K", metavar="SIZE", help="of a chunk (4K)")
+    add("--bytes", type=size, default="4K", metavar="SIZE", help="the size of a chunk (4K)")
     options.add_json(parser)
 
 

@@ -1,13 +1,13 @@
 """Collective matmuls on the devices there are: ours against the built-in collective and `@`.
 
-All results are compared with NumPy's first: of small integers every sum is exact. Then all
-programs take turns, and a ratio to plain is taken within a round. Temporaries are what the
-compiler says one rank holds beside its operands and results; a chunk is what one rank has of
-what travels (its shard of x or w, its block of the result). The forms and their shapes,
-m x k x f, are those of `python -m benchmarks overlap`; float32.
+First all results are compared with NumPy's; sums of small integers are exact. Then all programs
+run in turn, and a ratio to plain is taken within a round. Temporaries are what one rank holds
+beside its operands and results, as the compiler says. A chunk is one rank's part of what travels
+(its shard of x or w, its block of the result). The forms and their shapes, m x k x f, are those
+of `python -m benchmarks overlap`; float32.
 
-With --trace, by the profiler: how long a rank is at messages in a call and how long at work, and
-how much of the shorter it is at both. Over several processes: start it in each, or let
+With --trace the profiler measures how long a rank sends messages in a call, how long it works,
+and how much of the shorter of the two overlaps. For several processes, start it in each, or let
 `python -m benchmarks cluster` do so.
 """
 
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     options.add_machine(parser, budget=120, rounds=30)
     processes.add_arguments(parser)
-    add("--trace", action="store_true", help="how much of the wire lies under work")
+    add("--trace", action="store_true", help="measure how much of the messages overlaps with work")
     options.add_json(parser)
 
 

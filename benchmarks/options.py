@@ -108,7 +108,9 @@ def sizes(args: argparse.Namespace) -> list[int]:
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     """-g."""
-    parser.add_argument("-g", "--devices", type=int, metavar="N", help="how many to use (all)")
+    parser.add_argument(
+        "-g", "--devices", type=int, metavar="N", help="the number of devices to use (all)"
+    )
 
 
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:

@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Start the same command in each. Without these flags they are those of Slurm, Kubernetes, "
         "Open MPI or a TPU pod, where there is one.",
     ).add_argument
-    add("--coordinator", metavar="HOST:PORT", help="where the first process is to be reached")
-    add("--num-processes", type=int, metavar="N", help="how many there are")
-    add("--process-id", type=int, metavar="I", help="which one this is, from 0")
+    add("--coordinator", metavar="HOST:PORT", help="the address of the first process")
+    add("--num-processes", type=int, metavar="N", help="the number of processes")
+    add("--process-id", type=int, metavar="I", help="the number of this process, from 0")
 
 
 def start(args: argparse.Namespace) -> None:

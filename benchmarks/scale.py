@@ -1,7 +1,8 @@
 """An all-reduce at scale, on paper: rings, tori and hosts of up to 65,536 ranks. Nothing is run.
 
-Tori are of v5p chips, as near to square as powers of two allow; hosts are of 8 H200 that share
-one port to InfiniBand. The model, its constants and their sources are those of `ringcoll.cost`.
+Tori have v5p chips, and are as near to square as powers of two allow. Hosts have 8 H200, which
+share one port to InfiniBand. The model, its constants and their sources are those of
+`ringcoll.cost`.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""A swap between two hosts, of which one comes later: does the wire carry both ways at once?
+"""A swap between two hosts; one comes later. Does the wire carry both directions at once?
 
     python -m benchmarks cluster --hosts 2 --rate 500mbit skew
 
-The clocks of both must agree, as on one machine. A hop over gloo is a send, then a receive. Who
-comes first announces that it may be sent to, and waits. Who comes later finds that announcement,
-and sends all of its message before it announces the same, on the same socket: so one direction
-waits for the other, and the swap takes twice as long. Only if both come within the time that an
-announcement takes do both directions run at once.
+The clocks of both must agree, as on one machine. A hop over gloo is a send, then a receive. The
+host that comes first announces that it is ready to receive, and waits. The later host finds that
+announcement, and sends its whole message before it announces the same, on the same socket. So one
+direction waits for the other, and the swap takes twice as long. Both directions run at once only
+if both hosts come within the time of an announcement.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much is swapped, how often."""
     processes.add_arguments(parser)
     add = parser.add_argument
-    add("--bytes", type=size, default="4M", metavar="SIZE", help="each way (4M)")
+    add("--bytes", type=size, default="4M", metavar="SIZE", help="bytes in each direction (4M)")
     add("-n", "--iters", type=int, default=20, metavar="N", help="swaps for each delay (20)")
     options.add_json(parser)
 

@@ -1,15 +1,15 @@
 """Thousands of random collectives in one process: is each right, and does live memory stay flat?
 
-Function, algorithm, mesh, axes, groups, dtype, shapes, dimensions, vmap and gradient are drawn
-at random from all that the drop-ins accept. What every rank gets is compared with NumPy's result
-in every bit, on data whose sums are exact. Call i of a seed is always the same one (of a version
-of ringcoll, on as many devices), so that --only replays it by itself.
+Function, algorithm, mesh, axes, groups, dtype, shapes, dimensions, vmap and gradient are random
+choices among everything that the drop-ins accept. The result of every rank is compared with
+NumPy's, bit by bit, on data whose sums are exact. Call i of a seed is always the same (for one
+version of ringcoll, on as many devices), so --only can replay it by itself.
 
-A program has a few calls; if it is wrong, each of its calls is tried alone. Between the programs
-come whole training steps (`benchmarks/steps.py`): several in flight, with loops, independent
-collectives and a donated state, compared with jax.lax. --program I replays training step I of a
-seed; it prints only its header if the step is right. The exit status is 1 if anything is wrong,
-or if live memory grows.
+A program has a few calls. If its result is wrong, each of its calls is tried alone. Between the
+programs whole training steps run (`benchmarks/steps.py`): several in flight, with loops,
+independent collectives and a donated state, compared with jax.lax. --program I replays training
+step I of a seed; if the step is right, it prints only its header. The exit status is 1 if
+anything is wrong, or if live memory grows.
 """
 
 import argparse
@@ -61,10 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many calls, which, on what."""
     add = parser.add_argument
     add("--count", type=count, default=10_000, metavar="N", help="calls (10000)")
-    add("--seed", type=seed, metavar="S", help="what they are drawn from (random, and printed)")
-    add("--only", type=numbers, metavar="I", help="call I of the seed alone; I-J: those together")
-    add("--program", type=seed, metavar="I", help="training step I of the seed alone")
-    add("--budget", type=float, metavar="SECONDS", help="stop after so many (never)")
+    add("--seed", type=seed, metavar="S", help="the seed of the calls (random, and printed)")
+    add(
+        "--only",
+        type=numbers,
+        metavar="I",
+        help="only call I of the seed; I-J: these calls together",
+    )
+    add("--program", type=seed, metavar="I", help="only training step I of the seed")
+    add("--budget", type=float, metavar="SECONDS", help="stop after so many seconds (never)")
     options.add_devices(parser)
     processes.add_arguments(parser)
 

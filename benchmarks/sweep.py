@@ -1,7 +1,7 @@
-"""Every collective by every algorithm: first whether it is right, then its time.
+"""Check every collective by every algorithm, and then time it.
 
-First all algorithms on a few elements that divide by nothing, then the best of them
-over the sizes (-b to -e), each result compared, each time taken side by side with lax:
+First all algorithms run on a few elements that divide by nothing. Then the best of them run over
+the sizes (-b to -e). Each result is compared, and each time is measured side by side with lax:
 
   size      bytes of the larger of what a rank passes and gets, as in nccl-tests
   count     elements of a block where there are blocks, else of the vector
@@ -12,7 +12,7 @@ over the sizes (-b to -e), each result compared, each time taken side by side wi
   predicted microseconds by alpha a message + beta a byte sent + gamma a byte added, fitted
             to this run, and how far that is from the time
 
-At small sizes the time is that of starting a program on all devices; lax pays it too.
+At small sizes most of the time starts a program on all devices; lax pays that too.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Measure this machine's table for algorithm="auto", and write it as JSON.
 
-Every algorithm of every collective is tried at every size; the fastest few are checked
-and timed in turn with lax. A row of the table is written where one of them is clearly
-faster than lax: by more than 5 % in three rounds of four. No row is lax. Between two
-sizes the row changes at their geometric mean. Sizes count as in the other tables. A row
-applies only to the ranks, hosts and minor version of JAX that were measured.
+Every algorithm of every collective is tried at every size. The fastest few are checked, and timed
+in turn with lax. A row of the table is written where one of them is clearly faster than lax: by
+more than 5 % in three rounds of four. Without a row, "auto" is lax. Between two sizes the row
+changes at their geometric mean. Sizes count as in the other tables. A row applies only to the
+ranks, hosts and minor version of JAX that were measured.
 
 Use the table with RINGCOLL_TABLE=PATH, or algorithm=ringcoll.Table.load(PATH).
 """

@@ -9,11 +9,12 @@ Start it in a process on every host, or let `python -m benchmarks cluster` make 
   of TCP    the same at the rate that plain sockets reached just before
   predicted by alpha and beta fitted to this run
 
-`ring@4x2` is the ring on 4 hosts of 2 ranks: between hosts first (a sum: last), so that least
-crosses the links. Each result is compared with NumPy's on every rank.
+`ring@4x2` is the ring on 4 hosts of 2 ranks. It gathers between hosts first (and sums between
+them last), so the fewest bytes cross the links. Each result is compared with NumPy's on every
+rank.
 
-With --algorithm auto, what "auto" picks is run beside lax and all others; the last table has its
-time over lax's and over that of the best.
+With --algorithm auto, the choice of "auto" runs beside lax and all others. The last table has its
+time over lax's, and over that of the best.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collective", type=names, default=default, metavar="LIST", help=f"({default})")
     add("--algorithm", metavar="LIST", help="names, ring@4x2 too, auto, or all (hand-written)")
     add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
-    add("--links", choices=LINKS, default="star", help="a switch, or a cable to either neighbour")
+    add("--links", choices=LINKS, default="star", help="a switch, or a cable to each neighbour")
     options.add_json(parser)
 
 

@@ -1,10 +1,10 @@
 """The library of schedules: each algorithm is one function that returns its list.
 
-An algorithm takes the sizes of the axes it runs over, major first: `ring(8)`,
-`ring(4, 2)`. Most are written for one axis and serve several by `product`: gather along
-the first, then everything held along the next. To add one, write the function under the
-decorator of its kind; it is then executed, proved, priced, drawn, explained, tested and
-benchmarked. Its docstring has a first line, `When:`, and `Source:` if it was published.
+An algorithm takes the sizes of the axes that it runs over, major first: `ring(8)`, `ring(4, 2)`.
+Most are written for one axis. On several, `product` gathers along the first axis, and then
+gathers all of that along the next. To add one, write the function under the decorator of its
+kind. It is then executed, proved, priced, drawn, explained, tested and benchmarked. Its docstring
+has a first line, `When:`, and `Source:` if it was published.
 
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
 """
@@ -23,9 +23,9 @@ from ringcoll.schedule import AllToAllSchedule, Move, Schedule, SizeError, in_la
 @listed(GATHERS)
 @along_each_axis
 def ring(n: int, *, direction: int = 1) -> Schedule:
-    """Pass on to the neighbour what came last: n-1 rounds of one shard.
+    """Pass on to the neighbour the shard that came last: n-1 rounds of one shard.
 
-    The bandwidth optimum with nearest-neighbour messages only; all traffic one way round.
+    It sends the fewest bytes, to neighbours only. All messages travel in one direction.
 
     When: large payloads, neighbours only.
 
@@ -42,9 +42,9 @@ def ring(n: int, *, direction: int = 1) -> Schedule:
 @listed(GATHERS)
 @along_each_axis
 def bidirectional_ring(n: int) -> Schedule:
-    """Half of each shard goes round either way: n-1 rounds of half a shard a direction.
+    """Half of each shard travels in each direction: n-1 rounds of half a shard a direction.
 
-    Both directions of every link work all the time.
+    Both directions of every link are busy all the time.
 
     When: large payloads, half of the bytes each way.
 
@@ -57,9 +57,9 @@ def bidirectional_ring(n: int) -> Schedule:
 @listed(GATHERS)
 @along_each_axis
 def two_ended(n: int) -> Schedule:
-    """Whole shards go round both ways and meet: ceil((n-1)/2) rounds.
+    """Whole shards travel in both directions and meet: ceil((n-1)/2) rounds.
 
-    The rounds of a bidirectional ring cut in half, each of twice the bytes.
+    Half of the rounds of a bidirectional ring, each of twice the bytes.
 
     When: a physical ring: half the rounds.
 
@@ -75,7 +75,7 @@ def two_ended(n: int) -> Schedule:
 @listed(GATHERS)
 @along_each_axis
 def bruck(n: int) -> Schedule:
-    """Double what is held in every round: ceil(log2 n) rounds, for any n.
+    """Every round doubles the shards that a rank holds: ceil(log2 n) rounds, for any n.
 
     When: small payloads, any n, a switch.
 
@@ -92,10 +92,10 @@ def bruck(n: int) -> Schedule:
 @listed(GATHERS)
 @along_each_axis
 def recursive_doubling(n: int) -> Schedule:
-    """Swap all that is held with the partner n/2, ..., 2, 1 away: log2 n rounds.
+    """Swap all shards held with the partner n/2, ..., 2, 1 away: log2 n rounds.
 
-    The farthest partner comes first, while there is least to send. Backward it is
-    recursive halving; both make Rabenseifner's all-reduce.
+    The farthest partner comes first, while there is least to send. Backward it is recursive
+    halving. Both together are Rabenseifner's all-reduce.
 
     When: small payloads, a switch, n a power of two.
 
@@ -119,11 +119,10 @@ def recursive_doubling(n: int) -> Schedule:
 @listed(GATHERS)
 @along_each_axis
 def direct(n: int) -> Schedule:
-    """Everybody to everybody at once: one round of n-1 messages.
+    """Send every shard to every rank at once: one round of n-1 messages.
 
-    Backward every contribution travels as it is and is added only where it belongs:
-    with a wide `accumulate_dtype` the bytes on the wire stay narrow and the sum is
-    rounded once.
+    Backward, raw contributions travel, and are added only where the sum belongs. So with a
+    wide `accumulate_dtype` messages stay narrow, and the sum is rounded once.
 
     When: wide sums of narrow messages.
 
@@ -136,10 +135,10 @@ def direct(n: int) -> Schedule:
 
 @listed(GATHERS)
 def torus(*shape: int) -> Schedule:
-    """Every axis and both directions at once: two lanes an axis, each in its own order.
+    """Use every axis and both directions at once: two lanes an axis, each in its own order.
 
-    Lane i starts along axis i, its twin the other way round, so that on a square torus
-    no link is idle. On one axis it is the bidirectional ring.
+    Lane i starts along axis i, and its twin starts in the other direction. So no link of a
+    square torus is idle. On one axis this is the bidirectional ring.
 
     When: large payloads, several axes: all links, both ways.
 
@@ -159,8 +158,8 @@ def torus(*shape: int) -> Schedule:
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
-    ceil(log2 n) rounds for any n, at k + m - 1 vectors of bytes for n = 2^k m with m odd.
-    Every stage adds in the order of the ranks, so that all hold the same bits.
+    It takes ceil(log2 n) rounds for any n, and sends k + m - 1 vectors for n = 2^k m with m
+    odd. Every stage adds in the order of the ranks, so that all ranks hold the same bits.
 
     When: a few kilobytes, where only the rounds count.
 
@@ -179,7 +178,7 @@ def exchange(*shape: int) -> Stages:
 def one_shot(*shape: int) -> Stages:
     """Gather every whole vector, then add once: ceil(log2 n) rounds, n-1 vectors of bytes.
 
-    The rounding error of a single sum, whatever n is.
+    The rounding error is that of one sum, for any n.
 
     When: small payloads, the error of one sum.
 
@@ -192,7 +191,7 @@ def one_shot(*shape: int) -> Stages:
 @listed(ALL_TO_ALLS)
 @along_each_axis
 def pairwise(n: int) -> AllToAllSchedule:
-    """Each block straight to its rank: n-1 rounds of one block.
+    """Send each block straight to its rank: n-1 rounds of one block.
 
     When: large blocks.
 
@@ -207,7 +206,7 @@ def pairwise(n: int) -> AllToAllSchedule:
 def bruck_all_to_all(n: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
-    About n/2 blocks a round: fewer messages, more bytes.
+    A round has about n/2 blocks: fewer messages, more bytes.
 
     When: small blocks.
 

@@ -24,12 +24,12 @@ _around = jax.make_user_context(default_value=None)
 def algorithm(name: str) -> AbstractContextManager[None]:
     """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
 
-    It applies to all calls that are traced inside, on this thread; `jit` compiles once for each
-    choice. A gradient uses the algorithm that its function used, also if it is taken later. (But
-    what a `custom_vjp` calls in its backward pass is traced later, and chosen then.) If a
-    collective has no such algorithm ("ring" for an `all_to_all`), or not on that many ranks, the
-    call stays "auto". The innermost `with` wins, and any `with` wins over `RINGCOLL_ALGORITHM`,
-    which sets an algorithm for the whole program; "auto" asks for none.
+    It applies to all calls that are traced inside, on this thread. `jit` compiles once for each
+    choice. A gradient uses the algorithm of its function, also if it is taken later. (But calls
+    in the backward pass of a `custom_vjp` are traced later, and the algorithm is chosen then.) If
+    a collective has no such algorithm ("ring" for an `all_to_all`), or not on that many ranks,
+    the call stays "auto". The innermost `with` wins. Any `with` wins over `RINGCOLL_ALGORITHM`,
+    which sets an algorithm for the whole program. "auto" asks for no algorithm.
 
     Args:
         name: of an algorithm of `ringcoll.algorithms`, "lax" or "lax_as_bits", or "auto".

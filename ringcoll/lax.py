@@ -1,33 +1,37 @@
-"""All of `jax.lax`, its collectives replaced: `from ringcoll import lax`, nothing else.
+"""All of `jax.lax`, with its collectives replaced: `from ringcoll import lax`.
 
-They have the same names, signatures and semantics, and keyword arguments more: all but the
-permutations take `algorithm`, and those that add up floats, or whose gradient does, also
+They have the same names, signatures and semantics, and two more keyword arguments. All but the
+permutations take `algorithm`. Those that add floats, or whose gradient adds floats, also take
 `accumulate_dtype`.
 
-`algorithm` is "auto" (the measured table of `ringcoll.table`), the name of a schedule in
-`ringcoll.algorithms`, "lax" (the built-in, for comparison; where data is only moved, also
-"lax_as_bits", the built-in on integers), a `Table` of one's own, a `Schedule` (for an
-all-reduce also a tuple of them, its stages), or a function that makes one of the axis sizes.
-`with ringcoll.algorithm("ring"):` around calls that say "auto", or `RINGCOLL_ALGORITHM=ring` in
-the environment, asks for one where they can run by it.
+`algorithm` is one of these:
 
-`accumulate_dtype` is the dtype of partial sums: a contribution that has not been added to
-yet travels as it is, a partial sum travels wide, and the result is rounded once. In the
-docstrings n is the number of ranks, s the bytes of one rank's operand.
+- "auto": the measured table of `ringcoll.table` picks;
+- the name of a schedule in `ringcoll.algorithms`;
+- "lax": the built-in; where data is only moved, also "lax_as_bits", the built-in on integers;
+- your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of them, its stages);
+- a function that makes a `Schedule` from the sizes of the axes.
 
-All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in
-both `check_vma` modes; derivatives are lax's, by the same algorithm backward. What needs
-no communication or what only lax can do is left to it: constants of a sum, axes given by
-position, unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
+`with ringcoll.algorithm("ring"):`, or `RINGCOLL_ALGORITHM=ring` in the environment, chooses the
+algorithm of calls that say "auto", if they can run by it.
 
-Ours are primitives of their own, `ringcoll_psum` and so on: a policy of `jax.checkpoint` that
-names `psum_p` does not match them; name values by `jax.ad_checkpoint.checkpoint_name`. All may be
-put in the place of lax's (`jax.lax.psum = ringcoll.psum`).
+`accumulate_dtype` is the dtype of partial sums. Raw contributions keep their dtype on the wire,
+partial sums travel wide, and the result is rounded once. In the docstrings n is the number of
+ranks, and s is the bytes of one rank's operand.
 
-All raise what lax raises, in lax's words, before anything is sent: NameError for an axis
-that is not bound; ValueError for a dimension out of bounds or that does not divide, for
-groups that do not cover the axis (TypeError for what are no groups), for an algorithm that does
-not exist or cannot run on so many ranks, and for an `accumulate_dtype` narrower than the operand.
+All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in both
+`check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` does calls
+that need no communication, or that only lax can do: constants of a sum, axes given by position,
+unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
+
+Ours are separate primitives, `ringcoll_psum` and so on. A policy of `jax.checkpoint` that names
+`psum_p` does not match them; name values by `jax.ad_checkpoint.checkpoint_name`. You may replace
+lax's functions by ours (`jax.lax.psum = ringcoll.psum`).
+
+All raise what lax raises, in lax's words, before anything is sent: NameError if an axis is not
+bound; TypeError if groups are not groups; ValueError if a dimension is out of bounds or does not
+divide, if groups do not cover the axis, if an algorithm does not exist or cannot run on so many
+ranks, and if `accumulate_dtype` is narrower than the operand.
 """
 
 from typing import TYPE_CHECKING, Any

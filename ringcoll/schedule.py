@@ -33,7 +33,7 @@ _WHOLE = (int, np.integer)
 
 
 class ScheduleError(ValueError):
-    """A schedule that does not do what it should, said in words."""
+    """The error of a schedule that is wrong; it says where."""
 
 
 class SizeError(ScheduleError):
@@ -237,7 +237,7 @@ def in_lanes(*schedules: Kind) -> Kind:
 
 
 def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
-    """One schedule an axis: gather along the first, then all that is held along the next.
+    """One schedule for each axis: gather along the first, then gather all of that along the next.
 
     Args:
         schedules: one for each axis (or run of axes), major first, of equal lanes.

@@ -267,7 +267,10 @@ def does_not_trace(mesh):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("--function {own}:no_program", "--function: no_program gave None; return a function and"),
+        (
+            "--function {own}:no_program",
+            "--function: no_program returned None; return a function and",
+        ),
         ("--function {own}:raises", "--function {own}:raises: called with the mesh: KeyError: 8 ("),
         ("--function {own}:does_not_trace", "cannot compile it: TypeError: dot_general requires"),
         ("--function {own}:raises", "test_overlap_report.py, line "),

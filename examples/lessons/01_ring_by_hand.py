@@ -1,8 +1,8 @@
 """Lesson 1: a ring, by hand.
 
-Ranks sit in a circle, and each has one shard; an all-gather gives every rank all of them. In a
-ring nobody talks to anybody but the next: pass on what came last, n - 1 times, and every shard
-has been everywhere.
+Ranks sit in a circle, and each has one shard. An all-gather gives every rank all shards. In a
+ring, a rank sends to the next rank only. Each rank passes on the shard that came last, n - 1
+times. Then every shard has been on every rank.
 
     what came, oldest first      after one round      after two      after three
     rank 0: a                    a d                  a d c          a d c b
@@ -10,8 +10,8 @@ has been everywhere.
     rank 2: c                    c b                  c b a          c b a d
     rank 3: d                    d c                  d c b          d c b a
 
-Read a row: what came to rank r after k rounds began at rank r - k. So it is known what came
-from where, and nothing but shards has to be sent.
+Read a row: the shard that came to rank r in round k started at rank r - k. So a rank knows where
+each shard comes from, and sends nothing but shards.
 """
 
 import os

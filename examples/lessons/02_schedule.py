@@ -1,16 +1,17 @@
 """Lesson 2: the same ring, as data.
 
-What lesson 1 does is the same on every rank, so one short list says it all. A move is
+In lesson 1 every rank does the same, so one short list describes them all. A move is
 `(shift, offsets)`: *every rank r sends to rank r + shift the shards it holds from the ranks
-r - offset*. Moves that happen at once are a round; rounds are a schedule. At first a rank holds
-offset 0, its own shard.
+r - offset*. Moves that happen at once are a round; rounds are a schedule. At first a rank holds offset 0, its
+own shard.
 
     a ring of 4     round 1: (+1, [0])                round 2: (+1, [1])     round 3: (+1, [2])
     two-ended       round 1: (+1, [0]), (-1, [0])     round 2: (+1, [1])
     Bruck           round 1: (+1, [0])                round 2: (+2, [0, 1])
 
-A list can be proved right without being run, and whatever runs one list runs them all. To see who
-holds what after each round: `python -m ringcoll draw all_gather --algorithm bruck -n 4`.
+A list can be proved correct without running it, and code that runs one list runs them all. To see
+which rank holds what after each round:
+`python -m ringcoll draw all_gather --algorithm bruck -n 4`.
 """
 
 import os

@@ -1,15 +1,16 @@
 """Lesson 3: backward.
 
-A reduce-scatter is the other half of most algorithms: every rank has a vector of n shards, and
-rank r ends with the sum over the ranks of shard r (`psum_scatter` in `jax.lax`). It needs no
-schedule of its own. Read the all-gather's from its end and turn every arrow round: where a shard
-was copied to, a partial sum comes back from, and is added.
+A reduce-scatter is the other half of most algorithms. Every rank has a vector of n shards, and
+rank r ends with the sum over the ranks of shard r (`psum_scatter` in `jax.lax`). It needs no new
+schedule. Read the schedule of the all-gather from its end, and turn every arrow round. Where the
+all-gather copied a shard from rank a to rank b, rank b now sends a partial sum to rank a, which
+adds it.
 
     all-gather       rank 0: a      ->   rank 1: a    ->   rank 2: a     a shard is copied
     reduce-scatter   rank 0: a+b+c  <-   rank 1: b+c  <-   rank 2: c     the copies come home
 
-As matrices the two are each other's transpose, so each is the other's gradient, and JAX knows:
-it transposes a `ppermute` by sending the other way.
+As matrices the two are each other's transpose, so each is the other's gradient. JAX knows that:
+it transposes a `ppermute` by sending in the other direction.
 """
 
 import os

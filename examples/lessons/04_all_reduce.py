@@ -1,16 +1,17 @@
 """Lesson 4: all-reduce, by few bytes or by few rounds.
 
-Everybody wants the sum of everybody's vector: `psum` in `jax.lax`. Reduce-scatter, then
-all-gather: 2(n - 1) rounds of 1/n of the vector, and no way sends fewer bytes (Patarasuk and Yuan,
-2009). Or swap whole vectors with the partner 4, 2, 1 away and add: log2 n rounds, but of all. A
-message costs alpha, a byte beta:
+Every rank needs the sum of all ranks' vectors: `psum` in `jax.lax`. One way is a reduce-scatter,
+then an all-gather: 2(n - 1) rounds of 1/n of the vector. No algorithm sends fewer bytes
+(Patarasuk and Yuan, 2009). Another way is to swap whole vectors with the partner 4, 2, 1 away and
+to add them: log2 n rounds, but of whole vectors. A message costs alpha, a byte beta:
 
     ring        14 alpha + 1.75 vectors beta        (n = 8)
     exchange     3 alpha +    3 vectors beta
 
-so large vectors go by the first and small ones by the second; `python -m ringcoll cost all_reduce
--n 8` compares all that there are. A third way is the first to come to mind: whole vectors go round
-the ring, and everybody adds what comes. See what is wrong with it.
+So the first is best for large vectors, and the second for small ones. `python -m ringcoll cost
+all_reduce -n 8` compares all algorithms. A third way is the one that comes to mind first: whole
+vectors travel round the ring, and every rank adds each that comes. This lesson shows what is
+wrong with it.
 """
 
 import os

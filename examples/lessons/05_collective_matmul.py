@@ -1,14 +1,15 @@
 """Lesson 5: multiply while it travels.
 
-A layer often gathers x, rows of it on every rank, and multiplies the whole by its w. But a
-product needs no whole x: each shard makes its own rows of the result. So send a shard on, and
-multiply it while the next is on the wire.
+A layer often gathers x, whose rows are on all ranks, and multiplies the whole x by its w. But a
+product does not need the whole x: each shard gives its own rows of the result. So send a shard
+on, and multiply it while the next shard travels.
 
     gather, then multiply   wire |1|2|3|           by a ring   wire    |1 |2 |3 |
                             chip       |0|1|2|3|               chip    |0 |1 |2 |3|
 
-What takes less time, the products or the wire, takes none; and the gathered x is never held.
-The gradient of x is such a ring too, backward: each product is added to a sum that comes by.
+Products and messages overlap, so the shorter of the two takes no extra time; and the gathered x
+is never held. The gradient of x is such a ring too, backward: each product is added to a sum that
+travels past.
 """
 
 import os

@@ -1,16 +1,16 @@
-"""Lesson 6: reading what the compiler made.
+"""Lesson 6: reading the compiled program.
 
-That a transfer *could* hide under a product is no proof that it does: the compiler decides, and
-what it decided stands in the text of the compiled program. A transfer is a pair there, its start
-and its done, and the chip waits at the done:
+A transfer *could* hide under a product, but the compiler decides whether it does. Its decision is
+in the text of the compiled program. There a transfer is a pair, its start and its done, and the
+chip waits at the done:
 
     collective-permute-start   the shard leaves
     fusion                     the product, meanwhile
     collective-permute-done    it has arrived, or the chip waits: that is exposed
 
-`ringcoll.overlap` reads that text, and adds it up. The compiler for TPUs needs no TPU
-(`pip install "ringcoll[tpu]"`): most of what follows is of eight v5e chips that are not here, so
-compiled and not measured; `help(ringcoll.overlap)` describes the model.
+`ringcoll.overlap` reads that text, and adds up the times. The compiler for TPUs needs no TPU
+(`pip install "ringcoll[tpu]"`). Most figures below are for eight v5e chips that are not here, so
+they are compiled and not measured. `help(ringcoll.overlap)` describes the model.
 """
 
 import os
@@ -71,7 +71,7 @@ gathered, ring = reports[plain].exposed_share, reports[ours].exposed_share
 claim(f"for TPUs, plain: the chip waits for {gathered:.0%} of the time", gathered > 0.2)
 claim(f"ours: for {ring:.0%}", ring < 0.02)
 
-# Ours, the last that was compiled, with one's own eyes. (A product is a fusion of kind kOutput.)
+# Ours, the last that was compiled, to read for yourself. (A product is a fusion of kind kOutput.)
 words = {"permute-start(": "start", "permute-done(": "done", "kind=kOutput": "multiply"}
 found = re.findall("|".join(map(re.escape, words)), program.as_text())
 story = " ".join(words[word] for word in found)

@@ -1,16 +1,16 @@
 """Lesson 7: a layer over eight ranks.
 
-An MLP is two products. Cut the first kernel by columns and the second by rows, and between the
-two nothing has to be sent: a rank makes its own features, and they are all that its rows of the
-second kernel multiply. What is sent is what lesson 5 hides: tokens are gathered under the first
-product, and the sum over ranks is scattered under the second.
+An MLP is two products. Cut the first kernel by columns and the second by rows. Then nothing has
+to be sent between the two: a rank computes its own features, and its rows of the second kernel
+need only these. Lesson 5 hides the rest: tokens are gathered under the first product, and the sum
+over ranks is scattered under the second.
 
     tokens of rank r       features of rank r        tokens of rank r
     x: [s/n, d]    @up     [s, f/n]         @down    y: [s/n, d]
            all_gather_matmul        matmul_reduce_scatter
 
-Everything but the norms and the like is cut n ways, weights and activations both, and the layer
-is one function of `ringcoll.layers`.
+Weights and activations are cut into n parts, except for norms and the like. The layer is one
+function of `ringcoll.layers`.
 """
 
 import os

@@ -1,17 +1,17 @@
 """Lesson 8: weights in parts.
 
-In data parallelism every rank has other rows of the batch and all of the weights, of which it
-uses one layer at a time. Fully sharded, a rank keeps 1/n of each weight, and gathers the whole
-just before it is used. The gradient of that gather is known from lesson 3, a reduce-scatter: it
-adds up the gradients of all ranks' rows and leaves each rank those of its own part, which is all
-that it has to update.
+In data parallelism every rank has different rows of the batch, and all weights; but it uses one
+layer at a time. Fully sharded, a rank keeps 1/n of each weight, and gathers the whole weight just
+before it is used. The gradient of that gather is a reduce-scatter, as in lesson 3. It adds up the
+gradients of all ranks' rows, and gives each rank the gradient of its own part. That is all that a
+rank has to update.
 
     forward     part --all-gather--> whole --> loss of my rows
     backward    part <--reduce-scatter-- whole's gradient
 
-The two send what an all-reduce of the gradients would, and a rank keeps 1/n of the weights, of
-their gradients and of what an optimiser makes of them. (The whole is kept for the backward pass,
-unless it is gathered under `jax.checkpoint`; then it is gathered twice.)
+The two send as many bytes as an all-reduce of the gradients. A rank keeps 1/n of the weights, of
+their gradients and of the state of the optimiser. (The whole weight is kept for the backward
+pass, unless it is gathered under `jax.checkpoint`; then it is gathered twice.)
 """
 
 import os

@@ -1,15 +1,16 @@
 """Lesson 9: an algorithm of your own.
 
-Bruck doubles what is held in a round, but speaks to one side only. On a ring of wires, what
-leaves ahead and what leaves behind start together; so send everything held both ways, and
-treble it:
+Bruck doubles the shards held in each round, but sends in one direction only. On a physical ring,
+messages in both directions start together. So send everything held in both directions, and treble
+it:
 
     held after round 1      -1 0 1                     offsets, from the shifts +1 and -1
     after round 2     -4 -3 -2 -1 0 1 2 3 4            from +3 and -3
     after round 3     -13 ... 13                       from +9 and -9
 
-The last round sends what is missing of n. That is `both_ways` below, ten lines; all that the
-library does with its own algorithms it does with yours. Change them, and run this again.
+The last round sends the shards that are still missing. That is `both_ways` below, in ten lines.
+The library does everything with your algorithm that it does with its own. Change the lines, and
+run this again.
 """
 
 import os

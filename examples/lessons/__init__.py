@@ -2,8 +2,8 @@
 
     python -m examples.lessons.01_ring_by_hand
 
-They run on any machine in seconds and need JAX alone: eight virtual CPU devices are the ranks.
-What a lesson says that is so, it shows to be so (a line with a tick), or it fails.
+They run on any machine in seconds and need JAX alone: eight virtual CPU devices are the ranks. A
+lesson checks every statement (a line with a tick), and fails if one is wrong.
 
 | lesson | the idea |
 |---|---|

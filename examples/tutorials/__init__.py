@@ -1,8 +1,8 @@
 """What introductions to sharded JAX teach, the built-in way and by ringcoll, side by side.
 
-Each is run by its name, on eight virtual devices of a CPU, prints what it shows, and raises where
-the two ways differ by more than rounding, or at all, where nothing is rounded. What they need
-beside JAX is in the extra `bench`.
+Run each by its name, on eight virtual CPU devices. It prints its results. It raises if the two
+ways differ by more than rounding, or at all where nothing is rounded. The extra `bench` has what
+they need besides JAX.
 
     python -m examples.tutorials.arrays         arrays on a mesh: what is on which device
     python -m examples.tutorials.collectives    each collective, and what is made of it

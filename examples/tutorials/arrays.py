@@ -2,10 +2,10 @@
 
     python -m examples.tutorials.arrays
 
-A `Mesh` gives devices coordinates; a `PartitionSpec` says for each dimension of an array along
+A `Mesh` gives devices coordinates. A `PartitionSpec` says, for each dimension of an array, along
 which axes of the mesh it is cut. Along an axis that it does not name, the array is repeated.
-Outside of `shard_map` there are whole arrays only, wherever their parts are; inside there are
-only shards, and what one device knows of another's it has been sent.
+Outside `shard_map` you see whole arrays, wherever their parts are. Inside you see shards, and a
+device knows of another's shard only what was sent to it.
 """
 
 from typing import Any

@@ -3,10 +3,10 @@
     python -m examples.tutorials.profiling
     python -m examples.tutorials.profiling --output results/trace
 
-The operations of a round bear its name, as `ringcoll.psum(ring)/reduce_scatter/round 3`, or
-`rounds 2 to 31` where a long ring is a loop, in which they run so often. The trace is
-written by `jax.profiler`, for Perfetto and XProf, and read back here. On a CPU its events bear the
-names of instructions; of which round one is, the metadata of the compiled program say.
+The operations of a round have its name, such as `ringcoll.psum(ring)/reduce_scatter/round 3`.
+Where a long ring is a loop, the name is `rounds 2 to 31`, and the operations run so often.
+`jax.profiler` writes the trace, for Perfetto and XProf, and this program reads it. On a CPU its
+events have the names of instructions; the metadata of the compiled program tell their rounds.
 """
 
 import argparse

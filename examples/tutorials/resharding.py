@@ -2,10 +2,10 @@
 
     python -m examples.tutorials.resharding
 
-A matrix on a mesh of 2 x 4 devices is brought from one layout to another: by a collective in
-`shard_map`, whose bytes are those of its schedule, and by the compiler, told the layout that is
-wanted (`jit` with `out_shardings`, `device_put`), which inserts what it finds. Partial sums are
-written as an array with one more dimension, cut so that each device has one term.
+A matrix on a mesh of 2 x 4 devices goes from one layout to another in two ways. One is a
+collective in `shard_map`, whose bytes are those of its schedule. In the other the compiler gets
+the layout that is wanted (`jit` with `out_shardings`, `device_put`), and inserts the collectives.
+Partial sums are an array with one more dimension, cut so that each device has one term.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whether all processes are about to run the same program; if not, where they part."""
+"""Checks that all processes are about to run the same program; if not, says where they differ."""
 
 import hashlib
 from collections import Counter
@@ -23,8 +23,8 @@ _CURE = (
 def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
     """Compare what every process is about to run, before it runs.
 
-    Every process calls it with the function and the arguments that it is about to call it with.
-    The function is traced, not run; then the processes compare, in this order:
+    Every process passes the function and the arguments that it is about to call. The function is
+    traced, not run. Then the processes compare, in this order:
 
     - versions, the options and flags that change what is compiled, the mesh that is set;
     - every collective, of ringcoll and of `jax.lax`: kind, axes and their sizes, algorithm and
@@ -45,9 +45,9 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
         The collectives in order, one line each.
 
     Raises:
-        ValueError: the programs differ; on every process in the same words: the first line and
+        ValueError: the programs differ. Every process raises the same message: the first line and
             the first process that differ, and both lines. If `fn` cannot be traced on one
-            process, that is what it is about, there with the error as its cause.
+            process, the message says that; on that process the error is its cause.
 
     >>> total = ranks(lambda x: ringcoll.psum(x, "x", algorithm="ring"), out_specs=P())
     >>> ringcoll.debug.check_consistent(total, jnp.arange(4.0))

@@ -1,4 +1,4 @@
-"""A watch that ends a program that hangs, and says in which collective and round it does."""
+"""A watch that ends a program that hangs, and says in which collective and round it hangs."""
 
 import atexit
 import os
@@ -23,25 +23,28 @@ _JAX = os.path.dirname(jax.__file__)
 
 @contextmanager
 def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
-    """End this process, and say where it was, unless what is within is done in time.
+    """End this process, and say where it was, if the block does not end in time.
 
-    For `with deadline(60): ...`, around all that may hang, or as a decorator. On leaving it waits
-    for what was computed, so that a step that was only dispatched is within. When the time is up,
-    every process on its own writes to stderr in which round of which collective each of its
-    ranks is, and where its Python is; then it ends with status `STATUS`, for a program that waits
-    for a message cannot be interrupted. If instead an exception is on its way (a neighbour that
-    is gone) and a rank stays in a collective for `grace` (at least a second) in which no rank
-    notes anything, the same is written, and where JAX waits for the others when Python ends, it
-    does so no longer than that. Exit hooks of others are waited for.
+    Use `with deadline(60): ...` around everything that may hang, or use it as a decorator. At its
+    end it waits for the results, so that it includes steps that were only dispatched.
 
-    Ranks of several processes tell each other what they are about to exchange: in which round of
-    which collective, of which dtype and shape. Where they differ, nothing is exchanged: every
-    process writes what two of them began, and ends with status `STATUS`.
+    When the time is up, every process writes to stderr in which round of which collective each of
+    its ranks is, and where its Python is. Then it ends with status `STATUS`, because a program
+    that waits for a message cannot be interrupted.
 
-    What is traced within is traced anew and is slower: each round makes two callbacks to this
-    process; over several, one more and a small gather. Results are the same, bit by bit. Only
-    collectives of ringcoll are marked, and only where every axis of the mesh is manual; of others
-    it is said after which mark they hang, and nothing is compared.
+    An exception may leave the block instead (a neighbour is gone). If then a rank stays in a
+    collective, and no rank notes anything for `grace` (at least a second), the same is written.
+    If JAX waits for the other processes when Python ends, it waits no longer than `grace`. The
+    exit hooks of others run to their end.
+
+    Before ranks of several processes exchange a message, they tell each other the round, the
+    collective, the dtype and the shape. If these differ, nothing is exchanged: every process
+    writes what two of them began, and ends with status `STATUS`.
+
+    Functions are traced anew inside the block, and are slower: each round makes two callbacks to
+    this process; over several processes, one more and a small gather. Results are the same, bit
+    by bit. Only collectives of ringcoll are marked, and only where every axis of the mesh is
+    manual. If another collective hangs, you read after which mark; for these nothing is compared.
     Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
 
     Args:

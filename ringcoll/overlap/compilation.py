@@ -1,8 +1,8 @@
-"""Compiling for a machine that is not there; of a TPU, with the profile of the generated code.
+"""Compiles for a machine that you need not have; for a TPU, with the profile of its code.
 
-The profile is written by the compiler if an option is set before it starts, takes as long as
-ten compilations, and aborts the process for some programs; so it is asked for in a process of
-its own, to which the program is sent as a `jax.export`.
+The compiler writes the profile if an option is set before it starts. That takes as long as ten
+compilations, and for some programs it aborts the process. So a separate process does it, and gets
+the program as a `jax.export`.
 """
 
 import json

@@ -25,7 +25,7 @@ def report(
     wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
-    """Read a compiled program, and say what of its communication is exposed.
+    """Read a compiled program, and report how much of its communication is exposed.
 
     Args:
         compiled: what `jax.jit(f).lower(...).compile()` returns, what `compile_for`
@@ -169,7 +169,7 @@ def assert_overlapped(
     allow_unread: str | Iterable[str] = (),
     **options: object,
 ) -> Report:
-    """Assert that a compiled program hides its communication; one line in a test-suite.
+    """Assert that a compiled program hides its communication: one line in a test suite.
 
     Args:
         compiled: as for `report`.

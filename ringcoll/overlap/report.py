@@ -1,4 +1,4 @@
-"""A report: what a program communicates and what of it is exposed, as text, JSON, a picture."""
+"""A report of what a program communicates, and what is exposed: as text, JSON, a picture."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ _EACH = ("compute_each", "flops_each", "exposed_each")
 class Row:
     """A collective of the program, which runs `count` times.
 
-    bytes, hops and wire (seconds) are of one run. All else is of the whole program: compute
-    (seconds), flops and matmuls are what stands between start and done; bare is how often no
-    matmul does; exposed is seconds. What ends in `_each` is of one run.
+    bytes, hops and wire (seconds) are of one run. The other figures are of the whole program.
+    compute (seconds), flops and matmuls are those between start and done; bare is how often no
+    matmul is there; exposed is in seconds. Properties that end in `_each` are of one run.
 
-    source is the file and the line that it comes from, op_name JAX's name of it, at both in
-    short, as "train.py:41 psum"; "" where the text does not tell.
+    source is the file and the line that it comes from. op_name is JAX's name of it. at is both in
+    short, such as "train.py:41 psum". They are "" where the text does not tell.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Row:
 class Report:
     """A program on one chip; see the package for the model. Times are in seconds.
 
-    `timed` is false for CPU and GPU programs, of which the text tells the structure only:
-    then every time is 0, and `exposed_share` counts collectives instead of seconds.
-    `communication` is the time for which the busiest link is busy. `unread` are the names of
-    instructions whose communication or turns could not be read: the times may leave it
-    out. `versions` are those of the packages that compiled the program, none where only its
-    text was given. `advice` says what to change first.
+    `timed` is false for CPU and GPU programs, whose text has no times. Then every time is 0, and
+    `exposed_share` counts collectives instead of seconds. `communication` is the time for which
+    the busiest link is busy. `unread` are the names of instructions whose communication or turns
+    could not be read; the times may leave these out. `versions` are those of the packages that
+    compiled the program; there are none if only its text was given. `advice` says what to change
+    first.
     """
 
     name: str

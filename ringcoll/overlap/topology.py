@@ -1,4 +1,4 @@
-"""Topologies that need not be there: devices, meshes in a good order, hops of a ring."""
+"""Topologies of chips that you need not have: devices, ordered meshes, hops of a ring."""
 
 import os
 import re
@@ -32,7 +32,7 @@ FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 
 
 def devices(topology: str, **options: Any) -> list[Any]:
-    """The devices of a topology, to be compiled for; none of them need be there.
+    """The devices of a topology, to compile for; you need not have them.
 
     Args:
         topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; of GPUs, how
