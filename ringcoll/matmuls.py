@@ -164,10 +164,10 @@ def all_gather_matmul(
     Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
     this calls; the other factor may be a pytree.
     """
-    call = Call("all_gather_matmul", "", axis_name, dims={"dimension": dimension}, operands="x, w")
+    call = Call("all_gather_matmul", axis_name, said={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
     of = "kf" if operand else f"{rows}k"
-    dimension = call.integer("dimension", dimension)
+    dimension = call.integer("dimension")
     if dimension not in (-1, -2) or len(of) < -dimension:
         words = f"dimension {dimension} is none of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
@@ -184,11 +184,11 @@ def matmul_reduce_scatter(
 
     Steps and bytes, gradient, raises, source and options: as `einsum_reduce_scatter`.
     """
-    dims = {"scatter_dimension": scatter_dimension}
-    call = Call("matmul_reduce_scatter", "", axis_name, dims=dims, operands="x, w")
+    said = {"scatter_dimension": scatter_dimension}
+    call = Call("matmul_reduce_scatter", axis_name, said=said, operands="x, w")
     rows = _rows(call, x)
     out = f"{rows}f"
-    dim = call.integer("scatter_dimension", scatter_dimension)
+    dim = call.integer("scatter_dimension")
     if not -len(out) <= dim < len(out):
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
         raise call.refusal(ValueError, words)
@@ -214,7 +214,7 @@ def matmul_all_reduce(
 
     Raises, source and options: as `einsum_reduce_scatter`.
     """
-    call = Call("matmul_all_reduce", "", axis_name, operands="x, w")
+    call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
     how = {k: options[k] for k in ("precision", "preferred_element_type") if k in options}
