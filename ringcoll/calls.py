@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -91,7 +92,10 @@ class Call:
         for leaf in leaves:
             self.check_accumulation(self.ask(jax.typeof, leaf).dtype)
         for_lax = [self._is_for_lax(leaf, c) for leaf, c in zip(leaves, every, strict=True)]
-        settings = {} if all(for_lax) else self._settings(every[0])
+        settings: dict[str, Any] = {"axes": self.axes}
+        if not all(for_lax) and isinstance(every[0], Scheduled):
+            settings["algorithm"] = self.settled(every[0].collective)
+            settings["accumulate_dtype"] = self.wide
         done: list[Any] = []
         together: dict[Hashable, list[int]] = defaultdict(list)
         for i, (leaf, collective) in enumerate(zip(leaves, every, strict=True)):
@@ -110,16 +114,10 @@ class Call:
                 done[i] = to_key(y)
         return done
 
-    def _settings(self, collective: Collective) -> dict[str, Any]:
-        """Over what and by which algorithm it runs, and in what it sums; refused if it cannot."""
-        if not isinstance(collective, Scheduled):
-            return {"axes": self.axes}
-        wide = self.accumulate_dtype
-        return {
-            "axes": self.axes,
-            "algorithm": self.settled(collective.collective),
-            "accumulate_dtype": None if wide is None else jnp.dtype(wide),
-        }
+    @property
+    def wide(self) -> np.dtype | None:
+        """The dtype in which sums are accumulated, if it is not that of the operand."""
+        return None if self.accumulate_dtype is None else jnp.dtype(self.accumulate_dtype)
 
     def settled(self, collective: str) -> Algorithm:
         """The algorithm that was given or, for "auto", the one asked for around the call.

@@ -40,8 +40,7 @@ class FactorsCall(Call):
         # A sum by a schedule: of algorithms there are the same as for psum_scatter.
         algorithm = self.settled("psum_scatter")
         self.check_accumulation(np.dtype(np.int32))  # whether it is a dtype
-        wide = None if self.accumulate_dtype is None else jnp.dtype(self.accumulate_dtype)
-        return How(self.axes, algorithm, precision, wide, residuals == "save")
+        return How(self.axes, algorithm, precision, self.wide, residuals == "save")
 
     def labels(self, spec: Any) -> Labels:
         """Those of the spec."""

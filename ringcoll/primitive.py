@@ -79,7 +79,7 @@ class Collective:
         """The same by jax.lax."""
         raise NotImplementedError
 
-    def by_hand(self, xs: Sequence[Array], platform: str) -> list[Array]:
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
         """The same by hand, of one operand or, if they join, of several."""
         raise NotImplementedError
 
@@ -153,17 +153,13 @@ def _register_platforms(primitive: Primitive) -> None:
 
 
 def _lower(ctx, *xs, collective: Collective, platform: str, **_):
-    placed = replace(collective, mesh=mesh_of(ctx))
-
-    def by_hand(*xs: Array) -> list[Array]:
-        return placed.by_hand(xs, platform)
-
+    by_hand = partial(replace(collective, mesh=mesh_of(ctx)).by_hand, platform)
     if platform == "cpu":
         loops_on_cpu.watch(ctx)
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
 
-#: A collective that may be joined, once it is known with which others.
+#: A collective that may be joined, in a program for several platforms: it is lowered for each.
 _joined = Primitive("ringcoll_joined")
 _joined.multiple_results = True
 _joined.def_abstract_eval(lambda *_, collective, results: results)
@@ -180,6 +176,9 @@ def _now_or_later(ctx, *xs, collective: Collective):
 
 
 def _lower_joined(ctx, *xs, collective: Collective):
+    first, *others = ctx.module_context.platforms
+    if not others and first in _PLATFORMS:
+        return _lower(ctx, *xs, collective=collective, platform=_PLATFORMS[first])
     bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
     return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
 

@@ -35,7 +35,7 @@ class Scheduled(Collective):
     accumulate_dtype: np.dtype | None = None
     collective: ClassVar[str]  # under which name algorithms and table know it
 
-    def by_hand(self, xs: Sequence[Array], platform: str) -> list[Array]:
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
         """Small operands of one dtype share their messages, end to end."""
         algorithm = self.chosen(xs, platform)
         if len(xs) == 1 or algorithm == LAX:

@@ -93,7 +93,7 @@ class Ppermute(Collective, name="ppermute"):
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return built_in.ppermute(x, axes, pairs)
 
-    def by_hand(self, xs: Sequence[Array], platform: str) -> list[Array]:
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
         send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax
         if self.is_hop:
             return [send(x) for x in xs]

@@ -49,6 +49,10 @@ REFUSED_BY_LAX = {
         lambda L, x: L.pswapaxes(x, "x", 1),
         ("pswapaxes", "axis=1", f"make that dimension {N}"),
     ),
+    "pmean of random keys": (
+        lambda L, x: L.pmean(jax.random.wrap_key_data(x.astype(jnp.uint32)), "x"),
+        ("pmean",),
+    ),
     "psum groups": (
         lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [1, 2]]),
         ("psum", "axis_index_groups=[[0, 1], [1, 2]]", "exactly one group"),

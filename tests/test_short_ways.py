@@ -16,18 +16,18 @@ PACKAGE = str(Path(ringcoll.__file__).parent)
 #: The most functions that a call may pass, and how often it asks `jax.lax` for its collective:
 #: once for the type of the result, and once more where the built-in is what is sent.
 WAYS = {
-    ("all_gather", "ring"): (99, 9),
-    ("all_gather", "auto"): (99, 9),
-    ("all_gather", "lax"): (99, 9),
-    ("psum", "ring"): (99, 9),
-    ("psum", "auto"): (99, 9),
-    ("psum", "lax"): (99, 9),
-    ("psum_scatter", "ring"): (99, 9),
-    ("psum_scatter", "auto"): (99, 9),
-    ("psum_scatter", "lax"): (99, 9),
-    ("all_to_all", "pairwise"): (99, 9),
-    ("all_to_all", "auto"): (99, 9),
-    ("all_to_all", "lax"): (99, 9),
+    ("all_gather", "ring"): (64, 1),
+    ("all_gather", "auto"): (60, 2),
+    ("all_gather", "lax"): (54, 2),
+    ("psum", "ring"): (92, 1),
+    ("psum", "auto"): (63, 2),
+    ("psum", "lax"): (56, 2),
+    ("psum_scatter", "ring"): (74, 1),
+    ("psum_scatter", "auto"): (61, 2),
+    ("psum_scatter", "lax"): (56, 2),
+    ("all_to_all", "pairwise"): (66, 1),
+    ("all_to_all", "auto"): (61, 2),
+    ("all_to_all", "lax"): (56, 2),
 }
 
 
@@ -72,6 +72,5 @@ def way(name, algorithm):
 def test_a_call_passes_few_functions_before_its_first_message(name, algorithm):
     functions, asked = WAYS[name, algorithm]
     passed, times = way(name, algorithm)
-    print("WAY", name, algorithm, len(passed), len({f for f, _ in passed}), times)
     assert len(passed) <= functions, sorted(passed)
-    assert times == asked or asked == 9
+    assert times == asked
