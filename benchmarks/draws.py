@@ -22,7 +22,7 @@ from benchmarks.data import largest
 from benchmarks.options import DATATYPES, WIDE_DATATYPES
 from benchmarks.references import REFERENCES, TRANSPOSES
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.table import BUILT_INS, choices, reducing_half
+from ringcoll.table import BUILT_INS, choices, halves
 
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]
@@ -236,7 +236,7 @@ def _how(
         known = [
             algorithm
             for algorithm in choices(collective)
-            if algorithm in BUILT_INS or exists(collective, reducing_half(algorithm), *shape)
+            if algorithm in BUILT_INS or exists(collective, halves(algorithm).reduces, *shape)
         ]
         how["algorithm"] = _pick(rng, ["auto", *known])
     if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:

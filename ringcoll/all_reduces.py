@@ -1,8 +1,6 @@
 """All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ from ringcoll.manual import is_checked, sharded_dims, varying
 from ringcoll.marks import marked, scope
 from ringcoll.schedule import Schedule
 from ringcoll.scheduled import Scheduled
-from ringcoll.table import LAX, Algorithm, reducing_half
+from ringcoll.table import Algorithm, halves
 from ringcoll.visitors import by_stages, gather_along, reduce_along
 from ringcoll.wire import Ranks, moved_as_bits
 
@@ -32,10 +30,8 @@ class AllReduce(Scheduled):
     gathers_as_bits: bool = False
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        if isinstance(algorithm, str) and algorithm != reducing_half(algorithm):
-            halved = replace(self, gathers_as_bits=True)
-            return halved.by(reducing_half(algorithm), x, platform)
-        return super().by(algorithm, x, platform)
+        reduces, as_bits = halves(algorithm)
+        return Scheduled.by(replace(self, gathers_as_bits=as_bits), reduces, x, platform)
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         if ranks.size == 1:
@@ -52,23 +48,6 @@ class AllReduce(Scheduled):
         if dims:
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
         return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
-
-    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
-        return self._chosen_for(xs, platform) != LAX
-
-    def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
-        """Small operands of one dtype share their messages: they are joined end to end."""
-        algorithm = self._chosen_for(xs, platform)
-        if len(xs) == 1 or algorithm == LAX:
-            return [self.by(algorithm, x, platform) for x in xs]
-        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
-        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
-        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
-
-    def _chosen_for(self, xs: Sequence[Any], platform: str) -> Algorithm:
-        """The algorithm for operands of these types together."""
-        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
-        return self.chosen(nbytes, xs[0].dtype, platform)
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
@@ -98,10 +77,29 @@ class Psum(AllReduce, name="psum"):
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
 
-    def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
+    def joint(self, *xs: Array) -> list[Array]:
+        # Booleans as int32, like lax.
+        return super().joint(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if is_checked():
             return [varying(ct, self.axes) for ct in cts]
         return self.joint(*cts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmean(Psum):
+    """A sum that is divided: it is bound as a sum."""
+
+    def by_lax(self, x: Array) -> Array:
+        return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
+
+    def joint(self, *xs: Array) -> list[Array]:
+        total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
+        if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
+            return [total / n for total in total.joint(*xs)]
+        totals = total.joint(*(x.astype(self.accumulate_dtype) for x in xs))
+        return [(total / n).astype(xs[0].dtype) for total in totals]  # rounded once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +158,8 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call("psum", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
-    return call.each(
-        x,
-        lambda x: built_in.psum(x, axis_name, axis_index_groups=call.grouped),
-        lambda *xs: _sum(call, *xs),
-        joins=True,
-    )
+    call = Call("psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    return call.each(x, Psum(axes=call.axes, groups=call.grouped))
 
 
 def pmean(
@@ -191,26 +184,8 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call("pmean", "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
-
-    def by_hand(*xs: Array) -> list[Array]:
-        n = call.group_size()
-        if accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
-            return [total / n for total in _sum(call, *xs)]
-        totals = _sum(call, *(x.astype(accumulate_dtype) for x in xs))
-        return [(total / n).astype(xs[0].dtype) for total in totals]  # rounded once
-
-    return call.each(
-        x,
-        lambda x: built_in.pmean(x, axis_name, axis_index_groups=call.grouped),
-        by_hand,
-        joins=True,
-    )
-
-
-def _sum(call: Call, *xs: Array) -> list[Array]:
-    """By hand; booleans as int32, like lax."""
-    return Psum(**call.params).joint(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
+    call = Call("pmean", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
 
 
 def pmax(
@@ -232,7 +207,8 @@ def pmax(
     >>> print(greatest(jnp.array([3, 1, 4, 1])))
     [4]
     """
-    return _extremum("pmax", built_in.pmax, Pmax, x, axis_name, axis_index_groups, algorithm)
+    call = Call("pmax", axis_name, axis_index_groups, algorithm)
+    return call.each(x, Pmax(axes=call.axes, groups=call.grouped))
 
 
 def pmin(
@@ -254,22 +230,5 @@ def pmin(
     >>> print(least(jnp.array([3, 1, 4, 1])))
     [1]
     """
-    return _extremum("pmin", built_in.pmin, Pmin, x, axis_name, axis_index_groups, algorithm)
-
-
-def _extremum(
-    name: str,
-    of_lax: Callable[..., Any],
-    by_hand: type[AllReduce],
-    x: Pytree,
-    axis_name: AxisName,
-    groups: Groups,
-    algorithm: Algorithm,
-) -> Pytree:
-    call = Call(name, "psum", axis_name, groups, algorithm)
-    return call.each(
-        x,
-        lambda x: of_lax(x, axis_name, axis_index_groups=call.grouped),
-        lambda *xs: by_hand(**call.params).joint(*xs),
-        joins=True,
-    )
+    call = Call("pmin", axis_name, axis_index_groups, algorithm)
+    return call.each(x, Pmin(axes=call.axes, groups=call.grouped))

@@ -1,7 +1,7 @@
 """All-to-all: the exchange of blocks, and of the mapped axis with a dimension."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -25,8 +25,20 @@ class AllToAll(Scheduled, name="all_to_all"):
     def by_lax(self, x: Array) -> Array:
         split, concat = self.dims
         return built_in.all_to_all(
-            x, self.axes, split, concat, axis_index_groups=self.groups, tiled=True
+            x, self.axes, split, concat, axis_index_groups=self.groups, tiled=self.tiled
         )
+
+    def __call__(self, x: Array) -> Array:
+        if self.tiled:
+            return super().__call__(x)
+        self.check_stacked(x)
+        split, concat = self.dims
+        if split == concat:  # the blocks are already one wide there
+            return replace(self, tiled=True)(x)
+        concat += split < concat  # lax counts it without the split dimension
+        split += concat <= split
+        blocks = replace(self, dims=(split, concat), tiled=True)(jnp.expand_dims(x, concat))
+        return blocks.squeeze(split)
 
     def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
         split, concat = self.dims
@@ -34,8 +46,9 @@ class AllToAll(Scheduled, name="all_to_all"):
             return self.by_lax(x)
         return all_to_all_along(x, split, concat, schedule, ranks)
 
-    def transpose(self, ct: Array) -> Array:
-        return replace(self, dims=self.dims[::-1])(ct)
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        back = replace(self, dims=self.dims[::-1])
+        return [back(ct) for ct in cts]
 
 
 def all_to_all(
@@ -69,33 +82,10 @@ def all_to_all(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    call = Call(
-        "all_to_all",
-        "all_to_all",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        dims={"split_axis": split_axis, "concat_axis": concat_axis},
-        said={"tiled": tiled},
-    )
-
-    def by_lax(x: Any, split_axis: int, concat_axis: int) -> Array:
-        return built_in.all_to_all(
-            x, axis_name, split_axis, concat_axis, axis_index_groups=call.grouped, tiled=tiled
-        )
-
-    def by_hand(x: Array, split_axis: int, concat_axis: int) -> Array:
-        split, concat = split_axis, concat_axis
-        if tiled:
-            return AllToAll(**call.params, dims=(split, concat))(x)
-        if split == concat:  # the blocks are already one wide there
-            return AllToAll(**call.params, dims=(split, split))(x)
-        concat += split < concat  # lax counts it without the split dimension
-        split += concat <= split
-        blocks = AllToAll(**call.params, dims=(split, concat))(jnp.expand_dims(x, concat))
-        return blocks.squeeze(split)
-
-    return call.each(x, by_lax, by_hand)
+    said = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
+    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=said)
+    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
+    return call.each(x, exchange, dims=("split_axis", "concat_axis"))
 
 
 def pswapaxes(
@@ -118,11 +108,6 @@ def pswapaxes(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    call = Call(
-        "pswapaxes", "all_to_all", axis_name, axis_index_groups, algorithm, dims={"axis": axis}
-    )
-    return call.each(
-        x,
-        lambda x, axis: built_in.pswapaxes(x, axis_name, axis, axis_index_groups=call.grouped),
-        lambda x, axis: AllToAll(**call.params, dims=(axis, axis))(x),
-    )
+    call = Call("pswapaxes", axis_name, axis_index_groups, algorithm, said={"axis": axis})
+    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False)
+    return call.each(x, exchange, dims=("axis", "axis"))

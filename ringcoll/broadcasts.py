@@ -1,7 +1,7 @@
 """Broadcast: an all-reduce to which all but the source contribute no bits."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,9 +28,15 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     """
 
     collective = "pbroadcast"
-    source: int
+    source: Any
+
+    @property
+    def is_only_lax_s(self) -> bool:
+        return isinstance(self.source, jax.core.Tracer)
 
     def by_lax(self, x: Array) -> Array:
+        if not self.is_only_lax_s and not 0 <= self.source < lax.axis_size(self.axes):
+            raise ValueError(f"source={self.source} is not a rank of the axis")
         return built_in.pbroadcast(x, self.axes, self.source)
 
     def builtin(self, x: Array, platform: str) -> Array:
@@ -51,7 +57,10 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         is_source = lax.axis_index(self.axes) == self.source
         return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
 
-    def transpose(self, ct: Array) -> Array:
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        return [self._transposed(ct) for ct in cts]
+
+    def _transposed(self, ct: Array) -> Array:
         # Typed as the operand is: `where` gives an empty one back as it came.
         total = varying(Psum(**self.for_transpose())(ct), self.axes)
         is_source = lax.axis_index(self.axes) == self.source
@@ -91,24 +100,7 @@ def pbroadcast(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [4 4 4 4]
     """
-    traced = isinstance(source, jax.core.Tracer)
-    call = Call(
-        "pbroadcast",
-        "pbroadcast",
-        axis_name,
-        algorithm=algorithm,
-        said={"source": source},
-        lax_only=traced,
-    )
-    if not traced:
-        source = call.integer("source", source)
-
-    def by_lax(x: Any) -> Array:
-        if not traced and not 0 <= source < lax.axis_size(call.axes):
-            raise ValueError(f"source={source} is not a rank of the axis")
-        return built_in.pbroadcast(x, axis_name, source)
-
-    def by_hand(*xs: Array) -> list[Array]:
-        return Pbroadcast(**call.params, source=source).joint(*xs)
-
-    return call.each(x, by_lax, by_hand, joins=True)
+    call = Call("pbroadcast", axis_name, algorithm=algorithm, said={"source": source})
+    if not isinstance(source, jax.core.Tracer):
+        source = call.integer("source")
+    return call.each(x, Pbroadcast(axes=call.axes, source=source))

@@ -12,7 +12,7 @@ import jax
 
 from ringcoll.algorithms import COLLECTIVES, build
 from ringcoll.schedule import Schedule
-from ringcoll.table import BUILT_INS, Algorithm, Table, choices, reducing_half, runs
+from ringcoll.table import BUILT_INS, Algorithm, Table, choices, halves, runs
 
 #: The environment variable that names an algorithm.
 VARIABLE = "RINGCOLL_ALGORITHM"
@@ -53,13 +53,16 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     return _around(name)
 
 
-def chosen(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
+def settled(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
     """The algorithm that a call with this `algorithm=` runs by, on axes of `shape`.
 
     Raises:
-        ValueError: `RINGCOLL_ALGORITHM` names no algorithm.
+        TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
+        ValueError: there is none of this name, it cannot run there, or the function raises; or
+            `RINGCOLL_ALGORITHM` names no algorithm.
     """
     if not isinstance(algorithm, str) or algorithm != "auto":
+        _check(algorithm, collective, shape)
         return algorithm
     name = _around.value or by_environment()
     return name if name in choices(collective) and runs(collective, name, shape) else "auto"
@@ -76,19 +79,14 @@ def by_environment() -> str:
     return name
 
 
-def check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
-    """Refuse an algorithm by which a collective cannot run on axes of `shape`.
-
-    Raises:
-        TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
-        ValueError: there is none of this name, it cannot run there, or the function raises.
-    """
+def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
+    """Refuse an algorithm by which a collective cannot run on axes of `shape`."""
     if isinstance(algorithm, str):
         known = ("auto", *choices(collective))
         if algorithm not in known:
             raise ValueError(f"no algorithm {algorithm!r}; {_cure(algorithm, known)}")
-        algorithm = reducing_half(algorithm)
-        if algorithm in ("auto", *BUILT_INS):
+        algorithm = halves(algorithm).reduces
+        if algorithm in BUILT_INS:
             return
     elif not isinstance(algorithm, Schedule | tuple | Table) and not callable(algorithm):
         raise TypeError(

@@ -21,16 +21,8 @@ class FactorsCall(Call):
     def __init__(
         self, name: str, spec: Any, axis_name: AxisName, algorithm: Any, wide: Any, said: Any
     ) -> None:
-        # A sum by a schedule: of algorithms there are the same as for psum_scatter.
-        super().__init__(
-            name,
-            "psum_scatter",
-            axis_name,
-            algorithm=algorithm,
-            accumulate_dtype=wide,
-            said=said,
-            operands=f"{spec!r}, x, w",
-        )
+        operands = f"{spec!r}, x, w"
+        super().__init__(name, axis_name, None, algorithm, wide, said, operands)
 
     def how(self, precision: Any, residuals: str = "save") -> How:
         """By whom and how exactly, if it can be."""
@@ -45,10 +37,10 @@ class FactorsCall(Call):
         if isinstance(self.algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
-        self.check_algorithm()
+        # A sum by a schedule: of algorithms there are the same as for psum_scatter.
+        algorithm = self.settled("psum_scatter")
         self.check_accumulation(np.dtype(np.int32))  # whether it is a dtype
-        wide = self.params["accumulate_dtype"]
-        return How(self.axes, self.chosen(), precision, wide, residuals == "save")
+        return How(self.axes, algorithm, precision, self.wide, residuals == "save")
 
     def labels(self, spec: Any) -> Labels:
         """Those of the spec."""

@@ -1,6 +1,7 @@
 """All-gather and reduce-scatter, each the transpose of the other by the same schedule."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,10 +25,23 @@ class AllGather(Scheduled, name="all_gather"):
     collective = "all_gather"
     to: str = "varying"
 
+    @property
+    def adds_dim(self) -> bool:
+        return not self.tiled
+
+    @property
+    def is_only_lax_s(self) -> bool:
+        return self.to == "reduced"
+
+    def __call__(self, x: Array) -> Array:
+        if self.tiled:
+            return super().__call__(x)
+        return replace(self, tiled=True)(jnp.expand_dims(x, self.dims[0]))
+
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
         return built_in.all_gather(
-            x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=True, to=self.to
+            x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=self.tiled, to=self.to
         )
 
     def widen(self, x: Array) -> Array:
@@ -36,7 +50,10 @@ class AllGather(Scheduled, name="all_gather"):
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
         return gather_along(x, self.dims[0], schedule, ranks)
 
-    def transpose(self, ct: Array) -> Array:
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        return [self._transposed(ct) for ct in cts]
+
+    def _transposed(self, ct: Array) -> Array:
         if self.to == "invarying" and is_checked():  # every rank has the same cotangent
             ranks = Ranks.over(self.axes, self.groups)
             size = ct.shape[self.dims[0]] // ranks.size
@@ -60,14 +77,21 @@ class PsumScatter(Scheduled, name="psum_scatter"):
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
         return built_in.psum_scatter(
-            x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=True
+            x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=self.tiled
         )
+
+    def __call__(self, x: Array) -> Array:
+        if self.tiled:
+            return super().__call__(x)
+        self.check_stacked(x)
+        return replace(self, tiled=True)(x).squeeze(self.dims[0])
 
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
         return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
 
-    def transpose(self, ct: Array) -> Array:
-        return AllGather(**self.for_transpose(), dims=self.dims)(ct)
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        gather = AllGather(**self.for_transpose(), dims=self.dims)
+        return [gather(ct) for ct in cts]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
         before, after = self.axes_around(axis)  # the major axes first
@@ -112,29 +136,10 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    call = Call(
-        "all_gather",
-        "all_gather",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        dims={"axis": axis},
-        adds_dim=not tiled,
-        said={"tiled": tiled, "to": to},
-        lax_only=to == "reduced",
-    )
-
-    def by_lax(x: Any, axis: int) -> Array:
-        return built_in.all_gather(
-            x, axis_name, axis_index_groups=call.grouped, axis=axis, tiled=tiled, to=to
-        )
-
-    def by_hand(x: Array, axis: int) -> Array:
-        gather = AllGather(**call.params, dims=(axis,), to=to)
-        return gather(x if tiled else jnp.expand_dims(x, axis))
-
-    return call.each(x, by_lax, by_hand)
+    said = {"axis": axis, "tiled": tiled, "to": to}
+    call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, said)
+    gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
+    return call.each(x, gather, dims=("axis",))
 
 
 def psum_scatter(
@@ -172,28 +177,7 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    call = Call(
-        "psum_scatter",
-        "psum_scatter",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        dims={"scatter_dimension": scatter_dimension},
-        said={"tiled": tiled},
-    )
-
-    def by_lax(x: Any, scatter_dimension: int) -> Array:
-        return built_in.psum_scatter(
-            x,
-            axis_name,
-            scatter_dimension=scatter_dimension,
-            axis_index_groups=call.grouped,
-            tiled=tiled,
-        )
-
-    def by_hand(x: Array, scatter_dimension: int) -> Array:
-        mine = PsumScatter(**call.params, dims=(scatter_dimension,))(x)
-        return mine if tiled else mine.squeeze(scatter_dimension)
-
-    return call.each(x, by_lax, by_hand)
+    said = {"scatter_dimension": scatter_dimension, "tiled": tiled}
+    call = Call("psum_scatter", axis_name, axis_index_groups, algorithm, accumulate_dtype, said)
+    scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
+    return call.each(x, scatter, dims=("scatter_dimension",))

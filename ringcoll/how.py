@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll import algorithms
 from ringcoll.schedule import Schedule
-from ringcoll.scheduled import ranks_of
+from ringcoll.scheduled import built, ranks_of
 from ringcoll.table import LAX, Algorithm
 from ringcoll.wire import Ranks
 
@@ -31,10 +30,7 @@ class How:
 
     def schedule(self) -> tuple[Schedule, Ranks]:
         """The gather that is run, and the ranks cut into its digits."""
-        ranks = ranks_of(self.algorithm, self.axes, None)
-        made = algorithms.build("all_gather", self.algorithm, ranks.shape)
-        assert isinstance(made, Schedule)  # stages are for all-reduces
-        return made, ranks.cut(made.shape)
+        return built("all_gather", self.algorithm, self.axes, None)
 
     def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
         """In the dtype of accumulation, if `dtype` is one of the kind it is for."""

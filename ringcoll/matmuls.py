@@ -186,10 +186,10 @@ def all_gather_matmul(
     >>> print(ranks(matmul, (P("x"), P(None, "x")), P(None, "x"))(x, w)[:, 0])
     [ 1.  5.  9. 13.]
     """
-    call = Call("all_gather_matmul", "", axis_name, dims={"dimension": dimension}, operands="x, w")
+    call = Call("all_gather_matmul", axis_name, said={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
     of = "kf" if operand else f"{rows}k"
-    dimension = call.integer("dimension", dimension)
+    dimension = call.integer("dimension")
     if dimension not in (-1, -2) or len(of) < -dimension:
         words = f"dimension {dimension} is none of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
@@ -211,11 +211,11 @@ def matmul_reduce_scatter(
     >>> print(ranks(matmul, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    dims = {"scatter_dimension": scatter_dimension}
-    call = Call("matmul_reduce_scatter", "", axis_name, dims=dims, operands="x, w")
+    said = {"scatter_dimension": scatter_dimension}
+    call = Call("matmul_reduce_scatter", axis_name, said=said, operands="x, w")
     rows = _rows(call, x)
     out = f"{rows}f"
-    dim = call.integer("scatter_dimension", scatter_dimension)
+    dim = call.integer("scatter_dimension")
     if not -len(out) <= dim < len(out):
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
         raise call.refusal(ValueError, words)
@@ -246,7 +246,7 @@ def matmul_all_reduce(
     >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
     [[4. 4.]]
     """
-    call = Call("matmul_all_reduce", "", axis_name, operands="x, w")
+    call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
     how = {k: options[k] for k in ("precision", "preferred_element_type") if k in options}

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from jax import Array
+import jax
 
 from ringcoll import built_in
 from ringcoll.axes import AxisName, are_all_ranks
@@ -36,7 +36,7 @@ def ppermute(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [0 3 1 0]
     """
-    call = Call("ppermute", "", axis_name, said={"perm": perm})
+    call = Call("ppermute", axis_name, said={"perm": perm})
     _refuse(call, algorithm)
     pairs = call.ask(_pairs, perm)  # once: it may be an iterator
     call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes lists and tuples only
@@ -62,7 +62,7 @@ def pshuffle(
     >>> print(turn(jnp.array([3, 1, 4, 1])))
     [1 4 1 3]
     """
-    call = Call("pshuffle", "", axis_name, said={"perm": perm})
+    call = Call("pshuffle", axis_name, said={"perm": perm})
     _refuse(call, algorithm)
     try:
         is_permutation = are_all_ranks(perm, len(perm))
@@ -81,22 +81,26 @@ def _refuse(call: Call, algorithm: Any) -> None:
 
 
 def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
-    def pairs() -> Pairs:
-        n = call.rank_count()
-        made = tuple((source % n, target % n) for source, target in perm)
-        if any(len(set(ends)) < len(ends) for ends in zip(*made, strict=True)):
-            raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
-        if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
-            raise IndexError(f"{unknown[0]} in `perm` is no rank")
-        return made
+    if not jax.tree.leaves(x):
+        return x
+    call.ask(hash, call.axis_name)  # of no list, like lax
+    pairs = call.ask(_among, perm, call.ask(call.rank_count))
+    return call.each(x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
 
-    def by_lax(x: Any) -> Array:
-        return built_in.ppermute(x, call.axis_name, pairs())
 
-    def by_hand(x: Array) -> Array:
-        return Ppermute(axes=call.axes, pairs=pairs(), is_hop=False)(x)
+def _among(perm: Pairs, n: int) -> Pairs:
+    """The pairs among n ranks, counted from 0.
 
-    return call.each(x, by_lax, by_hand)
+    Raises:
+        ValueError: a rank sends or receives twice.
+        IndexError: there is no such rank.
+    """
+    pairs = tuple((source % n, target % n) for source, target in perm)
+    if any(len(set(ends)) < len(ends) for ends in zip(*pairs, strict=True)):
+        raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+    if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
+        raise IndexError(f"{unknown[0]} in `perm` is no rank")
+    return pairs
 
 
 def _pairs(perm: Any) -> Pairs:

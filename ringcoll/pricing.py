@@ -130,9 +130,12 @@ def _phases(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list
 
 def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
     """What is counted of every phase; of a schedule that is run both ways, once."""
-    schedules = {id(phase.schedule): phase.schedule for phase in run}
-    counted = {key: count(schedule) for key, schedule in schedules.items()}
-    return [counted[id(phase.schedule)] for phase in run]
+    counted: list[Counted] = []
+    for phase in run:
+        before = zip(run, counted, strict=False)
+        same = [value for other, value in before if other.schedule is phase.schedule]
+        counted.append(same[0] if same else count(phase.schedule))
+    return counted
 
 
 def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:

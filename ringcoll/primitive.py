@@ -36,9 +36,9 @@ _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 class Collective:
     """A collective with all its arguments but the operand; with a name, a primitive.
 
-    `dims` are the positional dimensions it speaks of. No collective here adds or
-    removes one (they are the `tiled=True` forms), so `vmap` only has to count past its
-    own dimension.
+    `dims` are the positional dimensions it speaks of. A call may mean the form that adds or removes
+    one (`tiled=False`). No primitive is bound so: it is brought into the other form before, and
+    `vmap` only has to count past its own dimension.
 
     The `mesh` is that of a program that is lowered, if its devices are known; a trace may be
     of several.
@@ -47,6 +47,7 @@ class Collective:
     axes: tuple[Hashable, ...]
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
+    tiled: bool = True
     mesh: Mesh | None = None
 
     primitive: ClassVar[Primitive]
@@ -56,6 +57,16 @@ class Collective:
     def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
         if name is not None:
             cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable, cls.joins)
+
+    @property
+    def adds_dim(self) -> bool:
+        """Whether `dims` are those of a result with one more than the operand."""
+        return False
+
+    @property
+    def is_only_lax_s(self) -> bool:
+        """Whether only lax can do it."""
+        return False
 
     def __call__(self, x: Array) -> Array:
         return self.joint(x)[0]
@@ -68,25 +79,17 @@ class Collective:
         """The same by jax.lax."""
         raise NotImplementedError
 
-    def by_hand(self, x: Array, platform: str) -> Array:
-        """The same by hand."""
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+        """The same by hand, of one operand or, if they join, of several."""
         raise NotImplementedError
-
-    def by_hand_jointly(self, xs: Sequence[Array], platform: str) -> list[Array]:
-        """The same by hand, of several operands."""
-        return [self.by_hand(x, platform) for x in xs]
 
     def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
         """Whether operands of these types travel by hand, and not by lax."""
         raise NotImplementedError
 
-    def transpose(self, ct: Array) -> Array:
-        """The linear transpose, applied to a cotangent."""
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        """The linear transpose, applied to the cotangents of all operands."""
         raise NotImplementedError
-
-    def transpose_jointly(self, cts: Sequence[Array]) -> list[Array]:
-        """The linear transpose, applied to several cotangents."""
-        return [self.transpose(ct) for ct in cts]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
         """The same where `axis` (its name and size) is a vmap, mapped at `dim` of x.
@@ -133,8 +136,9 @@ def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primit
 
 def _abstract(*avals, collective: Collective):
     """The types and effects that lax's own collective would have."""
-    programs = [jax.make_jaxpr(collective.by_lax)(aval) for aval in avals]
-    return [p.out_avals[0] for p in programs], set().union(*(p.effects for p in programs))
+    programs = {aval: jax.make_jaxpr(collective.by_lax)(aval) for aval in dict.fromkeys(avals)}
+    effects = set().union(*(p.effects for p in programs.values()))
+    return [programs[aval].out_avals[0] for aval in avals], effects
 
 
 @lru_cache(maxsize=512)
@@ -149,17 +153,13 @@ def _register_platforms(primitive: Primitive) -> None:
 
 
 def _lower(ctx, *xs, collective: Collective, platform: str, **_):
-    placed = replace(collective, mesh=mesh_of(ctx))
-
-    def by_hand(*xs: Array) -> list[Array]:
-        return placed.by_hand_jointly(xs, platform)
-
+    by_hand = partial(replace(collective, mesh=mesh_of(ctx)).by_hand, platform)
     if platform == "cpu":
         loops_on_cpu.watch(ctx)
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
 
-#: A collective that may be joined, once it is known with which others.
+#: A collective that may be joined, in a program for several platforms: it is lowered for each.
 _joined = Primitive("ringcoll_joined")
 _joined.multiple_results = True
 _joined.def_abstract_eval(lambda *_, collective, results: results)
@@ -176,6 +176,9 @@ def _now_or_later(ctx, *xs, collective: Collective):
 
 
 def _lower_joined(ctx, *xs, collective: Collective):
+    first, *others = ctx.module_context.platforms
+    if not others and first in _PLATFORMS:
+        return _lower(ctx, *xs, collective=collective, platform=_PLATFORMS[first])
     bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
     return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
 
@@ -193,7 +196,7 @@ def _jvp(primals, tangents, *, collective: Collective):
 
 def _transpose(cts, *xs, collective: Collective):
     moving = [ct for ct in cts if type(ct) is not ad.Zero]
-    moved = iter(collective.transpose_jointly(moving) if moving else ())
+    moved = iter(collective.transpose(moving) if moving else ())
     return [
         ad.Zero(x.aval) if type(ct) is ad.Zero else next(moved)
         for ct, x in zip(cts, xs, strict=True)

@@ -128,6 +128,7 @@ def _gathered_by_rounds(
     shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
+    typed = jax.typeof(x).mat.varying
     machine = quickest.machine(device_kind())
     joining = quickest.joining(gather, x, others, schedule.lanes, ranks.size, machine)
     order = order_of_work(sums=any(label not in products[i].out for i in early))
@@ -171,7 +172,6 @@ def _gathered_by_rounds(
         buffer = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
         return varying(buffer, typed)
 
-    typed = jax.typeof(x).mat.varying
     whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
     state = [begun(i) for i in early], whole
     results, whole = engine.gather(schedule, ranks, own, visit, state, order=order)

@@ -4,6 +4,7 @@ Every one is a primitive in the form that neither adds nor removes a dimension
 (`tiled=True`); its public function, in the same file, brings each call into that form.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -34,12 +35,18 @@ class Scheduled(Collective):
     accumulate_dtype: np.dtype | None = None
     collective: ClassVar[str]  # under which name algorithms and table know it
 
-    def by_hand(self, x: Array, platform: str) -> Array:
-        algorithm = self.chosen(math.prod(x.shape) * x.dtype.itemsize, x.dtype, platform)
-        return self.by(algorithm, x, platform)
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+        """Small operands of one dtype share their messages, end to end."""
+        algorithm = self.chosen(xs, platform)
+        if len(xs) == 1 or algorithm == LAX:
+            return [self.by(algorithm, x, platform) for x in xs]
+        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
+        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
 
-    def chosen(self, nbytes: Any, dtype: np.dtype, platform: str) -> Algorithm:
-        """The algorithm for an operand of so many bytes: the user's, or the table's."""
+    def chosen(self, xs: Sequence[Any], platform: str) -> Algorithm:
+        """The algorithm for operands of these types together: the user's, or the table's."""
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
             return LAX
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
@@ -47,27 +54,24 @@ class Scheduled(Collective):
             return algorithm
         n = Ranks.over(self.axes, self.groups).size
         lie = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
-        call = self.collective, platform, n, nbytes, dtype.name, jax.__version__
+        call = self.collective, platform, n, nbytes, xs[0].dtype.name, jax.__version__
         return algorithm.pick(*call, **lie._asdict())
 
-    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        """By an algorithm that has been chosen."""
-        with named(self.primitive.name.removeprefix("ringcoll_"), algorithm):
-            return self._by(algorithm, x, platform)
+    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
+        return self.chosen(xs, platform) != LAX
 
-    def _by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
-            return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
-        if algorithm == LAX:
-            send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
-            return marked(send, self.widen(x), self.axes, self.groups).astype(x.dtype)
-        if algorithm == LAX_AS_BITS:
-            return marked(partial(moved_as_bits, self), x, self.axes, self.groups)
-        ranks = ranks_of(algorithm, self.axes, self.groups)
-        schedule = algorithms.build(self.collective, algorithm, ranks.shape)
-        if isinstance(schedule, Schedule):
-            ranks = ranks.cut(schedule.shape)
-        return self.run(x, schedule, ranks).astype(x.dtype)
+    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
+        """One operand, by an algorithm that has been chosen."""
+        with named(self.primitive.name.removeprefix("ringcoll_"), algorithm):
+            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+                return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
+            if algorithm == LAX:
+                send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
+                return marked(send, self.widen(x), self.axes, self.groups).astype(x.dtype)
+            if algorithm == LAX_AS_BITS:
+                return marked(partial(moved_as_bits, self), x, self.axes, self.groups)
+            schedule, ranks = built(self.collective, algorithm, self.axes, self.groups)
+            return self.run(x, schedule, ranks).astype(x.dtype)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -82,6 +86,12 @@ class Scheduled(Collective):
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
+
+    def check_stacked(self, x: Array) -> None:
+        """Refuse what has not one block for each rank along the first dimension of its own."""
+        n, size = Ranks.over(self.axes, self.groups).size, x.shape[self.dims[0]]
+        if size != n:
+            raise ValueError(f"dimension {self.dims[0]} is {size}, and there are {n} ranks")
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
         """By a schedule; the result may still be in the dtype of accumulation."""
@@ -128,3 +138,15 @@ def ranks_of(
     made for the axes as they were written.
     """
     return Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
+
+
+def built(
+    collective: str,
+    algorithm: Algorithm,
+    axes: Sequence[Hashable],
+    groups: tuple[tuple[int, ...], ...] | None,
+) -> tuple[Any, Ranks]:
+    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits."""
+    ranks = ranks_of(algorithm, axes, groups)
+    made = algorithms.build(collective, algorithm, ranks.shape)
+    return made, ranks if isinstance(made, tuple) else ranks.cut(made.shape)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_REDUCES, build, names
@@ -52,6 +52,7 @@ LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
 GATHERED_AS_BITS = "+" + LAX_AS_BITS
 
 
+@lru_cache
 def choices(collective: str) -> tuple[str, ...]:
     """All that a collective can run by: the names of its schedules, and the built-ins.
 
@@ -66,9 +67,24 @@ def choices(collective: str) -> tuple[str, ...]:
     return (*names(collective), LAX, *as_bits)
 
 
-def reducing_half(algorithm: str) -> str:
-    """The algorithm itself, or that of the reduce-scatter of "ring+lax_as_bits"."""
-    return algorithm.removesuffix(GATHERED_AS_BITS)
+class Halves(NamedTuple):
+    """An algorithm, of which an all-reduce may gather otherwise than it reduces.
+
+    Attributes:
+        reduces: the algorithm; of an all-reduce that gathers otherwise, of its reduce-scatter.
+        gathers_as_bits: whether an all-reduce gathers by "lax_as_bits".
+    """
+
+    reduces: Any
+    gathers_as_bits: bool
+
+
+def halves(algorithm: Any) -> Halves:
+    """Those of "ring+lax_as_bits", or of what is no such name."""
+    if not isinstance(algorithm, str):
+        return Halves(algorithm, False)
+    reduces = algorithm.removesuffix(GATHERED_AS_BITS)
+    return Halves(reduces, reduces != algorithm)
 
 
 @dataclass(frozen=True)
@@ -268,11 +284,11 @@ def default_table() -> Table:
 
 def runs(collective: str, algorithm: str, shape: tuple[int, ...]) -> bool:
     """Whether there is such an algorithm on axes of these sizes."""
-    algorithm = reducing_half(algorithm)
-    if algorithm in BUILT_INS:
+    reduces = halves(algorithm).reduces
+    if reduces in BUILT_INS:
         return True
     try:
-        build(collective, algorithm, shape)
+        build(collective, reduces, shape)
     except SizeError:  # no other: an algorithm that is wrong must not be replaced in silence
         return False
     return True

@@ -93,15 +93,16 @@ class Ppermute(Collective, name="ppermute"):
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return built_in.ppermute(x, axes, pairs)
 
-    def by_hand(self, x: Array, platform: str) -> Array:
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
         send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax
         if self.is_hop:
-            return send(x)
+            return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):
-            return marked(send, x, self.axes, to=self.pairs)
+            return [marked(send, x, self.axes, to=self.pairs) for x in xs]
 
-    def transpose(self, ct: Array) -> Array:
-        return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(ct)
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        back = replace(self, pairs=tuple((d, s) for s, d in self.pairs))
+        return [back(ct) for ct in cts]
 
     def under_vmap(self, x, dim, axis):  # by hand: lax's own rule wants every rank to send
         if len(self.axes) > 1:

@@ -49,6 +49,10 @@ REFUSED_BY_LAX = {
         lambda L, x: L.pswapaxes(x, "x", 1),
         ("pswapaxes", "axis=1", f"make that dimension {N}"),
     ),
+    "pmean of random keys": (
+        lambda L, x: L.pmean(jax.random.wrap_key_data(x.astype(jnp.uint32)), "x"),
+        ("pmean",),
+    ),
     "psum groups": (
         lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [1, 2]]),
         ("psum", "axis_index_groups=[[0, 1], [1, 2]]", "exactly one group"),
@@ -298,7 +302,7 @@ def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():
 def test_nothing_is_sent_by_a_call_that_is_refused(monkeypatch):
     """Not even for the leaves before the bad one."""
     sent = []
-    monkeypatch.setattr(gathers, "PsumScatter", lambda **_: sent.append)
+    monkeypatch.setattr(gathers.PsumScatter, "__call__", lambda self, x: sent.append(x))
     both = lambda x: lax.psum_scatter([x, x[:2]], "x", tiled=True, algorithm="ring")  # noqa: E731
     assert "must be divisible by shard_count 3" in str(attempt(both))
     assert not sent

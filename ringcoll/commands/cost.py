@@ -151,7 +151,7 @@ def _times(row: Priced, nbytes: int) -> dict[str, str]:
     """In words, the least with a star."""
     taken = {name: seconds(nbytes) for name, seconds in row.seconds.items()}
     least = min(taken.values(), default=0) * (1 + 1e-9)
-    return {name: seconds_in_words(t) + " *"[t <= least] for name, t in taken.items()}
+    return {name: seconds_in_words(t) + ("*" if t <= least else " ") for name, t in taken.items()}
 
 
 def _one(row: Priced, forms: Mapping[str, str], nbytes: int) -> Iterator[str]:

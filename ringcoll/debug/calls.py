@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from math import prod
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from ringcoll import algorithms
 from ringcoll.debug import program
 from ringcoll.primitive import Collective
 from ringcoll.scheduled import Scheduled, name_of, ranks_of
-from ringcoll.table import BUILT_INS, reducing_half
+from ringcoll.table import BUILT_INS, halves
 
 #: Which options of JAX change what is compiled, and which flags of XLA's do not.
 _OPTIONS = (
@@ -162,10 +161,9 @@ def _algorithm(
     said = []
 
     def choose() -> None:
-        nbytes = sum(prod(x.shape) * x.dtype.itemsize for x in avals)
-        chosen = collective.chosen(nbytes, avals[0].dtype, platform)
+        chosen = collective.chosen(avals, platform)
         said.append(f" by {name_of(chosen)}")
-        half = reducing_half(chosen) if isinstance(chosen, str) else chosen
+        half = halves(chosen).reduces
         if half not in BUILT_INS:
             ranks = ranks_of(half, collective.axes, collective.groups)
             made = algorithms.build(collective.collective, half, ranks.shape)
