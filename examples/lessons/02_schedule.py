@@ -2,8 +2,8 @@
 
 In lesson 1 every rank does the same, so one short list describes them all. A move is
 `(shift, offsets)`: *every rank r sends to rank r + shift the shards it holds from the ranks
-r - offset*. Moves that happen at once are a round; rounds are a schedule. At first a rank holds offset 0, its
-own shard.
+r - offset*. Moves that happen at once are a round; rounds are a schedule. At first a
+rank holds offset 0, its own shard.
 
     a ring of 4     round 1: (+1, [0])                round 2: (+1, [1])     round 3: (+1, [2])
     two-ended       round 1: (+1, [0]), (-1, [0])     round 2: (+1, [1])

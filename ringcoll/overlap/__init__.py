@@ -6,8 +6,8 @@ The model:
   links to its neighbours and the copies between its memories. Each direction of a link is a queue,
   first in, first out; the copies are one more queue.
 - A collective-permute takes hops x bytes / one-way rate of a link, and 1 us a hop. It begins when
-  it is started and its links are free. The stream waits where the result is needed (`-done`), and that
-  wait is *exposed* communication.
+  it is started and its links are free. The stream waits where the result is needed (`-done`), and
+  that wait is *exposed* communication.
 - A collective without start and done is exposed whole.
 - A built-in collective gets the time that no algorithm can beat: all that a rank receives, over all
   its links at once, without latency. If the compiler spreads it over other work, it runs from its
