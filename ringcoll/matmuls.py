@@ -5,8 +5,9 @@ w: [k/n, f] make [m/n, f] without the sum ever being held whole. By which algori
 travel is said as for the collectives (see `ringcoll.lax`): "auto", the name of a gather in
 `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather, then
 multiply; multiply, then scatter). "auto" is "bidirectional_ring", half of the payload each
-way round, or "lax", whichever `ringcoll.matmul_cost` has quicker for these shapes on the devices
-of the mesh (`hidden_seconds` against `bare_seconds`): "lax" for small matmuls, whose hops are all
+way round (over several axes "hamiltonian", which uses the links of all), or "lax", whichever
+`ringcoll.matmul_cost` has quicker for these shapes on the devices of the mesh (`hidden_seconds`
+against `bare_seconds`): "lax" for small matmuls, whose hops are all
 latency, for few rows, because each round reads w again, and where products would be added up in
 large results (shard w by columns rather than rows). Of several products, those that would be
 added up in large results may be made once, of the whole gathered factor, after the others. On GPUs
