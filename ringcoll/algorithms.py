@@ -154,6 +154,33 @@ def torus(*shape: int) -> Schedule:
     return in_lanes(*(product([ring(n, direction=d) for n in shape], o) for o, d in lanes))
 
 
+@listed(GATHERS)
+def hamiltonian(*shape: int) -> Schedule:
+    """Pass on what came last, on a path through all axes: n-1 rounds of one shard.
+
+    Each lane sends as much in every round: it goes round one axis, takes a step along the next,
+    and goes round again. On a square torus no link is idle; on one axis it is a bidirectional ring.
+
+    When: a matmul hides it, several axes: all links, both ways.
+
+    >>> [move.axis for (move, *others) in algorithms.hamiltonian(2, 2).rounds]
+    [0, 1, 0]
+    """
+    lanes, step = [], Schedule(shape, ()).step
+    of_twos = len(shape) > 1 and max(shape) == 2  # both ways round two ranks are one link
+    for first in range(len(shape)):
+        path: tuple[int, ...] = ()  # along which axis each round goes
+        for axis in (*range(first, len(shape)), *range(first)):
+            path = ((*path, axis) * shape[axis])[:-1]
+        for way in (1,) if of_twos else (1, -1):
+            offset, rounds = 0, list[tuple[Move]]()
+            for axis in path:
+                rounds.append((Move(way, (offset,), axis),))
+                offset = step(offset, axis, way)
+            lanes.append(Schedule(shape, tuple(rounds)))
+    return in_lanes(*lanes)
+
+
 @listed(STAGED)
 def exchange(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.

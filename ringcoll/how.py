@@ -24,9 +24,9 @@ class How:
     accumulate_dtype: np.dtype | None = None
     saves: bool = False  # whether what was gathered is kept for the gradient
 
-    def rank_count(self) -> int:
-        """How many ranks there are over the axes."""
-        return ranks_of(LAX, self.axes, None).size
+    def sizes(self) -> tuple[int, ...]:
+        """Those of the axes, without axes of one rank."""
+        return ranks_of(LAX, self.axes, None).shape
 
     def schedule(self) -> tuple[Schedule, Ranks]:
         """The gather that is run, and the ranks cut into its digits."""

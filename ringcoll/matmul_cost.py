@@ -31,27 +31,33 @@ class Work:
 
 
 def hidden_seconds(
-    work: Work, shard_bytes: float, ranks: int, model: Model, gathers: bool = False
+    work: Work,
+    shard_bytes: float,
+    ranks: int,
+    model: Model,
+    gathers: bool = False,
+    load: float = 1 / 2,
 ) -> float:
     """Seconds of a collective under its matmul, which is cut into as many pieces as ranks.
 
-    A piece is multiplied while a bidirectional ring does a round; the first or the last alone.
+    A piece is multiplied while the collective does a round; the first or the last alone.
 
     Args:
         work: of the whole.
-        shard_bytes: what a round carries, half of it each way.
+        shard_bytes: what a rank sends in a round.
         ranks: n.
         model: of the machine.
         gathers: whether the matmul takes what the collective brings. Then compilers copy what is
             read again into the memory beside the core before the first piece, if it fits there.
             Otherwise the first piece reads it from the main memory, and the later pieces from
             the memory beside the core, if it fits there.
+        load: the share of that on the busiest link; of a bidirectional ring, half goes each way.
     """
     fills = gathers and model.holds(work.again)
     added = work.added * (model.near if model.holds(work.again + work.added) else model.memory)
     first = fills * work.again * model.memory + piece_seconds(work, 1 / ranks, model, fills)
     piece = piece_seconds(work, 1 / ranks, model, model.holds(work.again))
-    hop = model.alpha + model.beta * shard_bytes / 2
+    hop = model.alpha + model.beta * shard_bytes * load
     return first + added + (ranks - 1) * max(piece + added, hop)
 
 

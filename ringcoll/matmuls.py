@@ -10,7 +10,8 @@ then multiply; multiply, then scatter).
 "auto" picks what is faster by `ringcoll.matmul_cost`, for these shapes on the devices of the mesh
 (`hidden_seconds` against `bare_seconds`):
 
-- on TPUs "bidirectional_ring", where half of the payload travels in each direction, or "lax";
+- on TPUs "bidirectional_ring", where half of the payload travels in each direction (over several
+  axes "hamiltonian", which uses the links of all of them), or "lax";
 - on GPUs "ring" or "lax", because their compiler keeps one permute in flight at a time;
 - on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
+from math import prod
 from typing import Any
 
 import jax
@@ -94,8 +95,9 @@ def _gathered(
     """
     if how.algorithm == "auto":
         model = quickest.machine(device_kind())
-        ranks = how.rank_count()
-        form = Form(*quickest.to_gather(gather, x, others, ranks, model))
+        sizes = how.sizes()
+        ranks, by_hand = prod(sizes), quickest.hidden_by(sizes, model)
+        form = Form(*quickest.to_gather(gather, x, others, ranks, model, by_hand))
         between = Form(quickest.to_gather_between(gather, x, others, ranks))
 
         def by(form: Form, x: Array, others: list[Array]) -> Any:
@@ -196,12 +198,12 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
         pairs: each a and b.
     """
     if how.algorithm == "auto":
+        model, sizes = quickest.machine(device_kind()), how.sizes()
+        n, by_hand = prod(sizes), quickest.hidden_by(sizes, model)
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
             # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
-            return scattered(replace(how, algorithm=quickest.HIDDEN), scatter, pairs)
-        model = quickest.machine(device_kind())
-        n = how.rank_count()
-        form = Form(quickest.to_scatter(scatter, pairs, n, model))
+            return scattered(replace(how, algorithm=by_hand.algorithm), scatter, pairs)
+        form = Form(quickest.to_scatter(scatter, pairs, n, model, by_hand))
         between = Form(quickest.to_scatter_between(scatter, pairs, n, jax.__version__))
 
         def by(form: Form, pairs: list[tuple[Array, Array]]) -> Array:

@@ -7,18 +7,23 @@ has: there is nothing to weigh it against but what was measured.)
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
+from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcoll.cost import DEVICES, KINDS, Model, links, scatter_links
 from ringcoll.labels import Gather, Scatter
 from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds, piece_seconds
+from ringcoll.pricing import price
+from ringcoll.slices import rings
 from ringcoll.strict import version
 from ringcoll.table import LAX
 
 #: By which a collective is hidden: half of each shard goes round either way.
 HIDDEN = "bidirectional_ring"
+#: Over several axes, of up to so many ranks: its rounds are written out, and programs would grow.
+HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
 #: By what factor that must be quicker: compilers hide a little less than there is to hide.
 SURE = 1.04
 #: What is better there. The devices of a CPU share what they compute with. The scheduler for
@@ -39,8 +44,35 @@ def machine(device_kind: str | None) -> Model:
     return DEVICES[KINDS.get(device_kind or "", "v6e")]
 
 
+class By(NamedTuple):
+    """An algorithm, and the share of a shard that it has on the busiest link in a round."""
+
+    algorithm: str
+    load: float
+
+
+RING = By(HIDDEN, 1 / 2)
+
+
+@lru_cache(maxsize=256)
+def hidden_by(sizes: tuple[int, ...], model: Model) -> By:
+    """By which algorithm a collective is hidden on axes of these sizes, on a machine.
+
+    Several axes are taken for those of the slice; if there are more than a chip has, they share.
+    On a line of more than two ranks, a message over two links holds both: half as much again, as
+    compiled (v5e:4x4 as 4 x 4, [32768, 8192] x [8192, 28672]: 8800 us).
+    """
+    if len(sizes) < 2:
+        return RING
+    algorithm = HIDDEN if prod(sizes) > MOST_RANKS else HIDDEN_ON_SEVERAL_AXES
+    closed = rings(model.axes, sizes)
+    load = float(price("all_gather", algorithm, sizes, sizes, closed).link) / (prod(sizes) - 1)
+    lines = any(n > 2 and not ring for n, ring in zip(sizes, closed, strict=True))
+    return By(algorithm, load * max(1, len(sizes) / model.axes) * (1.5 if lines else 1))
+
+
 def to_gather(
-    gather: Gather, x: Any, others: Sequence[Any], ranks: int, model: Model
+    gather: Gather, x: Any, others: Sequence[Any], ranks: int, model: Model, by: By = RING
 ) -> tuple[str, tuple[int, ...]]:
     """By which algorithm x is gathered, and the numbers of the products that are made late.
 
@@ -55,15 +87,15 @@ def to_gather(
     def hidden(early: Sequence[int]) -> float:
         late = sum(piece_seconds(works[i], 1, model, False) for i in every if i not in early)
         under = _sum(works[i] for i in early)
-        return late + hidden_seconds(under, _bytes(x), ranks, model, gathers=True)
+        return late + hidden_seconds(under, _bytes(x), ranks, model, True, by.load)
 
     every = range(len(works))
     placed = [i for i in every if not works[i].added]
     bare = bare_seconds(_sum(works), _bytes(x), ranks, model, links(ranks, model), gathers=True)
     _, algorithm, early = min(
         (bare, LAX, every),
-        (SURE * hidden(every), HIDDEN, every),
-        (SURE * hidden(placed), HIDDEN, placed),
+        (SURE * hidden(every), by.algorithm, every),
+        (SURE * hidden(placed), by.algorithm, placed),
         key=lambda choice: choice[0],
     )
     return algorithm, tuple(i for i in every if i not in early)
@@ -168,14 +200,20 @@ def _bytes(x: Any) -> int:
     return x.size * x.dtype.itemsize
 
 
-def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model) -> str:
+def to_scatter(
+    scatter: Scatter,
+    pairs: Sequence[tuple[Any, Any]],
+    ranks: int,
+    model: Model,
+    by: By = RING,
+) -> str:
     """By which algorithm a sum of products is scattered."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
     work, block = _summed(scatter, pairs, ranks)
-    hidden = hidden_seconds(work, block, ranks, model)
+    hidden = hidden_seconds(work, block, ranks, model, load=by.load)
     bare = bare_seconds(work, block, ranks, model, scatter_links(ranks, model))
-    return HIDDEN if SURE * hidden < bare else LAX
+    return by.algorithm if SURE * hidden < bare else LAX
 
 
 def turns_pay(

@@ -93,8 +93,22 @@ def test_recursive_doubling_names_what_runs_on_any_number():
             build("all_gather", "recursive_doubling", shape)
 
 
-def test_torus_on_one_axis_is_the_bidirectional_ring():
-    assert build("psum", "torus", (7,)) == build("psum", "bidirectional_ring", (7,))
+@pytest.mark.parametrize("name", ["torus", "hamiltonian"])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_of_several_axes_on_one_axis_is_the_bidirectional_ring(name, n):
+    assert build("psum", name, (n,)) == build("psum", "bidirectional_ring", (n,))
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4), (4, 2), (2, 3, 1), (3, 3, 3)], ids=str)
+def test_a_hamiltonian_passes_on_what_came_last_and_its_lanes_share_no_link(shape):
+    schedule = build("all_gather", "hamiltonian", shape)
+    came = dict.fromkeys(range(schedule.lanes), (0,))
+    assert len(schedule.rounds) == schedule.size - 1
+    for moves in schedule.rounds:
+        assert {move.lane: move.offsets for move in moves} == came
+        came = {move.lane: schedule.arrivals(move) for move in moves}
+        links = {(move.axis, move.shift % shape[move.axis]) for move in moves}
+        assert len(links) == len(moves) or len(set(shape)) > 1  # of unequal axes, some share
 
 
 def lines_of_code(function):

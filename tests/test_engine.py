@@ -308,7 +308,7 @@ def test_turns_are_possible_where_every_lane_forwards_its_one_shard():
         made = {a: algorithms.build("all_gather", a, (n,)) for a in every}
         return {a for a, schedule in made.items() if turns.are_possible(schedule)}
 
-    rings = {"ring", "bidirectional_ring", "torus"}  # of one axis, the last is the second
+    rings = {"ring", "bidirectional_ring", "torus", "hamiltonian"}  # the last three are one here
     assert possible(8) == possible(5) == rings
     assert possible(1) == possible(2) == set()
     assert not turns.are_possible(RESENT)

@@ -190,13 +190,14 @@ def test_transformed(name, transform, check_vma):
     assert_same(*per_rank(make_mesh(3), both, *operands(form, 3), check_vma=check_vma))
 
 
-def test_several_axes_and_a_torus():
+@pytest.mark.parametrize("algorithm", ["torus", "hamiltonian"])
+def test_several_axes_by_all_links(algorithm):
     mesh = make_mesh(4, 2)
     x, w = data((8, 3, 4)) % 5, data((8, 4, 2)) % 5
 
     def program(x, w):
-        ours = ringcoll.all_gather_matmul(x, w, ("y", "x"), algorithm="torus")
-        back = ringcoll.matmul_reduce_scatter(ours, w.T, ("y", "x"), algorithm="torus")
+        ours = ringcoll.all_gather_matmul(x, w, ("y", "x"), algorithm=algorithm)
+        back = ringcoll.matmul_reduce_scatter(ours, w.T, ("y", "x"), algorithm=algorithm)
         whole = lax.all_gather(x, ("y", "x"), tiled=True) @ w
         return (ours, back), (whole, lax.psum_scatter(whole @ w.T, ("y", "x"), tiled=True))
 

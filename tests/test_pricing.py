@@ -79,6 +79,7 @@ STARTUPS = [
     ("all_gather", "ring", ANY, lambda p: p - 1, lambda p: p - 1),
     ("all_gather", "bidirectional_ring", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
     ("all_gather", "torus", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
+    ("all_gather", "hamiltonian", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
     ("all_gather", "two_ended", ANY, lambda p: p - 1, half),
     ("all_gather", "bruck", ANY, lg, far),
     ("all_gather", "recursive_doubling", TWOS, lg, lambda p: p - 1),
@@ -155,6 +156,8 @@ def test_no_link_of_a_square_torus_is_idle(shape):
     assert paid.rounds == paid.startups == sum(n - 1 for n in shape)  # of a port for each lane
     assert paid.messages == 2 * len(shape) * paid.rounds
     assert price("all_gather", "ring", shape, network=shape).link == prod(shape) - 1
+    one_a_round = price("all_gather", "hamiltonian", shape, network=shape)
+    assert (one_a_round.link, one_a_round.rounds) == (paid.link, prod(shape) - 1)
 
 
 # -- stages, and what is not in the library --

@@ -11,6 +11,7 @@ from ringcoll.cost import DEVICES
 from ringcoll.labels import Gather, Product, Scatter
 from ringcoll.matmul_cost import Work
 from ringcoll.quickest import (
+    hidden_by,
     joining,
     machine,
     to_gather,
@@ -23,6 +24,10 @@ from ringcoll.quickest import (
 TWO_BYTES = np.dtype(np.float16)
 V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
 RING = "bidirectional_ring"
+
+
+ROWS = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+SUM_OF_ROWS = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
 
 
 def array(*shape):
@@ -144,6 +149,31 @@ def test_where_a_built_in_gather_comes_by_more_links_it_needs_more_work_to_beat_
     assert rows(v5p, 4096, 4096, 1792) == (RING, ())
     assert rows(V5E, 32768, 8192, 112, n=256) == ("lax", ())  # a torus of 16 x 16 has four
     assert rows(V5E, 32768, 8192, 448, n=64) == (RING, ())
+
+
+def test_over_several_axes_the_links_of_all_axes_are_used():
+    """Compiled, lax and hamiltonian: v5p:2x2x2 748 and 499; 4 x 2, v5e 3826, 3732; v6e 1252, 2349.
+
+    As 4 x 4, v5e 10625 and 8800.
+    """
+    v5p = DEVICES["v5p"]
+    several = "hamiltonian"
+    assert hidden_by((2, 2, 2), v5p) == (several, pytest.approx(1 / 3))
+    assert hidden_by((2, 2, 2), V5E) == (several, pytest.approx(1 / 2))  # three axes by two links
+    assert hidden_by((4, 4), V5E) == (several, pytest.approx(3 / 4))
+    assert hidden_by((8,), V5E) == quickest.RING == (RING, 1 / 2)
+    assert hidden_by((16, 16), V5E) == (RING, 1 / 2)  # a program of 255 rounds would be too large
+
+    def by(model, sizes, m, k, f):
+        n, found = int(np.prod(sizes)), hidden_by(sizes, model)
+        gathered = to_gather(ROWS, array(m // n, k), [array(k, f)], n, model, found)
+        pair = array(m, f), array(f, k)  # the layer after it
+        return gathered[0], to_scatter(SUM_OF_ROWS, [pair], n, model, found)
+
+    assert by(v5p, (2, 2, 2), 8192, 8192, 1024) == (several, several)
+    assert by(V5E, (4, 2), 8192, 8192, 3584)[0] == several
+    assert by(V6E, (4, 2), 8192, 8192, 3584) == ("lax", "lax")
+    assert by(V5E, (4, 4), 32768, 8192, 1792) == (several, several)
 
 
 def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_small():

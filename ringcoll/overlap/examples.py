@@ -1,6 +1,7 @@
 """Programs to look at: an all-gather or a reduce-scatter beside a matmul, in several forms."""
 
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -15,60 +16,68 @@ from ringcoll.permutes import ppermute
 
 #: A function and the shapes of its operands, on a mesh.
 Made = tuple[Callable, tuple[Any, ...]]
+#: The axis over which ranks share a matmul, or several.
+Axes = str | tuple[str, ...]
 #: m, k and f: a layer and, mirrored, the one after it.
 SIZES = (8192, 8192, 28672)
 
 
-def all_gather_then_matmul(x: Array, w: Array) -> Array:
+def all_gather_then_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
     """x: [m/n, k], w: [k, f/n] -> [m, f/n], the gather first."""
-    return all_gather(x, "x", tiled=True, algorithm="lax") @ w
+    return all_gather(x, axes, tiled=True, algorithm="lax") @ w
 
 
-def ring_matmul(x: Array, w: Array) -> Array:
+def ring_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
     """x: [m/n, k], w: [k, f/n] -> [m, f/n], each shard multiplied while the next comes."""
-    n, rank = lax.axis_size("x"), lax.axis_index("x")
+    n, rank = lax.axis_size(axes), lax.axis_index(axes)
     rows = x.shape[0]
-    out = lax.pcast(jnp.zeros((n * rows, w.shape[1]), x.dtype), "x", to="varying")
+    out = lax.pcast(jnp.zeros((n * rows, w.shape[1]), x.dtype), axes, to="varying")
     for step in range(n):
         shard = x
         if step < n - 1:  # sent before it is multiplied
-            x = ppermute(x, "x", [(r, (r + 1) % n) for r in range(n)])
+            x = ppermute(x, axes, [(r, (r + 1) % n) for r in range(n)])
         out = lax.dynamic_update_slice(out, shard @ w, ((rank - step) % n * rows, 0))
     return out
 
 
-def all_gather_matmul(x: Array, w: Array) -> Array:
+def all_gather_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
     """The same by `ringcoll.all_gather_matmul`."""
-    return matmuls.all_gather_matmul(x, w, "x")
+    return matmuls.all_gather_matmul(x, w, axes)
 
 
-def matmul_then_psum_scatter(x: Array, w: Array) -> Array:
+def matmul_then_psum_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
     """x: [m, f/n], w: [f/n, k] -> [m/n, k], the reduce-scatter last."""
-    return psum_scatter(x @ w, "x", tiled=True, algorithm="lax")
+    return psum_scatter(x @ w, axes, tiled=True, algorithm="lax")
 
 
-def matmul_reduce_scatter(x: Array, w: Array) -> Array:
+def matmul_reduce_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
     """The same by `ringcoll.matmul_reduce_scatter`."""
-    return matmuls.matmul_reduce_scatter(x, w, "x")
+    return matmuls.matmul_reduce_scatter(x, w, axes)
 
 
-# Their dimensions (0, 1, 2 are m, k, f) and how these are sharded.
-_UP = ((0, 1), P("x", None)), ((1, 2), P(None, "x")), P(None, "x")
-_DOWN = ((0, 2), P(None, "x")), ((2, 1), P("x", None)), P("x", None)
+def _up(axes: Axes) -> tuple:
+    """The operands' dimensions (0, 1, 2 are m, k, f), how these are sharded, and the result's."""
+    return ((0, 1), P(axes, None)), ((1, 2), P(None, axes)), P(None, axes)
 
-_FORMS: Mapping[str, tuple[Callable, tuple]] = {
-    "all_gather_then_matmul": (all_gather_then_matmul, _UP),
-    "ring_matmul": (ring_matmul, _UP),
-    "all_gather_matmul": (all_gather_matmul, _UP),
-    "matmul_then_psum_scatter": (matmul_then_psum_scatter, _DOWN),
-    "matmul_reduce_scatter": (matmul_reduce_scatter, _DOWN),
+
+def _down(axes: Axes) -> tuple:
+    """The same of the layer after it."""
+    return ((0, 2), P(None, axes)), ((2, 1), P(axes, None)), P(axes, None)
+
+
+_FORMS: Mapping[str, tuple[Callable, Callable[[Axes], tuple]]] = {
+    "all_gather_then_matmul": (all_gather_then_matmul, _up),
+    "ring_matmul": (ring_matmul, _up),
+    "all_gather_matmul": (all_gather_matmul, _up),
+    "matmul_then_psum_scatter": (matmul_then_psum_scatter, _down),
+    "matmul_reduce_scatter": (matmul_reduce_scatter, _down),
 }
 #: Their names.
 NAMES = tuple(_FORMS)
 
 
 def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Made:
-    """An example on a mesh with one axis x.
+    """An example on a mesh, over all of its axes.
 
     Args:
         name: one of `NAMES`.
@@ -79,13 +88,13 @@ def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Made:
         A function, and its operands in bf16, as `compile_for` takes them.
 
     Raises:
-        ValueError: no such example, or a mesh of other axes.
+        ValueError: no such example.
     """
     if name not in _FORMS:
         raise ValueError(f"example: there is none named {name!r}, only {', '.join(NAMES)}")
-    if mesh.axis_names != ("x",):
-        raise ValueError(f"example {name!r}: it needs one axis x, the mesh has {mesh.axis_names}")
-    function, (*taken, out) = _FORMS[name]
+    axes = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
+    function, sharded = _FORMS[name]
+    *taken, out = sharded(axes)
     operands = tuple(
         jax.ShapeDtypeStruct(
             tuple(sizes[d] for d in dims), jnp.bfloat16, sharding=NamedSharding(mesh, spec)
@@ -93,4 +102,5 @@ def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Made:
         for dims, spec in taken
     )
     specs = tuple(spec for _, spec in taken)
-    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out), operands
+    named = wraps(function)(partial(function, axes=axes))
+    return jax.shard_map(named, mesh=mesh, in_specs=specs, out_specs=out), operands
