@@ -38,7 +38,7 @@ def compiled(
     options: Mapping[str, Any],
     profile: bool,
 ) -> tuple[overlap.Program, float]:
-    """A program, and the seconds that it took to compile.
+    """A program, and the seconds that it took to compile, and to profile if that was asked for.
 
     Args:
         folder: where programs are kept; None keeps none.
@@ -53,12 +53,10 @@ def compiled(
             program = overlap.Program(**kept["program"])
             return program_of(program, mesh=_mesh_of(operands)), kept["seconds"]
     start = time.perf_counter()
-    program = overlap.compile_for(topology, function, *operands, compiler_options=options)
+    program = overlap.compile_for(
+        topology, function, *operands, compiler_options=options, profile=profile
+    )
     seconds = time.perf_counter() - start
-    if profile:
-        program = overlap.compile_for(
-            topology, function, *operands, compiler_options=options, profile=True
-        )
     if path is not None and bool(program.profile) == profile:  # else another try may find one
         path.parent.mkdir(parents=True, exist_ok=True)
         # The network is not kept: it is read off the mesh again.
