@@ -273,8 +273,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     if isinstance(algorithm, str):
         algorithm = next(kind[algorithm] for kind in _KINDS[collective] if algorithm in kind)
     made = _called(algorithm, shape) if callable(algorithm) else algorithm
-    are_stages = isinstance(made, tuple) and collective in ALL_REDUCES
-    stages: Any = made if are_stages else (made,)  # what a caller made is looked at below
+    stages: Any = made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
     kind = AllToAllSchedule if collective == "all_to_all" else Schedule
     for stage in stages:
         if type(stage) is not kind:
