@@ -68,6 +68,12 @@ def gather(
         origins = [order.in_turn(ranks.origin(key.offset), before) for key in came]
         return [Shard(held[k], at, k.lane) for k, at in zip(came, origins, strict=True)]
 
+    count = len(schedule.rounds)
+    if order.gathers_in_pairs and count % 2 and stretches(schedule, 0) == [(0, count)]:
+        moves = schedule.rounds[0]
+        if came == [key for move in moves for key in keys_sent(move)]:
+            own, turns = [message(held, keys_sent(move)) for move in moves], (0, count + 1)
+            return _gather_loop(schedule, ranks, turns, own, visit, carry, held, order, 2)[0]
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         moves = schedule.rounds[start]
         messages = [message(held, keys_sent(m)) for m in moves]
@@ -99,6 +105,8 @@ def _gather_loop(
     visit: Visit[Carry],
     carry: Carry,
     held: dict[Key, Array],
+    order: Order = _ANY,
+    unroll: int = 1,
 ) -> tuple[Carry, list[Array]]:
     """Rounds of a stretch: visit what came last, and forward it. The first round sends `last`.
 
@@ -119,10 +127,10 @@ def _gather_loop(
             for m, x in zip(moves, last, strict=True)
             for j, (lane, offset) in enumerate(keys_sent(m))
         ]
-        return (visit(carry, shards), arriving), last if keep else None
+        return order.tied((visit(carry, shards), arriving)), last if keep else None
 
     (carry, arriving), stacks = lax.scan(
-        body, (carry, last), jnp.arange(stop - start, dtype=jnp.int32)
+        body, (carry, last), jnp.arange(stop - start, dtype=jnp.int32), unroll=unroll
     )
     if keep:  # a later round sends them once more
         for i, moves in enumerate(schedule.rounds[start:stop]):

@@ -31,6 +31,9 @@ class Order:
 
     #: Whether rounds of a gather that only forward are one loop, which has the first visit too.
     gathers_in_one_loop = False
+    #: Whether rounds of a gather that only forward, if they are odd in number, are a loop of two
+    #: rounds a turn. It has the last visit too, and so one hop more than is needed.
+    gathers_in_pairs = False
     #: Whether the rounds of a reduce may be written out.
     may_unroll = True
     #: Whether a reduce may be run by turns, because an addition can be a part of a matmul.
@@ -69,6 +72,16 @@ class Beforehand(Order):
 
     def tied(self, values: T) -> T:
         return lax.optimization_barrier(values)
+
+
+class Pairing(Beforehand):
+    """By a compiler, for a gather whose hops are shorter than its products.
+
+    Two rounds are the whole program, and what comes in one is sent from where it came in the next:
+    in a loop of one round a turn, it would be copied.
+    """
+
+    gathers_in_pairs = True
 
 
 class Summing(Beforehand):
@@ -130,8 +143,13 @@ def _bits(x: Array) -> Array:
     return (x != 0).astype(jnp.int32)
 
 
-def order_of_work(*, sums: bool = False) -> Order:
-    """The order on the mesh that is traced for; `sums`: for a gather whose products are added."""
+def order_of_work(*, sums: bool = False, pairs: bool = False) -> Order:
+    """The order on the mesh that is traced for.
+
+    Args:
+        sums: for a gather whose products are added.
+        pairs: for a gather whose hops are shorter than its products.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     # On axes that are left to the compiler, the first element of an array may be anywhere.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
@@ -141,4 +159,6 @@ def order_of_work(*, sums: bool = False) -> Order:
         return WhenReady()
     # Without a barrier XLA:CPU may round a product and its addition once: then the bits of one
     # process would not be those of several.
-    return Summing() if sums and device_kind() != "cpu" else Beforehand()
+    if sums and device_kind() != "cpu":
+        return Summing()
+    return Pairing() if pairs else Beforehand()

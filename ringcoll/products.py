@@ -131,9 +131,10 @@ def _gathered_by_rounds(
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
     typed = jax.typeof(x).mat.varying
-    machine = quickest.machine(device_kind())
-    joining = quickest.joining(gather, x, others, schedule.lanes, ranks.size, machine)
-    order = order_of_work(sums=any(label not in products[i].out for i in early))
+    kind, of_gather = device_kind(), (gather, x, others, schedule.lanes, ranks.size)
+    joining = quickest.joining(*of_gather, quickest.machine(kind))
+    pairs = not (keep or late) and quickest.pairs_pay(*of_gather, kind)
+    order = order_of_work(sums=any(label not in products[i].out for i in early), pairs=pairs)
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
         p, other = products[i], others[i]

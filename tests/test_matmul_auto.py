@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
 from test_matmuls import FORMS
 
+import ringcoll
 from ringcoll import forms, hosts, order, quickest
 from ringcoll.forms import Form, by_platform
 
@@ -58,6 +59,30 @@ def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
     monkeypatch.setattr(quickest, "joining", lambda *_: joining)
     for algorithm in ("bidirectional_ring", "two_ended"):
         compared(n, {"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_gathers_in_a_loop_of_two_rounds_a_turn(n, check_vma, monkeypatch):
+    """Of an odd number of ranks, rounds are as ever."""
+    monkeypatch.setattr(quickest, "pairs_pay", lambda *_: True)
+    form, pair = FORMS["rows gathered"], operands(n)["rows gathered"]
+    hows = ("ring", "bidirectional_ring", "two_ended")
+
+    def program(x, w):
+        return [form.ours(x, w, algorithm=how) for how in hows], [form.plain(x, w)] * len(hows)
+
+    made = per_rank(make_mesh(n), program, *pair, check_vma=check_vma)
+    assert_same(*jax.tree.map(lambda x: x + 0, made))  # a sum that begins with a zero has no -0.0
+
+
+@pytest.mark.parametrize(("algorithm", "loops"), [("bidirectional_ring", 1), ("two_ended", 0)])
+def test_only_rounds_that_forward_all_are_such_a_loop(algorithm, loops, monkeypatch):
+    monkeypatch.setattr(quickest, "pairs_pay", lambda *_: True)
+    ours = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm=algorithm)
+    program = jax.shard_map(ours, mesh=make_mesh(8), in_specs=(P("x"), P()), out_specs=P("x"))
+    text = str(jax.make_jaxpr(program)(jnp.zeros((8, 4)), jnp.zeros((4, 4))))
+    assert text.count("unroll=2") == text.count(" scan[") == loops
 
 
 @pytest.mark.parametrize(

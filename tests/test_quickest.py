@@ -14,6 +14,7 @@ from ringcoll.quickest import (
     hidden_by,
     joining,
     machine,
+    pairs_pay,
     to_gather,
     to_gather_between,
     to_scatter,
@@ -149,6 +150,18 @@ def test_where_a_built_in_gather_comes_by_more_links_it_needs_more_work_to_beat_
     assert rows(v5p, 4096, 4096, 1792) == (RING, ())
     assert rows(V5E, 32768, 8192, 112, n=256) == ("lax", ())  # a torus of 16 x 16 has four
     assert rows(V5E, 32768, 8192, 448, n=64) == (RING, ())
+
+
+def test_a_loop_of_two_rounds_has_a_hop_more_which_must_be_hidden():
+    def pays(kind, f, lanes=2):
+        return pairs_pay(ROWS, array(1024, 8192), [array(8192, f)], lanes, 8, kind)
+
+    assert pays("TPU v5e", 3584)
+    assert not pays("TPU v5e", 3584, lanes=1)  # whole shards one way round
+    assert not pays("TPU v6e", 3584)  # whose wire is longer
+    assert not pays("TPU v5e", 1024)
+    assert not pays("cpu", 3584)
+    assert not pays(None, 3584)
 
 
 def test_over_several_axes_the_links_of_all_axes_are_used():
