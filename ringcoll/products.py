@@ -129,7 +129,7 @@ def _gathered_by_rounds(
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
     machine = quickest.machine(device_kind())
-    joining = quickest.joining(gather, x, others, schedule.lanes, ranks.size, machine)
+    joining = quickest.joining(gather, x, others, schedule, machine)
     order = order_of_work(sums=any(label not in products[i].out for i in early))
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:

@@ -5,22 +5,39 @@ them as the built-in does. (For a collective by itself, "auto" is what `ringcoll
 has: there is nothing to weigh it against but what was measured.)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
 from ringcoll.cost import DEVICES, KINDS, Model, links, scatter_links
 from ringcoll.labels import Gather, Scatter
-from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds, piece_seconds
+from ringcoll.matmul_cost import (
+    APART,
+    COPIED,
+    FUSED,
+    Round,
+    Work,
+    bare_seconds,
+    hidden_seconds,
+    piece_seconds,
+    rounds,
+    rounds_of,
+)
+from ringcoll.schedule import Schedule
 from ringcoll.strict import version
 from ringcoll.table import LAX
 
 #: By which a collective is hidden: half of each shard goes round either way.
 HIDDEN = "bidirectional_ring"
-#: By what factor that must be quicker: compilers hide a little less than there is to hide.
-SURE = 1.04
+#: Or a gather: whole shards go either way, in half as many rounds. The factor that every piece
+#: reads is read half as often.
+TWO_ENDED = "two_ended"
+#: By what factor what is taken must be quicker than the one before it: of the programs in
+#: `benchmarks/grid.json`, half are within this of their price (`tests/test_matmul_cost.py`), and a
+#: tie goes to what sends less often or less. By 1.00 and by 1.04 "auto" loses as many cells.
+SURE = 1.02
+_SURE = {LAX: 1.0, HIDDEN: SURE, TWO_ENDED: SURE**2}
 #: What is better there. The devices of a CPU share what they compute with. The scheduler for
 #: GPUs keeps one permute in flight: of two directions, one would be bare.
 BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
@@ -50,23 +67,48 @@ def to_gather(
     """
     if not _are_known(x, *others):
         return LAX, ()
-    works = _works(gather, x, others, ranks)
+    late = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
+    choices = [
+        (_SURE[algorithm] * seconds, algorithm, numbers if algorithm != LAX else ())
+        for numbers in ((), late)
+        for algorithm, seconds in gather_seconds(gather, x, others, ranks, model, numbers).items()
+    ]
+    _, algorithm, numbers = min(choices, key=lambda choice: choice[0])
+    return algorithm, numbers
 
-    def hidden(early: Sequence[int]) -> float:
-        late = sum(piece_seconds(works[i], 1, model, False) for i in every if i not in early)
-        under = _sum(works[i] for i in early)
-        return late + hidden_seconds(under, _bytes(x), ranks, model, gathers=True)
 
-    every = range(len(works))
-    placed = [i for i in every if not works[i].added]
-    bare = bare_seconds(_sum(works), _bytes(x), ranks, model, links(ranks, model), gathers=True)
-    _, algorithm, early = min(
-        (bare, LAX, every),
-        (SURE * hidden(every), HIDDEN, every),
-        (SURE * hidden(placed), HIDDEN, placed),
-        key=lambda choice: choice[0],
-    )
-    return algorithm, tuple(i for i in every if i not in early)
+def gather_seconds(
+    gather: Gather,
+    x: Any,
+    others: Sequence[Any],
+    ranks: int,
+    model: Model,
+    late: Sequence[int] = (),
+) -> dict[str, float]:
+    """Seconds by algorithm; `late`: the numbers of the products that are made late.
+
+    Where products are added up, whole shards are no choice: compilers then copy what came.
+    """
+    works, shard = _works(gather, x, others, ranks), _bytes(x)
+    early = [work for i, work in enumerate(works) if i not in late]
+    after = sum(piece_seconds(works[i], 1, model, False) for i in late)
+    rings = (HIDDEN,) if any(work.added for work in early) else (HIDDEN, TWO_ENDED)
+    found = {LAX: bare_seconds(works, shard, ranks, model, links(ranks, model), gathers=True)}
+    for algorithm in rings:
+        joinings = _by_joining(early, shard, ranks, model, rounds_of(algorithm, ranks))
+        found[algorithm] = after + min(joinings.values())
+    return found
+
+
+def _by_joining(
+    works: Sequence[Work], shard_bytes: int, ranks: int, model: Model, made: Sequence[Round]
+) -> dict[str, float]:
+    """Seconds of a gather under its products, by how they are joined; see `joining`."""
+    is_added = any(work.added for work in works)  # or sums would be added to once for each part
+    return {
+        how: hidden_seconds(works, shard_bytes, ranks, model, made, how)
+        for how in (FUSED, COPIED, *(() if is_added else (APART,)))
+    }
 
 
 def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
@@ -75,8 +117,7 @@ def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int)
         return LAX
     if ranks == 2 and _widened(x.dtype) == 1:
         return LAX  # measured: the ring takes 1.2 to 1.5 times as long, for two hops of one way
-    work = _sum(_works(gather, x, others, ranks))
-    return _between(work, _bytes(x), _widened(x.dtype), ranks)
+    return _between(_works(gather, x, others, ranks), _bytes(x), _widened(x.dtype), ranks)
 
 
 def to_scatter_between(
@@ -94,15 +135,15 @@ def to_scatter_between(
     if version(jax) < (0, 11):
         return BETWEEN_HOSTS
     work, block = _summed(scatter, pairs, ranks)
-    return _between(work, block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
+    return _between([work], block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
 
 
-def _between(work: Work, shard_bytes: int, sends: int, ranks: int) -> str:
+def _between(works: Sequence[Work], shard_bytes: int, sends: int, ranks: int) -> str:
     """Where the built-in collective sends so many times the bytes of the ring."""
     swaps = 2 if ranks == 2 else 1  # by gloo, one way after the other
     one_way = 2 * swaps * shard_bytes  # no half either way
-    hidden = hidden_seconds(work, LONGER * one_way, ranks, GLOO)
-    bare = bare_seconds(work, sends * shard_bytes, ranks, GLOO, 1)
+    hidden = hidden_seconds(works, LONGER * one_way, ranks, GLOO, rounds_of(HIDDEN, ranks))
+    bare = bare_seconds(works, sends * shard_bytes, ranks, GLOO, 1)
     return BETWEEN_HOSTS if hidden < bare else LAX
 
 
@@ -111,32 +152,20 @@ def _widened(dtype: Any) -> int:
     return 2 if dtype.kind in "fV" and dtype.itemsize < 4 else 1  # NumPy's bfloat16 is of kind V
 
 
-def joining(
-    gather: Gather, x: Any, others: Sequence[Any], lanes: int, ranks: int, model: Model
-) -> str:
-    """How what comes in one round by several lanes is multiplied: "apart", "fused" or "copied".
+def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, model: Model) -> str:
+    """How what comes in one round by several messages is multiplied: "apart", "fused" or "copied".
 
-    Compilers take it that one matmul covers a hop, and start the hops late if there are two.
-    Apart: if one matmul is too short for that, the rest of the hop is exposed; and each matmul
-    reads the other factors, which counts where the memory is the limit. Fused: parts are put
-    together within the matmul, which costs it about an eighth of its time. Copied: they are put
-    together before.
+    Apart: each matmul reads the other factors, which counts where the memory is the limit, and
+    compilers may start a hop before the last of them only. Fused: parts are put together within
+    the matmul, which reads them once more. Copied: they are put together before. If they are
+    joined, each part of the result is put in its place by itself, under which compilers may start
+    the hop. By `hidden_seconds`, whichever is quickest.
     """
     if not _are_known(x, *others):
-        return "fused"
-    work = _sum(_works(gather, x, others, ranks))
-
-    def piece(share: float) -> float:
-        return piece_seconds(work, share / ranks, model, model.holds(work.again))
-
-    costs = {
-        "fused": piece(1) + work.flops * model.delta / ranks / 8,
-        "copied": piece(1) + 2 * _bytes(x) * model.memory,
-    }
-    if not work.added:  # or sums would be added to once for each lane
-        hop = model.alpha + model.beta * _bytes(x) / lanes
-        costs["apart"] = lanes * piece(1 / lanes) + max(0, hop - piece(1 / lanes))
-    return min(costs, key=lambda how: costs[how])
+        return FUSED
+    works = _works(gather, x, others, schedule.size)
+    costs = _by_joining(works, _bytes(x), schedule.size, model, rounds(schedule))
+    return min(costs, key=lambda how: costs[how] * (1 if how == FUSED else SURE))
 
 
 def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:
@@ -155,13 +184,10 @@ def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Wo
                 added=0 if is_placed else result,
                 once=ranks * _bytes(x) + is_placed * result + is_sliced * _bytes(other),
                 again=0 if is_sliced else _bytes(other),
+                placed=result if is_placed else 0,
             )
         )
     return works
-
-
-def _sum(works: Iterable[Work]) -> Work:
-    return Work(*map(sum, zip((0, 0, 0, 0), *map(astuple, works), strict=True)))
 
 
 def _bytes(x: Any) -> int:
@@ -172,10 +198,19 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, m
     """By which algorithm a sum of products is scattered."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
+    found = scatter_seconds(scatter, pairs, ranks, model)
+    return min(found, key=lambda algorithm: _SURE[algorithm] * found[algorithm])
+
+
+def scatter_seconds(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model
+) -> dict[str, float]:
+    """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
     work, block = _summed(scatter, pairs, ranks)
-    hidden = hidden_seconds(work, block, ranks, model)
-    bare = bare_seconds(work, block, ranks, model, scatter_links(ranks, model))
-    return HIDDEN if SURE * hidden < bare else LAX
+    return {
+        LAX: bare_seconds([work], block, ranks, model, scatter_links(ranks, model)),
+        HIDDEN: hidden_seconds([work], block, ranks, model, rounds_of(HIDDEN, ranks)),
+    }
 
 
 def turns_pay(
