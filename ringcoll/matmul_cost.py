@@ -48,6 +48,8 @@ class Work:
         once: bytes that are read or written once, whether they are cut or not.
         again: bytes that every piece reads, and that the whole reads once.
         placed: bytes of the result, if every piece is put in its place in it.
+        sliced: bytes of a factor of which every piece takes a slice: compilers copy that before
+            they start the hop.
     """
 
     flops: float
@@ -55,6 +57,7 @@ class Work:
     once: float = 0.0
     again: float = 0.0
     placed: float = 0.0
+    sliced: float = 0.0
 
 
 class Round(NamedTuple):
@@ -135,7 +138,8 @@ def hidden_seconds(
     for came, going in zip_longest(made, made[1:]):
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining)
         seconds = sum(piece.seconds for piece in pieces)
-        total += seconds + adding
+        slicing = sum(work.sliced for work in works) * came.shards / ranks * model.memory
+        total += slicing + seconds + adding
         if going:
             hop = model.alpha + model.beta * shard_bytes * going.load
             under = _covered(pieces, shard_bytes * going.load, model)
@@ -210,9 +214,10 @@ def piece_seconds(work: Work, share: float, model: Model, is_near: bool) -> floa
         work: of the whole.
         share: how much of it.
         model: of the machine.
-        is_near: whether what is read again is in the memory beside the core.
+        is_near: whether what is read again, or sliced, is in the memory beside the core.
     """
-    reading = work.once * share * model.far + work.again * (model.near if is_near else model.far)
+    rate = model.near if is_near else model.far
+    reading = work.once * share * model.far + (work.again + work.sliced * share) * rate
     return max(model.start + work.flops * share * model.delta, reading)
 
 
@@ -233,8 +238,8 @@ def bare_seconds(
             filled while a gather is under way.
     """
     wire = (ranks - 1) * model.beta * shard_bytes / links
-    again = sum(work.again for work in works)
-    fills = model.holds(again)
-    filling = fills * again * model.memory
+    held = sum(work.again + work.sliced for work in works)
+    fills = model.holds(held)
+    filling = fills * held * model.memory
     taken = max(wire, filling) if gathers else wire + filling
     return taken + sum(piece_seconds(work, 1, model, fills) for work in works)

@@ -182,8 +182,9 @@ def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Wo
                 flops=2 * prod(sizes.values()),
                 # The matmul reads and writes the sum; compilers hide about half of that under it.
                 added=0 if is_placed else result,
-                once=ranks * _bytes(x) + is_placed * result + is_sliced * _bytes(other),
+                once=ranks * _bytes(x) + is_placed * result,
                 again=0 if is_sliced else _bytes(other),
+                sliced=_bytes(other) if is_sliced else 0,
                 placed=result if is_placed else 0,
             )
         )

@@ -106,7 +106,7 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     gathered = priced(monkeypatch, rows, m, k, f, n)
     assert gathered == Work(flops, added=0, once=x + y, again=w, placed=y)
     added = priced(monkeypatch, contracted, m, k, f, n)
-    assert added == Work(flops, added=y, once=x + w, again=0)
+    assert added == Work(flops, added=y, once=w, sliced=x)  # w travels
     # k is of both ranks. What came and what was made are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
     assert scattered == Work(flops / n, added=3 * y / n, once=x / n + y, again=w / n)
