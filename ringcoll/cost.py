@@ -30,7 +30,8 @@ class Model:
 
     For matmuls, delta is seconds a floating-point operation, and start is seconds that a matmul
     takes besides its operations. far is seconds a byte read from the main memory. near is the
-    same for the memory beside the core, which holds near_bytes.
+    same for the memory beside the core, which holds near_bytes. Compilers reckon
+    reckoned_alpha and reckoned_beta a byte for a hop, and start it early or late by that.
     """
 
     alpha: float
@@ -43,6 +44,12 @@ class Model:
     near: float = 0.0
     near_bytes: float = 0.0
     all_reduces: int = 0
+    reckoned_alpha: float = 0.0
+    reckoned_beta: float = float("inf")
+
+    def reckons(self, size: float) -> float:
+        """Seconds that compilers reckon for a hop of so many bytes, by which they order it."""
+        return self.reckoned_alpha + self.reckoned_beta * size
 
     @property
     def memory(self) -> float:
@@ -195,17 +202,37 @@ def _tpu(
     share: float,
     near: float,
     near_mib: int,
+    reckoned: tuple[float, float],
     all_reduces: int = 0,
 ) -> Model:
     """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul.
 
     Then: at what share of the memory's rate a matmul reads it; the bytes a second of the memory
-    beside the core, and the MiB that it holds; `Model.all_reduces`.
+    beside the core, and the MiB that it holds; what compilers reckon for a hop (seconds, bytes a
+    second); `Model.all_reduces`.
     """
-    near_bytes, start = near_mib * 2**20, 3e-6
     rates = (1 / link, 3 / memory, 1 / flops)
-    return Model(1e-6, *rates, axes, start, 1 / (share * memory), 1 / near, near_bytes, all_reduces)
+    reads = (1 / (share * memory), 1 / near, near_mib * 2**20)
+    alpha, rate = reckoned
+    return Model(1e-6, *rates, axes, _START, *reads, all_reduces, alpha, 1 / rate)
 
+
+# What is not published is read off programs that libtpu 0.0.52 compiled for 8 devices on
+# 2026-11-22: `python -m ringcoll overlap --text` prints them. Cycles are `estimated_cycles`.
+# share and near: matmuls of 16 rows by [8192, 3584], or by [3584, 8192], 58.7 MB, take 99.3 us
+#   from the main memory on v5e, 35.2 on v5p, 42.5 on v6e, 22.0 on tpu7x; from the memory beside
+#   the core 11.5 on v5e and 9.4 on v6e; half as wide, 4.9 on v5p and 4.8 on tpu7x.
+# near_mib: compilers hold 112 MiB on v5e (v5e:2x2) and 28, but not 56, on v5p and tpu7x: the
+#   core's memory, of 128 or 64 MiB, less the 16 that kernels have by default.
+# start: what matmuls of 64 to 256 rows take beside their operations (v6e: 10.6 us at 128 rows,
+#   19.4 at 256; of operations, 8.2 and 16.4).
+# reckoned: hops of 1 and 2 MiB were started before a matmul or after it by how long slices take to
+#   be placed (`matmul_cost.PLACING`): on v5p 1 MiB counts as 3.1 to 3.7 us and 2 MiB as 3.7 to
+#   5.1; on v6e as 3.2 to 3.9 and 5.4 to 6.7; on v5e 0.5 MiB as 10.0 to 10.2, 8 MiB as 156 at
+#   least. On tpu7x, whose hops were in time, it is taken for the rate of the link.
+# all_reduces: the slices in `tests/test_cost.py`.
+
+_START = 3e-6
 
 #: Modelled, not measured: 1 us a message and link (an assumption); a link
 #: carries, each way, nine tenths of the rate published for a port (50 or 100 GB/s);
@@ -214,10 +241,10 @@ def _tpu(
 #: the `network` of the slice, and `closed`, which of its axes are rings (`ringcoll.slices`).
 DEVICES: Mapping[str, Model] = MappingProxyType(
     {
-        "v5e": _tpu(45e9, 810e9, 197e12, 2, 0.73, 5.1e12, 112, all_reduces=16),
-        "v5p": _tpu(90e9, 2760e9, 459e12, 3, 0.58, 5.1e12, 48, all_reduces=8),
-        "v6e": _tpu(90e9, 1640e9, 918e12, 2, 0.84, 6.1e12, 112, all_reduces=16),
-        "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3, 0.68, 6.1e12, 48),
+        "v5e": _tpu(45e9, 810e9, 197e12, 2, 0.73, 5.1e12, 112, (0.3e-6, 53e9), 16),
+        "v5p": _tpu(90e9, 2760e9, 459e12, 3, 0.60, 6.0e12, 48, (1.5e-6, 620e9), 8),
+        "v6e": _tpu(90e9, 1640e9, 918e12, 2, 0.84, 6.2e12, 112, (1.5e-6, 480e9), 16),
+        "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3, 0.72, 6.1e12, 48, (1.5e-6, 90e9)),
     }
 )
 

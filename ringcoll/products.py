@@ -96,9 +96,8 @@ def _gathered(
     if how.algorithm == "auto":
         model = quickest.machine(device_kind())
         sizes = how.sizes()
-        ranks, by_hand = prod(sizes), quickest.hidden_by(sizes, model)
-        form = Form(*quickest.to_gather(gather, x, others, ranks, model, by_hand))
-        between = Form(quickest.to_gather_between(gather, x, others, ranks))
+        form = Form(*quickest.to_gather(gather, x, others, sizes, model))
+        between = Form(quickest.to_gather_between(gather, x, others, prod(sizes)))
 
         def by(form: Form, x: Array, others: list[Array]) -> Any:
             done = replace(how, algorithm=form.algorithm)
@@ -131,9 +130,9 @@ def _gathered_by_rounds(
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
     typed = jax.typeof(x).mat.varying
-    kind, of_gather = device_kind(), (gather, x, others, schedule.lanes, ranks.size)
-    joining = quickest.joining(*of_gather, quickest.machine(kind))
-    pairs = not (keep or late) and quickest.pairs_pay(*of_gather, kind)
+    kind = device_kind()
+    joining = quickest.joining(gather, x, others, schedule, quickest.machine(kind))
+    pairs = not (keep or late) and quickest.pairs_pay(gather, x, others, schedule, kind)
     order = order_of_work(sums=any(label not in products[i].out for i in early), pairs=pairs)
 
     def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
@@ -200,12 +199,12 @@ def scattered(how: How, scatter: Scatter, pairs: list[tuple[Array, Array]]) -> A
     """
     if how.algorithm == "auto":
         model, sizes = quickest.machine(device_kind()), how.sizes()
-        n, by_hand = prod(sizes), quickest.hidden_by(sizes, model)
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
             # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
-            return scattered(replace(how, algorithm=by_hand.algorithm), scatter, pairs)
-        form = Form(quickest.to_scatter(scatter, pairs, n, model, by_hand))
-        between = Form(quickest.to_scatter_between(scatter, pairs, n, jax.__version__))
+            algorithm = next(iter(quickest.ways(sizes, model)))
+            return scattered(replace(how, algorithm=algorithm), scatter, pairs)
+        form = Form(quickest.to_scatter(scatter, pairs, sizes, model))
+        between = Form(quickest.to_scatter_between(scatter, pairs, prod(sizes), jax.__version__))
 
         def by(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
             return scattered(replace(how, algorithm=form.algorithm), scatter, pairs)

@@ -5,17 +5,28 @@ them as the built-in does. (For a collective by itself, "auto" is what `ringcoll
 has: there is nothing to weigh it against but what was measured.)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringcoll.cost import DEVICES, KINDS, Model, links, scatter_links
 from ringcoll.labels import Gather, Scatter
-from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds, piece_seconds
+from ringcoll.matmul_cost import (
+    APART,
+    COPIED,
+    FUSED,
+    Round,
+    Work,
+    bare_seconds,
+    hidden_seconds,
+    piece_seconds,
+    rounds,
+    rounds_of,
+)
 from ringcoll.pricing import price
+from ringcoll.schedule import Schedule
 from ringcoll.slices import rings
 from ringcoll.strict import version
 from ringcoll.table import LAX
@@ -24,8 +35,14 @@ from ringcoll.table import LAX
 HIDDEN = "bidirectional_ring"
 #: Over several axes, of up to so many ranks: its rounds are written out, and programs would grow.
 HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
-#: By what factor that must be quicker: compilers hide a little less than there is to hide.
-SURE = 1.04
+#: Or a gather: whole shards go either way, in half as many rounds. The factor that every piece
+#: reads is read half as often.
+TWO_ENDED = "two_ended"
+#: By what factor what is taken must be quicker than what stands before it in `_SURE`; chosen, not
+#: measured: about the median error of the price (`tests/test_matmul_cost.py`). A tie goes to the
+#: built-in collective, then to halves.
+SURE = 1.02
+_SURE = {LAX: 1.0, HIDDEN: SURE, HIDDEN_ON_SEVERAL_AXES: SURE, TWO_ENDED: SURE**2}
 #: What is better there. The devices of a CPU share what they compute with. The scheduler for
 #: GPUs keeps one permute in flight: of two directions, one would be bare.
 BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
@@ -44,35 +61,30 @@ def machine(device_kind: str | None) -> Model:
     return DEVICES[KINDS.get(device_kind or "", "v6e")]
 
 
-class By(NamedTuple):
-    """An algorithm, and the share of a shard that it has on the busiest link in a round."""
-
-    algorithm: str
-    load: float
-
-
-RING = By(HIDDEN, 1 / 2)
-
-
 @lru_cache(maxsize=256)
-def hidden_by(sizes: tuple[int, ...], model: Model) -> By:
-    """By which algorithm a collective is hidden on axes of these sizes, on a machine.
+def ways(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]]:
+    """The algorithms that may hide a gather on axes of these sizes, and the rounds of each.
 
-    Several axes are taken for those of the slice; if there are more than a chip has, they share.
-    On a line of more than two ranks, a message over two links holds both: half as much again, as
-    compiled (v5e:4x4 as 4 x 4, [32768, 8192] x [8192, 28672]: 8800 us).
+    The first may hide a scatter too. Several axes are taken for those of the slice; if there are
+    more than a chip has, they share. On a line of more than two ranks, a message over two links
+    holds both: half as much again, as compiled (v5e:4x4 as 4 x 4, [32768, 8192] x [8192, 28672]:
+    8800 us).
     """
+    ranks = prod(sizes)
     if len(sizes) < 2:
-        return RING
-    algorithm = HIDDEN if prod(sizes) > MOST_RANKS else HIDDEN_ON_SEVERAL_AXES
+        return {name: rounds_of(name, ranks) for name in (HIDDEN, TWO_ENDED)}
+    algorithm = HIDDEN if ranks > MOST_RANKS else HIDDEN_ON_SEVERAL_AXES
     closed = rings(model.axes, sizes)
-    load = float(price("all_gather", algorithm, sizes, sizes, closed).link) / (prod(sizes) - 1)
-    lines = any(n > 2 and not ring for n, ring in zip(sizes, closed, strict=True))
-    return By(algorithm, load * max(1, len(sizes) / model.axes) * (1.5 if lines else 1))
+    load = float(price("all_gather", algorithm, sizes, sizes, closed).link) / (ranks - 1)
+    load *= max(1, len(sizes) / model.axes)
+    if any(n > 2 and not ring for n, ring in zip(sizes, closed, strict=True)):
+        load *= 1.5
+    own = Round(2 * len(sizes), 1.0, 0.0)
+    return {algorithm: (own, *[own._replace(load=load)] * (ranks - 1))}
 
 
 def to_gather(
-    gather: Gather, x: Any, others: Sequence[Any], ranks: int, model: Model, by: By = RING
+    gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
 ) -> tuple[str, tuple[int, ...]]:
     """By which algorithm x is gathered, and the numbers of the products that are made late.
 
@@ -82,23 +94,51 @@ def to_gather(
     """
     if not _are_known(x, *others):
         return LAX, ()
+    late = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
+    choices = [
+        (_SURE[algorithm] * seconds, algorithm, numbers if algorithm != LAX else ())
+        for numbers in ((), late)
+        for algorithm, seconds in gather_seconds(gather, x, others, sizes, model, numbers).items()
+    ]
+    _, algorithm, numbers = min(choices, key=lambda choice: choice[0])
+    return algorithm, numbers
+
+
+def gather_seconds(
+    gather: Gather,
+    x: Any,
+    others: Sequence[Any],
+    sizes: tuple[int, ...],
+    model: Model,
+    late: Sequence[int] = (),
+) -> dict[str, float]:
+    """Seconds by algorithm, on axes of these sizes; the products numbered in `late` are made late.
+
+    Where products are added up, whole shards are no choice: compilers then copy what came.
+    """
+    ranks, shard = prod(sizes), _bytes(x)
     works = _works(gather, x, others, ranks)
+    early = [work for i, work in enumerate(works) if i not in late]
+    after = sum(piece_seconds(works[i], 1, model, False) for i in late)
+    found = {LAX: bare_seconds(works, shard, ranks, model, links(ranks, model), gathers=True)}
+    for algorithm, made in ways(sizes, model).items():
+        if algorithm != TWO_ENDED or not any(work.added for work in early):
+            joinings = _by_joining(early, shard, ranks, model, made)
+            found[algorithm] = after + min(joinings.values())
+    return found
 
-    def hidden(early: Sequence[int]) -> float:
-        late = sum(piece_seconds(works[i], 1, model, False) for i in every if i not in early)
-        under = _sum(works[i] for i in early)
-        return late + hidden_seconds(under, _bytes(x), ranks, model, True, by.load)
 
-    every = range(len(works))
-    placed = [i for i in every if not works[i].added]
-    bare = bare_seconds(_sum(works), _bytes(x), ranks, model, links(ranks, model), gathers=True)
-    _, algorithm, early = min(
-        (bare, LAX, every),
-        (SURE * hidden(every), by.algorithm, every),
-        (SURE * hidden(placed), by.algorithm, placed),
-        key=lambda choice: choice[0],
-    )
-    return algorithm, tuple(i for i in every if i not in early)
+def _by_joining(
+    works: Sequence[Work], shard_bytes: int, ranks: int, model: Model, made: Sequence[Round]
+) -> dict[str, float]:
+    """Seconds of a gather under its products, by how they are joined; see `joining`."""
+    # Apart, sums would be added to once for each part. Of three products it was slower than
+    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943.
+    may_be_apart = len(works) < 3 and not any(work.added for work in works)
+    return {
+        how: hidden_seconds(works, shard_bytes, ranks, model, made, how)
+        for how in (FUSED, COPIED, *((APART,) if may_be_apart else ()))
+    }
 
 
 def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
@@ -107,8 +147,7 @@ def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int)
         return LAX
     if ranks == 2 and _widened(x.dtype) == 1:
         return LAX  # measured: the ring takes 1.2 to 1.5 times as long, for two hops of one way
-    work = _sum(_works(gather, x, others, ranks))
-    return _between(work, _bytes(x), _widened(x.dtype), ranks)
+    return _between(_works(gather, x, others, ranks), _bytes(x), _widened(x.dtype), ranks)
 
 
 def to_scatter_between(
@@ -117,7 +156,8 @@ def to_scatter_between(
     """By which algorithm a sum of products is scattered between hosts on CPU.
 
     Args:
-        scatter, pairs, ranks: as for `to_scatter`.
+        scatter, pairs: as for `to_scatter`.
+        ranks: n.
         jax: the version of JAX. Before 0.11 lax's own psum_scatter is sometimes silently wrong
             there (github.com/jax-ml/jax/issues/40830): it is not taken.
     """
@@ -126,15 +166,15 @@ def to_scatter_between(
     if version(jax) < (0, 11):
         return BETWEEN_HOSTS
     work, block = _summed(scatter, pairs, ranks)
-    return _between(work, block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
+    return _between([work], block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
 
 
-def _between(work: Work, shard_bytes: int, sends: int, ranks: int) -> str:
+def _between(works: Sequence[Work], shard_bytes: int, sends: int, ranks: int) -> str:
     """Where the built-in collective sends so many times the bytes of the ring."""
     swaps = 2 if ranks == 2 else 1  # by gloo, one way after the other
     one_way = 2 * swaps * shard_bytes  # no half either way
-    hidden = hidden_seconds(work, LONGER * one_way, ranks, GLOO)
-    bare = bare_seconds(work, sends * shard_bytes, ranks, GLOO, 1)
+    hidden = hidden_seconds(works, LONGER * one_way, ranks, GLOO, rounds_of(HIDDEN, ranks))
+    bare = bare_seconds(works, sends * shard_bytes, ranks, GLOO, 1)
     return BETWEEN_HOSTS if hidden < bare else LAX
 
 
@@ -143,36 +183,24 @@ def _widened(dtype: Any) -> int:
     return 2 if dtype.kind in "fV" and dtype.itemsize < 4 else 1  # NumPy's bfloat16 is of kind V
 
 
-def joining(
-    gather: Gather, x: Any, others: Sequence[Any], lanes: int, ranks: int, model: Model
-) -> str:
-    """How what comes in one round by several lanes is multiplied: "apart", "fused" or "copied".
+def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, model: Model) -> str:
+    """How what comes in one round by several messages is multiplied: "apart", "fused" or "copied".
 
-    Compilers take it that one matmul covers a hop, and start the hops late if there are two.
-    Apart: if one matmul is too short for that, the rest of the hop is exposed; and each matmul
-    reads the other factors, which counts where the memory is the limit. Fused: parts are put
-    together within the matmul, which costs it about an eighth of its time. Copied: they are put
-    together before.
+    Apart: each matmul reads the other factors, which counts where the memory is the limit, and
+    compilers may start a hop before the last of them only. Fused: parts are put together within
+    the matmul, which reads them once more. Copied: they are put together before. If they are
+    joined, each part of the result is put in its place by itself, under which compilers may start
+    the hop. By `hidden_seconds`, whichever is quickest.
     """
     if not _are_known(x, *others):
-        return "fused"
-    work = _sum(_works(gather, x, others, ranks))
-
-    def piece(share: float) -> float:
-        return piece_seconds(work, share / ranks, model, model.holds(work.again))
-
-    costs = {
-        "fused": piece(1) + work.flops * model.delta / ranks / 8,
-        "copied": piece(1) + 2 * _bytes(x) * model.memory,
-    }
-    if not work.added:  # or sums would be added to once for each lane
-        hop = model.alpha + model.beta * _bytes(x) / lanes
-        costs["apart"] = lanes * piece(1 / lanes) + max(0, hop - piece(1 / lanes))
-    return min(costs, key=lambda how: costs[how])
+        return FUSED
+    works = _works(gather, x, others, schedule.size)
+    costs = _by_joining(works, _bytes(x), schedule.size, model, rounds(schedule))
+    return min(costs, key=lambda how: costs[how] * (1 if how == FUSED else SURE))
 
 
 def pairs_pay(
-    gather: Gather, x: Any, others: Sequence[Any], lanes: int, ranks: int, device_kind: str | None
+    gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, device_kind: str | None
 ) -> bool:
     """Whether rounds that only forward are a loop of two rounds a turn: a smaller program.
 
@@ -182,9 +210,11 @@ def pairs_pay(
     """
     if device_kind not in KINDS or not _are_known(x, *others):
         return False
-    model, work = machine(device_kind), _sum(_works(gather, x, others, ranks))
-    hop = model.alpha + model.beta * _bytes(x) / lanes
-    return hop < piece_seconds(work, 1 / ranks, model, model.holds(work.again))
+    model, n = machine(device_kind), schedule.size
+    works = _works(gather, x, others, n)
+    hop = model.alpha + model.beta * _bytes(x) / schedule.lanes
+    is_near = model.holds(sum(work.again for work in works))
+    return hop < sum(piece_seconds(work, 1 / n, model, is_near) for work in works)
 
 
 def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:
@@ -201,15 +231,13 @@ def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Wo
                 flops=2 * prod(sizes.values()),
                 # The matmul reads and writes the sum; compilers hide about half of that under it.
                 added=0 if is_placed else result,
-                once=ranks * _bytes(x) + is_placed * result + is_sliced * _bytes(other),
+                once=ranks * _bytes(x) + is_placed * result,
                 again=0 if is_sliced else _bytes(other),
+                sliced=_bytes(other) if is_sliced else 0,
+                placed=result if is_placed else 0,
             )
         )
     return works
-
-
-def _sum(works: Iterable[Work]) -> Work:
-    return Work(*map(sum, zip((0, 0, 0, 0), *map(astuple, works), strict=True)))
 
 
 def _bytes(x: Any) -> int:
@@ -219,17 +247,27 @@ def _bytes(x: Any) -> int:
 def to_scatter(
     scatter: Scatter,
     pairs: Sequence[tuple[Any, Any]],
-    ranks: int,
+    sizes: tuple[int, ...],
     model: Model,
-    by: By = RING,
 ) -> str:
     """By which algorithm a sum of products is scattered."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
+    found = scatter_seconds(scatter, pairs, sizes, model)
+    return min(found, key=lambda algorithm: _SURE[algorithm] * found[algorithm])
+
+
+def scatter_seconds(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], sizes: tuple[int, ...], model: Model
+) -> dict[str, float]:
+    """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
+    ranks = prod(sizes)
     work, block = _summed(scatter, pairs, ranks)
-    hidden = hidden_seconds(work, block, ranks, model, load=by.load)
-    bare = bare_seconds(work, block, ranks, model, scatter_links(ranks, model))
-    return by.algorithm if SURE * hidden < bare else LAX
+    algorithm, made = next(iter(ways(sizes, model).items()))
+    return {
+        LAX: bare_seconds([work], block, ranks, model, scatter_links(ranks, model)),
+        algorithm: hidden_seconds([work], block, ranks, model, made),
+    }
 
 
 def turns_pay(

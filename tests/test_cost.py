@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from ringcoll.cost import DEVICES, Model, Sample, fit, links, scatter_links
 from ringcoll.cost import seconds as modelled
-from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
 from ringcoll.pricing import price
 
 
@@ -102,35 +101,6 @@ def test_fit_is_the_least_squares_with_no_negative_coefficient(seed, count):
 def test_fit_refuses_what_took_no_time(bad):
     with pytest.raises(ValueError, match="fit needs samples of more than 0 seconds, got "):
         fit(bad)
-
-
-def test_a_collective_under_its_matmul_takes_the_longer_of_the_two_a_round():
-    machine = Model(alpha=1, beta=1, gamma=3, delta=1)  # a byte of memory: 1 s
-    assert hidden_seconds(Work(80), 10, 8, machine) == 10 + 7 * 10  # a piece 10, a hop 6
-    assert hidden_seconds(Work(16), 10, 8, machine) == 2 + 7 * 6  # a piece 2
-    assert hidden_seconds(Work(80, 5), 10, 8, machine) == 8 * 15
-    assert bare_seconds(Work(80, 5), 10, 8, machine) == 80 + 7 * 5
-    assert hidden_seconds(Work(80, 5), 10, 1, machine) == 85
-    assert bare_seconds(Work(80), 12, 8, machine, links=3) == 80 + 7 * 4
-
-
-def test_a_matmul_takes_as_long_as_its_operations_or_as_the_memory():
-    machine = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=4, near=2, near_bytes=9)
-    assert hidden_seconds(Work(80), 10, 8, machine) == 8 * (2 + 10)
-    assert hidden_seconds(Work(80, once=40), 10, 8, machine) == 8 * 20  # an eighth is read a round
-    assert bare_seconds(Work(80, once=40), 10, 8, machine) == 160 + 7 * 5
-    # What is read again is held after the first round, or it is read from afar in each.
-    assert hidden_seconds(Work(80, again=9), 10, 8, machine) == 4 * 9 + 7 * 18
-    assert hidden_seconds(Work(80, again=10), 10, 8, machine) == 8 * 40
-    assert bare_seconds(Work(8, again=9), 10, 8, machine) == 9 + 18 + 7 * 5
-    assert bare_seconds(Work(8, again=10), 10, 8, machine) == 40 + 7 * 5
-    # A gather fills the memory meanwhile, or before it is cut.
-    assert bare_seconds(Work(8, again=9), 10, 8, machine, gathers=True) == 7 * 5 + 18
-    assert bare_seconds(Work(8, again=9), 1, 8, machine, gathers=True) == 9 + 18
-    assert hidden_seconds(Work(80, again=9), 10, 8, machine, gathers=True) == 9 + 8 * 18
-    # Sums that are held beside it are added to there.
-    assert hidden_seconds(Work(80, added=3, again=6), 10, 8, machine) == 24 + 7 * 12 + 8 * 6
-    assert hidden_seconds(Work(80, added=4, again=6), 10, 8, machine) == 24 + 7 * 12 + 8 * 4
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from examples.tutorials.shared import show
 from ringcoll.cost import DEVICES, Model, links, seconds
-from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
+from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds, rounds_of
 from ringcoll.pricing import price
 
 #: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
@@ -74,12 +74,12 @@ class Transformer:
         shard = 2 * share * of.width
         hop = machine.alpha + machine.beta * shard / 2
         wire = 3 * of.layers * len(self.linears) * (model - 1) * hop
-        exposed = 0.0
+        exposed, rounds = 0.0, rounds_of("bidirectional_ring", model)
         for weights in self.linears if model > 1 else ():
             for times, works in ((2, 1), (1, 2)):
                 work = Work(works * 2 * share * weights)
-                hidden = hidden_seconds(work, shard, model, machine)
-                bare = bare_seconds(work, shard, model, machine, links(of.devices, machine))
+                hidden = hidden_seconds([work], shard, model, machine, rounds)
+                bare = bare_seconds([work], shard, model, machine, links(of.devices, machine))
                 over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over
 

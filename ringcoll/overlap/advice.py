@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ringcoll.cost import Model
-from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds
+from ringcoll.matmul_cost import APART, Work, bare_seconds, hidden_seconds, rounds_of
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.costs import Costs
 from ringcoll.overlap.hlo import Computation, Instruction, Module
@@ -98,9 +98,11 @@ def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float
     wire = hops * 2 / ways / chip.link
     model = Model(hops * chip.hop, wire, 3 / chip.hbm, products / pair.work.flops)
     n = len(pair.members[0])
-    seconds = hidden_seconds(pair.work, pair.block, n, model)
+    made = rounds_of("bidirectional_ring", n)
+    joining = APART if pair.form == "all_gather_matmul" else None
+    seconds = hidden_seconds([pair.work], pair.block, n, model, made, joining)
     if pair.form == "matmul_all_reduce":  # the sums are gathered, bare
-        seconds += bare_seconds(Work(0), pair.block, n, model)
+        seconds += bare_seconds([Work(0)], pair.block, n, model)
     return seconds
 
 
