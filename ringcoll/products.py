@@ -141,28 +141,23 @@ def _gathered_by_rounds(
         return how.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
     def visit(carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
+        results, whole = carry
         for together in [[shard] for shard in shards] if joining == "apart" else [shards]:
-            carry = visit_one(*carry, together)
-        return carry
-
-    def visit_one(results: Sequence[Any], whole: Array | None, shards: list[Shard]) -> Any:
-        places = shares.places(shards)
-        piece = joined([shard.value for shard in shards], dim)
-        if joining == "copied" and whole is None and len(shards) > 1:  # else it is copied there
-            piece = lax.optimization_barrier(piece)
-        made = []
-        for i, result in zip(early, results, strict=True):
-            y, p = multiplied(piece, places, i), products[i]
-            if label not in p.out:
-                made.append(y if result is None else result + y)
-                continue
-            out, y = p.out.index(label), y.astype(p.dtype)
-            buffer = spread(y, out, shares.size * ranks.size) if result is None else result
-            made.append(placed(buffer, y, out, places))
-        return made, whole if whole is None else placed(whole, piece, dim, places)
-
-    def of_all(shape: Sequence[int], dim: int) -> tuple[int, ...]:
-        return tuple(s * ranks.size if d == dim else s for d, s in enumerate(shape))
+            places = shares.places(together)
+            piece = joined([shard.value for shard in together], dim)
+            if joining == "copied" and whole is None and len(shards) > 1:  # else copied there
+                piece = lax.optimization_barrier(piece)
+            made = []
+            for i, result in zip(early, results, strict=True):
+                y, p = multiplied(piece, places, i), products[i]
+                if label not in p.out:
+                    made.append(y if result is None else result + y)
+                    continue
+                out, y = p.out.index(label), y.astype(p.dtype)
+                buffer = spread(y, out, shares.size * ranks.size) if result is None else result
+                made.append(placed(buffer, y, out, places))
+            results, whole = made, whole if whole is None else placed(whole, piece, dim, places)
+        return results, whole
 
     def begun(i: int) -> Any:
         if order.begins_with_work:
@@ -171,16 +166,22 @@ def _gathered_by_rounds(
         y = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))().out_avals[0]
         if label not in p.out:
             return zeros(y)
-        buffer = empty(of_all(y.shape, p.out.index(label)), y.update(dtype=p.dtype), ())
+        shape = _times(y.shape, p.out.index(label), ranks.size)
+        buffer = empty(shape, y.update(dtype=p.dtype), ())
         return varying(buffer, typed)
 
-    whole = empty(of_all(x.shape, dim), x, ()) if keep or late else None
+    whole = empty(_times(x.shape, dim, ranks.size), x, ()) if keep or late else None
     state = [begun(i) for i in early], whole
     results, whole = engine.gather(schedule, ranks, own, visit, state, order=order)
     made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
     if whole is not None:
         made |= {i: _multiplied(how, specs[i], products[i], whole, others[i]) for i in late}
     return [made[i] for i in range(len(products))], whole if keep else None
+
+
+def _times(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
+    """A shape that is n times as long along one dimension."""
+    return tuple(s * n if d == dim else s for d, s in enumerate(shape))
 
 
 def _multiplied(how: How, spec: str, product: Product, x: Array, other: Array) -> Array:

@@ -52,7 +52,6 @@ LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
 GATHERED_AS_BITS = "+" + LAX_AS_BITS
 
 
-@lru_cache
 def choices(collective: str) -> tuple[str, ...]:
     """All that a collective can run by: the names of its schedules, and the built-ins.
 
