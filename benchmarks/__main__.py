@@ -12,26 +12,13 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
-from benchmarks import (
-    claims,
-    cluster,
-    failures,
-    fsdp,
-    join,
-    layers,
-    loop,
-    matmul,
-    overlap,
-    scale,
-    skew,
-    soak,
-    sweep,
-    tune,
-    wire,
-)
-from ringcoll import choice
+from benchmarks.collectives import join, loop, scale, sweep, tune
+from benchmarks.compiled import claims, fsdp, layers, matmul, overlap
+from benchmarks.hosts import cluster, failures, skew, wire
+from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
-from ringcoll.table import default_table
+from ringcoll.collectives import choice
+from ringcoll.collectives.table import default_table
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from benchmarks import report
+from benchmarks.measuring import report
 from examples import plain
 from examples.training import Gradient, State, make_step, whole
 from examples.transformer import Config, Params

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ringcoll.figure import save
+from ringcoll.io.figure import save
 
 _INK, _MUTED, _GRID = "#0b0b0b", "#52514e", "#e1e0d9"
 

@@ -26,12 +26,12 @@ from typing import Any
 
 import jax
 
-from benchmarks import processes, report
+from benchmarks.measuring import processes, report
 from examples import curve, text, training
 from examples.check import Check
 from examples.transformer import Config
 from examples.writing import write
-from ringcoll import files
+from ringcoll.io import files
 
 
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -21,22 +21,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ringcoll import algorithms, cost, lax, layers, precision, pricing
-from ringcoll.all_reduces import pmax, pmean, pmin, psum
-from ringcoll.all_to_alls import all_to_all, pswapaxes
-from ringcoll.broadcasts import pbroadcast
-from ringcoll.choice import algorithm
-from ringcoll.gathers import all_gather, psum_scatter
-from ringcoll.matmuls import (
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
+from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
+from ringcoll.collectives.broadcast import pbroadcast
+from ringcoll.collectives.choice import algorithm
+from ringcoll.collectives.permute import ppermute, pshuffle
+from ringcoll.collectives.table import Table
+from ringcoll.matmuls.functions import (
     all_gather_einsum,
     all_gather_matmul,
     einsum_reduce_scatter,
     matmul_all_reduce,
     matmul_reduce_scatter,
 )
-from ringcoll.permutes import ppermute, pshuffle
-from ringcoll.schedule import AllToAllSchedule, Move, Schedule, ScheduleError
-from ringcoll.sharded import sharded_matmul
-from ringcoll.table import Table
+from ringcoll.matmuls.sharded import sharded_matmul
+from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, SizeError
 
 __version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Move",
     "Schedule",
     "ScheduleError",
+    "SizeError",
     "Table",
     "algorithm",
     "algorithms",

@@ -12,10 +12,8 @@ from typing import Any
 
 import jax
 
-from ringcoll import __version__, arguments
-from ringcoll.commands import cost, explain
-from ringcoll.draw import command as draw
-from ringcoll.overlap import command as overlap
+from ringcoll import __version__
+from ringcoll.commands import arguments, cost, draw, explain, overlap
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.

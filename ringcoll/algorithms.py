@@ -9,15 +9,29 @@ has a first line, `When:`, and `Source:` if it was published.
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
 """
 
-from ringcoll.listing import ALIASES as ALIASES
-from ringcoll.listing import ALL_REDUCES as ALL_REDUCES
-from ringcoll.listing import ALL_TO_ALLS, GATHERS, STAGED, Stages, along_each_axis, listed
-from ringcoll.listing import COLLECTIVES as COLLECTIVES
-from ringcoll.listing import Algorithm as Algorithm
-from ringcoll.listing import build as build
-from ringcoll.listing import in_lax as in_lax
-from ringcoll.listing import names as names
-from ringcoll.schedule import AllToAllSchedule, Move, Schedule, SizeError, in_lanes, product
+from ringcoll.schedules.registry import ALIASES as ALIASES
+from ringcoll.schedules.registry import ALL_REDUCES as ALL_REDUCES
+from ringcoll.schedules.registry import (
+    ALL_TO_ALLS,
+    GATHERS,
+    STAGED,
+    Stages,
+    along_each_axis,
+    listed,
+)
+from ringcoll.schedules.registry import COLLECTIVES as COLLECTIVES
+from ringcoll.schedules.registry import Algorithm as Algorithm
+from ringcoll.schedules.registry import build as build
+from ringcoll.schedules.registry import in_lax as in_lax
+from ringcoll.schedules.registry import names as names
+from ringcoll.schedules.schedule import (
+    AllToAllSchedule,
+    Move,
+    Schedule,
+    SizeError,
+    in_lanes,
+    product,
+)
 
 
 @listed(GATHERS)

@@ -6,7 +6,7 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 
 `algorithm` is one of these:
 
-- "auto": the measured table of `ringcoll.table` picks;
+- "auto": the measured table of `ringcoll.collectives.table` picks;
 - the name of a schedule in `ringcoll.algorithms`;
 - "lax": the built-in; where data is only moved, also "lax_as_bits", the built-in on integers;
 - your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of them, its stages);
@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING, Any
 
 from jax import lax as _lax
 
-from ringcoll.all_reduces import pmax, pmean, pmin, psum
-from ringcoll.all_to_alls import all_to_all, pswapaxes
-from ringcoll.broadcasts import pbroadcast
-from ringcoll.gathers import all_gather, psum_scatter
-from ringcoll.permutes import ppermute, pshuffle
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
+from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
+from ringcoll.collectives.broadcast import pbroadcast
+from ringcoll.collectives.permute import ppermute, pshuffle
 
 __all__ = [
     "all_gather",
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     # first is meant for mypy, and the last for pyright.
     from jax.lax import *  # type: ignore[assignment]  # noqa: F403
 
-    from ringcoll.all_reduces import pmax, pmean, pmin, psum
-    from ringcoll.all_to_alls import all_to_all, pswapaxes
-    from ringcoll.broadcasts import pbroadcast
-    from ringcoll.gathers import all_gather, psum_scatter
-    from ringcoll.permutes import ppermute, pshuffle
+    from ringcoll.collectives.all_gather import all_gather, psum_scatter
+    from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
+    from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
+    from ringcoll.collectives.broadcast import pbroadcast
+    from ringcoll.collectives.permute import ppermute, pshuffle
 else:
 
     def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from support import assert_same, data, per_rank, runnable
 
 import ringcoll.lax
-from ringcoll.table import GATHERED_AS_BITS, LAX_AS_BITS, choices
+from ringcoll.collectives.table import GATHERED_AS_BITS, LAX_AS_BITS, choices
 
 Axes = str | tuple[str, ...] | list[str]
 

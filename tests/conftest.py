@@ -1,7 +1,17 @@
 """Eight virtual CPU devices, and JAX as strict as it can be."""
 
 import os
+import sys
+from pathlib import Path
 
+# Tests use tables of other rooms, in processes of their own too.
+sys.path += sorted(str(path) for path in Path(__file__).parent.iterdir() if path.is_dir())
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+        *(path for path in sys.path if path.startswith(str(Path(__file__).parent))),
+    ]
+)
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What runs for a moment is compiled sooner without LLVM's optimisations; processes inherit it.

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from benchmarks.programs import program, with_gradient
+from benchmarks.compiled.programs import program, with_gradient
 from ringcoll import overlap
 
 TOPOLOGY = "h200:8"

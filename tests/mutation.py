@@ -4,7 +4,7 @@
     python tests/mutation.py                      all of them: about an hour on a core
     python tests/mutation.py --only draw          of one room
     python tests/mutation.py --only "draw 3"      one
-    python tests/mutation.py --file ringcoll/calls.py
+    python tests/mutation.py --file ringcoll/collectives/front_door.py
 
 `mutants.toml` holds them: a text that stands once in a file, what stands there instead, the harm,
 and the tests that ought to notice. Each is made in a copy of the tree, never in the checkout; the

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from benchmarks import launch
+from benchmarks.measuring import launch
 
 
 def together(devices: Sequence[int], *arguments: object, seconds: float = 300) -> list[str]:
     """The same command of Python in several processes: what each has said.
 
-    They get the flags of `benchmarks.processes`. As soon as one fails all are ended, for the
-    others would wait for it.
+    They get the flags of `benchmarks.measuring.processes`. As soon as one fails all are ended, for
+    the others would wait for it.
 
     Args:
         devices: how many each has.

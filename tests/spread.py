@@ -22,9 +22,10 @@ from support import data, every_rank, make_mesh, runnable
 from test_autodiff import CASES, Case, bound, matrix
 from test_matmuls import FORMS, with_gradients
 
-from benchmarks import processes
-from ringcoll import all_gather_matmul, loops_on_cpu, psum
-from ringcoll.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Row, Table, choices
+from benchmarks.measuring import processes
+from ringcoll import all_gather_matmul, psum
+from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Table, TableRow, choices
+from ringcoll.runtime import cpu_order
 
 #: As psum, but for what they do in place of adding; they have no gradient.
 EXTREMA = {
@@ -37,7 +38,9 @@ EXTREMA = {
     for name, of in (("pmax", np.max), ("pmin", np.min))
 }
 #: One algorithm between hosts, another within one.
-BY_HOSTS = Table((Row("psum", "cpu", "exchange", hosts=(2, None)), Row("psum", "cpu", "direct")))
+BY_HOSTS = Table(
+    (TableRow("psum", "cpu", "exchange", hosts=(2, None)), TableRow("psum", "cpu", "direct"))
+)
 #: All that more than four ranks run: what adds.
 SUMS = ("psum ", "psum_scatter ", "rows scattered", "rows gathered", "sum on every rank")
 #: Of real floats.
@@ -168,7 +171,7 @@ def held(n: int) -> dict[str, np.ndarray]:
         return _held(n)
     # All programs are one here, with loops in one process and without in several. What makes loops
     # wait reads messages, and then XLA rounds products of JAX 0.10 in another place.
-    with mock.patch.object(loops_on_cpu, "keep_apart"):
+    with mock.patch.object(cpu_order, "keep_apart"):
         return _held(n)
 
 

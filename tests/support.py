@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.data import exact
+from benchmarks.measuring.data import exact
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED
-from ringcoll.schedule import SizeError
+from ringcoll.schedules.schedule import SizeError
 
 #: Odd ones and those that are no power of two are where rivals are wrong.
 SIZES = (1, 2, 3, 4, 5, 8)
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent.parent
 
 def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, at the root of the repository."""
-    found = os.pathsep.join(map(str, (HERE, path)))
+    found = os.pathsep.join(map(str, (HERE, path, os.environ.get("PYTHONPATH", HERE))))
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": found},
@@ -132,7 +132,8 @@ def exists(name: str, shape: Sequence[int]) -> bool:
     """Whether there is an algorithm (of every kind with this name) on axes of these sizes.
 
     Only one whose docstring says `SizeError` is asked. So one that begins to refuse sizes makes
-    tests fail, and not fewer. `tests/test_algorithms.py` prints the sizes that each runs on.
+    tests fail, and not fewer. `tests/schedules/test_algorithms.py` prints the sizes that each runs
+    on.
     """
     for kind in (GATHERS, STAGED, ALL_TO_ALLS):
         if name in kind and "SizeError:" in (kind[name].__doc__ or ""):

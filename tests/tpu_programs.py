@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks import claim, claims, compiled, pages
-from benchmarks.stack import stack
+from benchmarks.compiled import claim, claims, compiling, pages
+from benchmarks.compiled.stack import stack
 from ringcoll import overlap
 from ringcoll.layers import tensor_parallel
 
@@ -156,7 +156,7 @@ def headline():
     known, programs, off = claims.here(claim.load()), {}, {}
     for which in dict.fromkeys(pages.headline(pages.tables())):
         flags = dict(which.flags)
-        found, program = compiled.compile_one(flags, claim.COMPILED[which.run])
+        found, program = compiling.compile_one(flags, claim.COMPILED[which.run])
         programs[flags["topology"], flags["form"], flags["algorithm"]] = program
         if which in known:
             now = claim.of_found(which, found)

@@ -29,7 +29,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.stages import Compiled
 
-from benchmarks.measure import interleave
+from benchmarks.measuring.measure import interleave
 from examples.lessons.claims import claim, permutes
 from ringcoll import Move, Schedule, cost, draw, lax
 from ringcoll.pricing import price

@@ -11,7 +11,7 @@ Llama 3 8B), trained by Adam in bfloat16 with float32 weights; what is assumed:
 - `model` and `data` are closed rings of the torus, of links as in `ringcoll.cost.DEVICES`;
 - over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
   collective under its product, or beside it where that is quicker (`hidden_seconds`, `bare_seconds`
-  of `ringcoll.matmul_cost`);
+  of `ringcoll.costs.matmul`);
 - over `data`, gradients are summed in float32 by "bidirectional_ring" after the step, exposed; with
   --fsdp weights are gathered and gradients scattered under the products of the block beside;
 - a device holds 16 bytes a weight (weight, two moments, gradient), bfloat16 weights, the inputs of
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from examples.tutorials.shared import show
 from ringcoll.cost import DEVICES, Model, links, seconds
-from ringcoll.matmul_cost import Work, bare_seconds, hidden_seconds, rounds_of
+from ringcoll.costs.matmul import Work, bare_seconds, hidden_seconds, rounds_of
 from ringcoll.pricing import price
 
 #: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.

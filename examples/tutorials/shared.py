@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import report
+from benchmarks.measuring import report
 from ringcoll import overlap
 
 jax.config.update("jax_platforms", "cpu")

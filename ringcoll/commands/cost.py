@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringcoll import arguments
-from ringcoll.algorithms import Algorithm, in_lax, names
-from ringcoll.commands import machine
+from ringcoll.commands import arguments, machine
 from ringcoll.commands.machine import Machine, Seconds
-from ringcoll.commands.plot import Line, plot
-from ringcoll.cost import Range, fastest
-from ringcoll.formulas import at, closed_form, prices
-from ringcoll.pricing import Price
-from ringcoll.text import aligned, bytes_in_words, seconds_in_words
+from ringcoll.commands.plot import Curve, plot
+from ringcoll.costs.closed_forms import at, closed_form, prices
+from ringcoll.costs.counts import Price
+from ringcoll.costs.model import Range, fastest
+from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
+from ringcoll.schedules.registry import Algorithm, in_lax, names
 
 #: Over which it is said who wins.
 LEAST, MOST = 2**10, 2**32
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     machine.add_arguments(parser)
     where = "time against size; of several rows, against ranks (svg, png)"
-    add("--plot", type=arguments.Picture, metavar="FILE", help=where)
+    add("--plot", type=arguments.PictureFile, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -196,7 +195,9 @@ def _in_words(ranges: Sequence[Range]) -> str:
 def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
     if len(rows) == 1:
         sizes = [round(b) for b in np.geomspace(LEAST, MOST, 100).tolist()]
-        lines = [Line(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()]
+        lines = [
+            Curve(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()
+        ]
         title = f"{args.collective} on {rows[0].machine.name} x {args.device}, modelled"
         marks = [one.least for one in _ranges(rows[0])[1:]]
         plot(args.plot, title, "bytes of the full vector", lines, bytes_in_words, marks)
@@ -207,6 +208,6 @@ def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
             axes = len(row.machine.shape)
             label = name if axes == 1 else f"{name}, {axes} axes"
             points.setdefault(label, []).append((row.machine.ranks, seconds(args.bytes[0])))
-    lines = [Line(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
+    lines = [Curve(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
     title = f"{args.collective} of {bytes_in_words(args.bytes[0])} on {args.device}, modelled"
     plot(args.plot, title, "ranks", lines, lambda n: f"{n:g}")

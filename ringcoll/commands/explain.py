@@ -13,10 +13,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, build
+from ringcoll.costs.closed_forms import at, closed_form, prices, recognised
 from ringcoll.draw.source import paragraphs
-from ringcoll.formulas import at, closed_form, prices, recognised
-from ringcoll.text import aligned
+from ringcoll.io.text import aligned
+from ringcoll.schedules.registry import ALL_TO_ALLS, GATHERS, STAGED, build
 
 #: The lists of algorithms, and the collectives that each serves.
 LISTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Callable[..., Any]]]] = {

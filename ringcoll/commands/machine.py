@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from ringcoll import arguments, slices
-from ringcoll.algorithms import Algorithm
-from ringcoll.cost import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
-from ringcoll.pricing import HostsPrice, Price, price, price_on_hosts
-from ringcoll.text import seconds_in_words
+from ringcoll.commands import arguments
+from ringcoll.costs import slices
+from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
+from ringcoll.costs.model import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
+from ringcoll.io.text import seconds_in_words
+from ringcoll.schedules.registry import Algorithm
 
 MODELS = {**DEVICES, **SWITCHES}
 _CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ringcoll.figure import Path, figure, save
-from ringcoll.text import seconds_in_words
+from ringcoll.io.figure import Path, figure, save
+from ringcoll.io.text import seconds_in_words
 
 #: Of lines in their order; none more important than another.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 _STYLES = ("-", (0, (4, 2)))
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """An algorithm: seconds at each place."""
 
     name: str
@@ -23,7 +23,7 @@ def plot(
     path: Path,
     title: str,
     along: str,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     in_words: Callable[[float], str] = str,
     marks: Sequence[float] = (),
 ) -> None:

@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll import algorithms
+from ringcoll.collectives.by_schedule import ScheduledCollective, name_of, ranks_of
+from ringcoll.collectives.table import BUILT_INS, halves
 from ringcoll.debug import program
-from ringcoll.primitive import Collective
-from ringcoll.scheduled import Scheduled, name_of, ranks_of
-from ringcoll.table import BUILT_INS, halves
+from ringcoll.runtime.primitive import Collective
 
 #: Which options of JAX change what is compiled, and which flags of XLA's do not.
 _OPTIONS = (
@@ -156,7 +156,7 @@ def _algorithm(
     collective: Collective, avals: list[Any], sizes: Mapping[Hashable, int], platform: str
 ) -> str:
     """By which algorithm, and a digest of the schedule that it makes; "auto" is resolved."""
-    if not isinstance(collective, Scheduled):
+    if not isinstance(collective, ScheduledCollective):
         return ""
     said = []
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import jax
 
-from ringcoll import marks
+from ringcoll.runtime import progress
 
 #: The exit status of a process that a deadline has ended, as of `timeout`.
 STATUS = 124
@@ -69,15 +69,15 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     watch = _Watch(seconds, grace)
     watch.start()
     try:
-        with marks.watching(True):
+        with progress.watching(True):
             yield
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()
     except BaseException as error:
-        if marks.LOG.stays_stuck(max(grace, _SILENT)):
+        if progress.LOG.stays_stuck(max(grace, _SILENT)):
             watch.say(f"is left by {type(error).__name__}")
             watch.limit_leaving()
-            marks.LOG.clear()  # it has been said
+            progress.LOG.clear()  # it has been said
         raise
     finally:
         watch.stop()
@@ -95,22 +95,22 @@ class _Watch:
 
     def start(self) -> None:
         self.timer.start()
-        marks.LOG.enders.append(self._differ)
+        progress.LOG.enders.append(self._differ)
 
     def stop(self) -> None:
         self.timer.cancel()
-        marks.LOG.enders.remove(self._differ)
+        progress.LOG.enders.remove(self._differ)
 
     def say(self, what: str, *more: str) -> None:
         """To stderr: where each rank was last, and more."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
-        where = marks.LOG.said() or ["no rank has come to a collective of ringcoll"]
+        where = progress.LOG.said() or ["no rank has come to a collective of ringcoll"]
         print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
 
     def limit_leaving(self) -> None:
         """End Python itself in time, or soon: when it ends, JAX waits for the other processes."""
-        stuck = marks.LOG.stuck()
+        stuck = progress.LOG.stuck()
         leaving = threading.Event()
         atexit.register(leaving.set)  # at that time no thread can be started any more
 
@@ -119,7 +119,7 @@ class _Watch:
             time.sleep(max(self.grace, self.end - time.monotonic()))
             while not _is_in_jax(threading.main_thread().ident):  # but in a hook of another
                 time.sleep(0.1)
-            if stuck - marks.LOG.last.keys():  # who has noted something since was but slow
+            if stuck - progress.LOG.last.keys():  # who has noted something since was but slow
                 os._exit(STATUS)
 
         threading.Thread(target=limit, daemon=True).start()

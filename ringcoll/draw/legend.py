@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from ringcoll.draw.looks import COLOURS, FAINT, Element, cell, label, outline, shape
 from ringcoll.draw.plan import Plan
-from ringcoll.draw.steps import Ranks
-from ringcoll.phases import Carries
+from ringcoll.draw.steps import RankSet
+from ringcoll.draw.style import COLOURS, FAINT, Element, cell, label, outline, shape
+from ringcoll.schedules.phases import Carries
 
 SIDE, _LINE = 14.0, 24.0
 Glyph = Callable[[Element], None]
@@ -51,7 +51,7 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
 
 
 def _cell(
-    lanes: Sequence[Ranks], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
+    lanes: Sequence[RankSet], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
 ) -> Glyph:
     def draw(into: Element) -> None:
         cell(into, (0, 0, SIDE, SIDE), lanes, of, colours)

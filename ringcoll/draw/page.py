@@ -6,14 +6,14 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from ringcoll.cost import DEVICES, seconds
+from ringcoll.costs.counts import Price
+from ringcoll.costs.model import DEVICES, seconds
+from ringcoll.draw.captions import Names, explained, parts
 from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlighted, paragraphs, source
 from ringcoll.draw.svg import document, finished
-from ringcoll.draw.words import Names, explained, parts
-from ringcoll.pricing import Price
 
 _PAYLOAD = 64 * 2**20
 _WIDE = 820  # a picture that is given the whole width

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from math import ceil
 
-from ringcoll.draw import looks, places
-from ringcoll.draw.looks import Element, label, rect, shape
+from ringcoll.draw import layout, style
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
-from ringcoll.draw.steps import Message, Piece, Ranks, frames
-from ringcoll.phases import Carries
-from ringcoll.schedule import digits
+from ringcoll.draw.steps import Message, Piece, RankSet, frames
+from ringcoll.draw.style import Element, label, rect, shape
+from ringcoll.schedules.phases import Carries
+from ringcoll.schedules.schedule import digits
 
 MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
@@ -27,15 +27,15 @@ class Picture:
         self.plan = plan
         self.frames = frames(plan)
         side = 24.0 if plan.size <= 8 else 20.0
-        self.cells = [(0, 0)] if plan.whole else places.grid(plan.shape)
+        self.cells = [(0, 0)] if plan.whole else layout.grid(plan.shape)
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)
         columns, rows = (max(c) + 1 for c in zip(*self.cells, strict=True))
-        self.on_grid = len(places.squared(plan.shape)) > 1
+        self.on_grid = len(layout.squared(plan.shape)) > 1
         # On a grid wide enough for four messages beside each other.
         width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 56.0)
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
-        self.machine = places.machine(plan.shape, box, self._gap())
+        self.machine = layout.machine(plan.shape, box, self._gap())
         self.routes = [
             routes(self.machine, [(m.sender, m.receiver) for m in frame.messages])
             for frame in self.frames
@@ -71,7 +71,7 @@ class Picture:
 
     def colours(self, column: int) -> Sequence[str]:
         """One a column; of whole vectors, one a rank."""
-        return looks.COLOURS[: self.plan.size] if self.plan.whole else looks.COLOURS[column:][:1]
+        return style.COLOURS[: self.plan.size] if self.plan.whole else style.COLOURS[column:][:1]
 
     @property
     def stripes(self) -> int:
@@ -89,7 +89,7 @@ class Picture:
         """One frame, its upper left corner at the origin."""
         frame, (width, height) = self.frames[number], self.size
         if headed:
-            label(into, (width / 2, 14), self.said(number), 13, fill=looks.FAINT)
+            label(into, (width / 2, 14), self.said(number), 13, fill=style.FAINT)
         top = _TITLE if headed else (height - self.extent[1]) / 2
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
@@ -107,12 +107,12 @@ class Picture:
         self,
         into: Element,
         rank: int,
-        held: Sequence[Sequence[Ranks]],
-        before: Sequence[Sequence[Ranks]],
+        held: Sequence[Sequence[RankSet]],
+        before: Sequence[Sequence[RankSet]],
     ) -> None:
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2, y - height / 2
-        rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=looks.LINE)
+        rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=style.LINE)
         said = f"rank {rank}"
         if self.on_grid:
             said = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
@@ -129,30 +129,30 @@ class Picture:
         into: Element,
         at: tuple[float, float],
         column: int,
-        held: Sequence[Ranks],
+        held: Sequence[RankSet],
         is_new: bool,
     ) -> None:
         x, y, width, height = (at[0] + 1, at[1] + 1, self.cell[0] - 2, self.cell[1] - 2)
-        looks.cell(into, (x, y, width, height), held, self.stripes, self.colours(column))
+        style.cell(into, (x, y, width, height), held, self.stripes, self.colours(column))
         if is_new:
-            looks.outline(into, (x, y, width, height))
+            style.outline(into, (x, y, width, height))
         if self.plan.whole:
             for rank in sorted(held[0]):
                 middle = (x + width * (rank + 0.5) / self.plan.size, y + height / 2 + 3.5)
-                label(into, middle, str(rank), 9.5, fill=_on(looks.COLOURS[rank]))
+                label(into, middle, str(rank), 9.5, fill=_on(style.COLOURS[rank]))
             return
         look = {"fill": "#8a94a6"}
         if len(held[0]) == self.stripes and len(set(held)) == 1:
-            look = {"fill": _on(looks.COLOURS[column])}
+            look = {"fill": _on(style.COLOURS[column])}
         elif any(held):
-            look = {"fill": looks.INK, "stroke": looks.PAPER, "paint_order": "stroke"}
+            look = {"fill": style.INK, "stroke": style.PAPER, "paint_order": "stroke"}
             look["stroke_width"] = "2.6"
         label(into, (x + width / 2, y + height / 2 + 3.7), str(column), 10.5, **look)
 
     # -- messages --
 
     def _arrow(self, into: Element, message: Message, route: Route, dense: bool) -> None:
-        colour = looks.LINE
+        colour = style.LINE
         if dense and len(message.pieces) == 1 and not self.plan.whole:
             colour = self.colours(message.pieces[0].column)[0]
         for way in route.ways:
@@ -163,7 +163,7 @@ class Picture:
         (x, y), (ux, uy) = route.ways[-1].end, route.ways[-1].heading
         tip = ((x, y), *((x - 8 * ux + s * uy, y - 8 * uy - s * ux) for s in (-3.6, 3.6)))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
-        shape(into, "polygon", points=points, fill=colour if dense else looks.FAINT)
+        shape(into, "polygon", points=points, fill=colour if dense else style.FAINT)
 
     def _glyph(self, into: Element, message: Message, route: Route) -> None:
         pieces: Sequence[Piece] = message.pieces
@@ -179,16 +179,16 @@ class Picture:
         rows = ceil(count / columns)
         x, y = at[0] - columns * width / 2, at[1] - rows * height / 2
         around = (x - 2, y - 2, columns * width + 4, rows * height + 4)
-        rect(into, around, looks.PAPER, rx=3, stroke=looks.FAINT, stroke_width=0.8)
+        rect(into, around, style.PAPER, rx=3, stroke=style.FAINT, stroke_width=0.8)
         # Of a block, a stripe would be too thin to have a colour.
         block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
         for i, piece in enumerate(pieces):
             column, row = i % columns, i // columns
             box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
             held = [piece.contributors]
-            looks.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
+            style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 
 def _on(colour: str) -> str:
     """The colour of text."""
-    return looks.PAPER if looks.is_dark(colour) else looks.INK
+    return style.PAPER if style.is_dark(colour) else style.INK

@@ -6,10 +6,18 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, Algorithm, Stages, build, in_lax
-from ringcoll.phases import Carries, Phase, phases
-from ringcoll.pricing import Price, price
-from ringcoll.schedule import Schedule
+from ringcoll.costs.counts import Price, price
+from ringcoll.schedules.phases import Carries, Phase, phases
+from ringcoll.schedules.registry import (
+    ALL_TO_ALLS,
+    GATHERS,
+    STAGED,
+    Algorithm,
+    Stages,
+    build,
+    in_lax,
+)
+from ringcoll.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from ringcoll.draw.places import Machine, Point, grid, plane
+from ringcoll.draw.layout import Layout, Point, grid, plane
 
 _APART = 18.0  # curves beside each other
 
@@ -44,7 +44,7 @@ class Route:
     level: bool = False
 
 
-def routes(on: Machine, ends: Sequence[tuple[int, int]]) -> list[Route]:
+def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
     """A route for each pair of a sender and a receiver of one round."""
     on_link = Counter(map(frozenset, ends))
     drawn: Counter[frozenset[int]] = Counter()
@@ -60,7 +60,7 @@ def routes(on: Machine, ends: Sequence[tuple[int, int]]) -> list[Route]:
     return found
 
 
-def _on_circle(on: Machine, sender: int, receiver: int, turn: int) -> Route:
+def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
     """Neighbours: bent aside. Others: bent past those between, to the middle of the circle."""
     (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
     ux, uy = _unit((ax, ay), (bx, by))
@@ -73,7 +73,7 @@ def _on_circle(on: Machine, sender: int, receiver: int, turn: int) -> Route:
     return Route((way,), way.at(0.46 if near else 0.3))
 
 
-def _on_grid(on: Machine, sender: int, receiver: int, turn: int, count: int) -> Route:
+def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> Route:
     """Straight to a neighbour; out and in again if it wraps; else around those between."""
     cells, (columns, rows) = grid(on.shape), plane(on.shape)
     (acol, arow), (bcol, brow) = cells[sender], cells[receiver]
@@ -109,7 +109,7 @@ def _unit(a: Point, b: Point) -> Point:
     return dx / length, dy / length
 
 
-def _between(on: Machine, a: Point, towards: Point, b: Point) -> Way:
+def _between(on: Layout, a: Point, towards: Point, b: Point) -> Way:
     """From the edge of a box to that of another."""
     return Way(_edge(a, towards, on.box), towards, _edge(b, towards, on.box))
 

@@ -2,19 +2,19 @@
 
 What a rank holds is known by whose data is in it: of a shard of an all-gather, its owner; of
 a partial sum, all that were added. That the last frame is what the collective must give is a
-proof of the schedule that needs no device and shares nothing with `ringcoll.engine`.
+proof of the schedule that needs no device and shares nothing with `ringcoll.runtime.engine`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringcoll.draw.plan import Plan
-from ringcoll.phases import Carries, Phase
-from ringcoll.schedule import Move, ScheduleError
+from ringcoll.schedules.phases import Carries, Phase
+from ringcoll.schedules.schedule import Move, ScheduleError
 
-Ranks = frozenset[int]
+RankSet = frozenset[int]
 #: By rank, lane and column: the ranks whose data is in what is held there, if any.
-Held = tuple[tuple[tuple[Ranks, ...], ...], ...]
+Held = tuple[tuple[tuple[RankSet, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Piece:
     """A shard, partial sum, block or vector: its column, and whose data is in it."""
 
     column: int
-    contributors: Ranks
+    contributors: RankSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _seen(plan: Plan, state: _State) -> Held:
     """By column; blocks for one rank, or vectors yet to be added, are seen together."""
     columns = range(1 if plan.whole else plan.size)
 
-    def cell(store: _Store, column: int) -> Ranks:
+    def cell(store: _Store, column: int) -> RankSet:
         pieces = [piece for piece in store.values() if piece.column == column]
         return _sum(pieces).contributors if pieces else frozenset()
 

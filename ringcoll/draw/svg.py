@@ -3,11 +3,11 @@
 from math import ceil
 from xml.etree import ElementTree
 
-from ringcoll.draw import looks
+from ringcoll.draw import style
 from ringcoll.draw.legend import legend
-from ringcoll.draw.looks import Element, label, shape
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
+from ringcoll.draw.style import Element, label, shape
 
 MOST_FRAMES = 24  # in one file
 _MARGIN = 16.0
@@ -61,10 +61,10 @@ def _across(count: int, width: float, height: float) -> int:
 def document(title: str) -> Element:
     """An empty picture, on a ground of its own."""
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
-    root.set("font-family", looks.FONT)
-    root.set("fill", looks.INK)
+    root.set("font-family", style.FONT)
+    root.set("fill", style.INK)
     shape(root, "title").text = title
-    shape(root, "rect", width="100%", height="100%", fill=looks.PAPER)
+    shape(root, "rect", width="100%", height="100%", fill=style.PAPER)
     return root
 
 

@@ -5,11 +5,11 @@ from fractions import Fraction
 from itertools import groupby
 from textwrap import TextWrapper
 
+from ringcoll.draw.captions import explained, priced, sentence
 from ringcoll.draw.plan import Plan
-from ringcoll.draw.steps import Frame, Ranks, frames
-from ringcoll.draw.words import explained, priced, sentence
-from ringcoll.phases import Carries, Phase
-from ringcoll.schedule import Move, Round
+from ringcoll.draw.steps import Frame, RankSet, frames
+from ringcoll.schedules.phases import Carries, Phase
+from ringcoll.schedules.schedule import Move, Round
 
 _MOST_RANKS = 16  # of which a table is made, however wide a line may be
 _MOST_RUNS = 16  # of rounds in a phase, each with its words
@@ -93,11 +93,11 @@ def _joined(lanes: Sequence[str]) -> str:
     return lanes[0] if len(set(lanes)) == 1 else "|".join(lanes)
 
 
-def _cell(now: Ranks, was: Ranks, size: int) -> str:
+def _cell(now: RankSet, was: RankSet, size: int) -> str:
     return (_ranks(now, size) or ".") + (_NEW if now - was else "")
 
 
-def _ranks(held: Ranks, size: int) -> str:
+def _ranks(held: RankSet, size: int) -> str:
     """0, 01, 0-3; or on from the last to the first: 6-1."""
     starts = [r for r in sorted(held) if (r - 1) % size not in held]
     if len(held) == size > 2:

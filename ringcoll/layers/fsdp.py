@@ -19,7 +19,7 @@ Gathered parameters are kept for the backward pass, like any intermediate result
 again instead, gather inside the function that is under `jax.checkpoint`, with a policy that does
 not save them (`jax.checkpoint_policies.dots_saveable` saves products alone).
 
-For a stack of layers there are three forms, which `benchmarks/fsdp.md` compares. `linear` on
+For a stack of layers there are three forms, which `benchmarks/pages/fsdp.md` compares. `linear` on
 shards in an ordinary `lax.scan` multiplies while the kernel arrives; it is the fastest where
 kernels are sharded by columns. The others are `scan_layers(fused=True)` with `linear`, and
 `scan_layers` alone, for any layer.
@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from ringcoll.calls import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.layers.gathered import Gathered, gather, linear
 from ringcoll.layers.parameters import (
     axes_in,

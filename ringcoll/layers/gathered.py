@@ -12,18 +12,18 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.calls import AxisName, Pytree, axes_of
-from ringcoll.gathers import all_gather, psum_scatter
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
 from ringcoll.layers.replicas import copied, narrowed
-from ringcoll.manual import is_checked, varying
-from ringcoll.matmuls import all_gather_matmul, einsum_reduce_scatter
-from ringcoll.table import Algorithm
+from ringcoll.matmuls.functions import all_gather_matmul, einsum_reduce_scatter
+from ringcoll.runtime.value_types import is_checked, varying
 
 
 @dataclass(frozen=True)
-class _How:
+class _Gathering:
     """How one leaf is gathered, and its gradient reduced: `own` is its dtype."""
 
     axes: tuple[Hashable, ...]
@@ -128,7 +128,7 @@ def gather(
         if dim is None:
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
-        how = _How(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
+        how = _Gathering(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
         whole = _gathered(how, leaf)
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype) if is_fused else whole
 
@@ -155,16 +155,16 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gathered(how: _How, x: Array) -> Array:
+def _gathered(how: _Gathering, x: Array) -> Array:
     narrow = x.astype(how.dtype)
     return all_gather(narrow, how.axes, axis=how.dim, tiled=True, algorithm=how.algorithm)
 
 
-def _gathered_forward(how: _How, x: Array) -> tuple[Array, None]:
+def _gathered_forward(how: _Gathering, x: Array) -> tuple[Array, None]:
     return _gathered(how, x), None
 
 
-def _gathered_backward(how: _How, _: None, ct: Array) -> tuple[Array]:
+def _gathered_backward(how: _Gathering, _: None, ct: Array) -> tuple[Array]:
     wide = ct.astype(how.reduce_dtype)
     mine = psum_scatter(
         wide, how.axes, scatter_dimension=how.dim, tiled=True, algorithm=how.algorithm

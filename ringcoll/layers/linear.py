@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.calls import AxisName, axes_of
+from ringcoll.collectives.front_door import AxisName, axes_of
+from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied
-from ringcoll.matmuls import all_gather_einsum, matmul_all_reduce, matmul_reduce_scatter
-from ringcoll.table import Algorithm
+from ringcoll.matmuls.functions import all_gather_einsum, matmul_all_reduce, matmul_reduce_scatter
 
 
 def column_linear(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.calls import AxisName, axes_of
+from ringcoll.collectives.front_door import AxisName, axes_of
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.layers.replicas import copied
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ringcoll.calls import Pytree
+from ringcoll.collectives.front_door import Pytree
 
 _MISSING: Any = object()
 

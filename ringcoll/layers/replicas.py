@@ -12,14 +12,14 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.all_reduces import psum
-from ringcoll.calls import AxisName, Pytree, axes_of
-from ringcoll.manual import is_checked, varying
-from ringcoll.table import Algorithm
+from ringcoll.collectives.all_reduce import psum
+from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.table import Algorithm
+from ringcoll.runtime.value_types import is_checked, varying
 
 
 @dataclass(frozen=True)
-class _How:
+class _Summing:
     """How gradients are summed: over which axes, in which dtype, by which algorithm."""
 
     axes: tuple[Hashable, ...]
@@ -59,7 +59,7 @@ def copied(
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
     for axes, members in groups.items():
-        made = _copied(_How(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
+        made = _copied(_Summing(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
         for i, x in zip(members, made, strict=True):
             leaves[i] = x
     return jax.tree.unflatten(structure, leaves)
@@ -123,15 +123,15 @@ _tied.defvjp(lambda tree: (tree, None), _tied_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copied(how: _How, leaves: list[Array]) -> list[Array]:
+def _copied(how: _Summing, leaves: list[Array]) -> list[Array]:
     return [varying(x, how.axes) for x in leaves]
 
 
-def _copied_forward(how: _How, leaves: list[Array]) -> tuple[list[Array], None]:
+def _copied_forward(how: _Summing, leaves: list[Array]) -> tuple[list[Array], None]:
     return _copied(how, leaves), None
 
 
-def _copied_backward(how: _How, _: None, cts: list[Array]) -> tuple[list[Array]]:
+def _copied_backward(how: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
     wide = [ct.astype(narrowed(ct.dtype, how.reduce_dtype)) for ct in cts]
     sums = psum(wide, how.axes, algorithm=how.algorithm)
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)

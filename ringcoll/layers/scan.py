@@ -12,11 +12,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.calls import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.gathered import Gathered, gather
 from ringcoll.layers.parameters import map_with_specs, refusal
-from ringcoll.manual import varying
-from ringcoll.table import Algorithm
+from ringcoll.runtime.value_types import varying
 
 #: (parameters of one layer, whole; x) -> x
 Block = Callable[[Pytree, Pytree], Pytree]

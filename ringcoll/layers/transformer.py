@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ringcoll.calls import AxisName
+from ringcoll.collectives.front_door import AxisName
 from ringcoll.layers.linear import columns, rows
 from ringcoll.layers.parameters import field, refusal
 

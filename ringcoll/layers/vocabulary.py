@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.all_reduces import pmax, psum
-from ringcoll.calls import AxisName, axes_of
-from ringcoll.gathers import psum_scatter
+from ringcoll.collectives.all_gather import psum_scatter
+from ringcoll.collectives.all_reduce import pmax, psum
+from ringcoll.collectives.front_door import AxisName, axes_of
+from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import check_sequence, columns, rank_count
 from ringcoll.layers.parameters import field, refusal
-from ringcoll.table import Algorithm
 
 
 def embed(

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ringcoll.cost import Model
-from ringcoll.matmul_cost import APART, Work, bare_seconds, hidden_seconds, rounds_of
+from ringcoll.costs.matmul import APART, Work, bare_seconds, hidden_seconds, rounds_of
+from ringcoll.costs.model import Model
 from ringcoll.overlap.chips import Chip
-from ringcoll.overlap.costs import Costs
 from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.instruction_costs import Costs
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.report import Row
@@ -52,7 +52,7 @@ def advice(
     """A line on the row that is most exposed; "" if none is.
 
     Where a gather feeds matmuls, or a sum is of a matmul's result, the line names the form that
-    runs both at once, with its seconds by the model of `ringcoll.matmul_cost`. In that model each
+    runs both at once, with its seconds by the model of `ringcoll.costs.matmul`. In that model each
     round of a bidirectional ring has a piece of the matmul, which takes as long as the program's.
     """
     worst = max(rows, key=lambda row: _exposed(row, chip), default=None)

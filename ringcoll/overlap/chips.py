@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ringcoll.cost import DEVICES, KINDS
+from ringcoll.costs.model import DEVICES, KINDS
 
 
 @dataclass(frozen=True, slots=True)

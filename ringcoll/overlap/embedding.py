@@ -6,8 +6,8 @@ from math import prod
 
 import numpy as np
 
+from ringcoll.costs.slices import along
 from ringcoll.overlap.network import Place
-from ringcoll.slices import along
 
 
 def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:

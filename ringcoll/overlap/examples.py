@@ -11,11 +11,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import matmuls
-from ringcoll.gathers import all_gather, psum_scatter
-from ringcoll.permutes import ppermute
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.permute import ppermute
 
 #: A function and the shapes of its operands, on a mesh.
-Made = tuple[Callable, tuple[Any, ...]]
+Example = tuple[Callable, tuple[Any, ...]]
 #: The axis over which ranks share a matmul, or several.
 Axes = str | tuple[str, ...]
 #: m, k and f: a layer and, mirrored, the one after it.
@@ -76,7 +76,7 @@ _FORMS: Mapping[str, tuple[Callable, Callable[[Axes], tuple]]] = {
 NAMES = tuple(_FORMS)
 
 
-def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Made:
+def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Example:
     """An example on a mesh, over all of its axes.
 
     Args:

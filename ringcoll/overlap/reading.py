@@ -7,8 +7,8 @@ from ringcoll.overlap.advice import advice
 from ringcoll.overlap.budget import Budget, Limit
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.costs import SOURCES, explained
 from ringcoll.overlap.hlo import Module, parse
+from ringcoll.overlap.instruction_costs import SOURCES, explained
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of

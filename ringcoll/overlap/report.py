@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 
+from ringcoll.io.text import aligned
+from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip
-from ringcoll.overlap.draw import draw
 from ringcoll.overlap.timeline import Segment
-from ringcoll.text import aligned
 
 #: Rows that are printed; of more, those with the most exposed.
 ROWS = 24

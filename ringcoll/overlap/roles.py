@@ -9,7 +9,7 @@ from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.transfers import COLLECTIVES, is_collective
 
 
-class Phase(Enum):
+class Action(Enum):
     """What an instruction does to a transfer, if anything."""
 
     COMPUTE = auto()
@@ -26,7 +26,7 @@ class Role(NamedTuple):
     unread says what communicates in a way that is not known; "" if nothing does.
     """
 
-    phase: Phase
+    phase: Action
     where: Computation
     what: Instruction | None = None
     unread: str = ""
@@ -37,8 +37,8 @@ class Role(NamedTuple):
         return bool(self.what or self.unread)
 
 
-_MARKERS = {"AsyncCollectiveStart": Phase.START, "AsyncCollectiveDone": Phase.DONE}
-_PHASES = {"start": Phase.START, "update": Phase.UPDATE, "done": Phase.DONE}
+_MARKERS = {"AsyncCollectiveStart": Action.START, "AsyncCollectiveDone": Action.DONE}
+_PHASES = {"start": Action.START, "update": Action.UPDATE, "done": Action.DONE}
 #: How the names of collectives begin.
 _NAMED = re.compile("all-|collective-|reduce-scatter|ragged-all-")
 
@@ -48,13 +48,13 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     opcode = instruction.opcode
     base, _, last = opcode.rpartition("-")
     if opcode in COLLECTIVES:
-        return Role(Phase.BLOCKING, computation, instruction)
+        return Role(Action.BLOCKING, computation, instruction)
     if base in ("send", "recv"):  # `send` and `recv` themselves are named as unread
-        return Role(Phase.COMPUTE, computation)
-    phase = _PHASES.get(last, Phase.COMPUTE)
-    if base in COLLECTIVES and phase is Phase.START:
+        return Role(Action.COMPUTE, computation)
+    phase = _PHASES.get(last, Action.COMPUTE)
+    if base in COLLECTIVES and phase is Action.START:
         return Role(phase, computation, instruction)
-    if phase in (Phase.UPDATE, Phase.DONE):
+    if phase in (Action.UPDATE, Action.DONE):
         return Role(phase, computation)
     inside = list(module.within(instruction))
     unread = next(filter(None, map(_unknown, (instruction, *(i for _, i in inside)))), "")
@@ -66,14 +66,14 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
         what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
     if len(found) > 1:
         unread = unread or f"{len(found)} collectives in one, and only the first is priced"
-    if phase is Phase.START:
+    if phase is Action.START:
         return Role(phase, where, what, unread)
     if opcode != "fusion":
         return Role(phase, computation, None, unread or f"{opcode} with {what.opcode} in it")
     for _, inner in inside:  # a fusion that begins, goes on with or ends a collective
         if marked := _MARKERS.get(inner.attribute("custom_call_target") or ""):
             return Role(marked, where, what, unread)
-    return Role(Phase.SPREAD, where, what, unread)
+    return Role(Action.SPREAD, where, what, unread)
 
 
 def _unknown(instruction: Instruction) -> str:

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip
-from ringcoll.overlap.costs import Costs, memory_seconds
 from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.instruction_costs import Costs, memory_seconds
 from ringcoll.overlap.loops import called, trip_count
 from ringcoll.overlap.network import FAR, Link, Network
 from ringcoll.overlap.pending import Held, Pending, Scope
-from ringcoll.overlap.roles import Phase, Role, role_of
+from ringcoll.overlap.roles import Action, Role, role_of
 from ringcoll.overlap.transfers import Transfer, transfer
 from ringcoll.overlap.work import copied, flops
 
@@ -118,14 +118,14 @@ class Timeline:
             self._leave_out(instruction.name, role.unread)
         carries = None
         match role.phase:
-            case Phase.START:
+            case Action.START:
                 return self._start(instruction, role)
-            case Phase.UPDATE:
+            case Action.UPDATE:
                 return self._update(scope, instruction)
-            case Phase.DONE:
+            case Action.DONE:
                 self._done(self._find(scope, instruction))
                 return None
-            case Phase.SPREAD:
+            case Action.SPREAD:
                 carries = self._find(scope, instruction, role.what)
         if role.what and not carries:
             self._done(self._start(instruction, role, synchronous=True))

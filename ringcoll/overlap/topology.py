@@ -12,11 +12,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from ringcoll.cost import DEVICES, KINDS
+from ringcoll.costs.model import DEVICES, KINDS
+from ringcoll.costs.slices import closed
 from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
-from ringcoll.slices import closed
 
 #: What lets libtpu start where there is no TPU, and quietly. Set only where nothing is set.
 ENVIRONMENT = {

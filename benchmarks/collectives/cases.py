@@ -1,0 +1,181 @@
+"""The table of the collectives: one row is all that a benchmark knows of one.
+
+Sizes are those of nccl-tests: `count` is what one rank calls NCCL with (one block where
+blocks are gathered, scattered or exchanged, else the whole vector), `size` the bytes of
+the larger of what a rank passes and what it gets. The operand of `all_gather` is thus
+1/n of its size; that of every other collective is all of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax import lax as jax_lax
+
+from benchmarks.collectives import references
+from ringcoll import lax as our_lax
+from ringcoll.algorithms import COLLECTIVES, build, names
+from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
+from ringcoll.schedules.registry import Algorithm
+
+AXIS = "x"
+#: Bytes up to which the algorithms of few rounds are timed if nobody chooses.
+SMALL = 2**18
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective: its name in jax.lax and in ringcoll, its sizes, its truth, its call.
+
+    Attributes:
+        name: of the function.
+        redop: what it reduces by, as nccl-tests say it; empty if it does not.
+        sends, gets: how many times `count` elements a rank passes and gets, of n ranks.
+        busbw: bus bandwidth over algorithm bandwidth, of n ranks; from nccl-tests.
+        reference: in NumPy, `[n, sends * count] -> [n, gets * count]`, a row for a rank.
+        call: `(library, x, **how)` by the library's function of that name.
+        best: the algorithms that are timed if nobody chooses: at all sizes, at small ones.
+    """
+
+    name: str
+    redop: str
+    sends: Callable[[int], int]
+    gets: Callable[[int], int]
+    busbw: Callable[[int], float]
+    reference: Callable[[np.ndarray], np.ndarray]
+    call: Callable[..., Any]
+    best: tuple[str, str]
+
+    def count(self, size: int, itemsize: int, n: int) -> int:
+        """The count whose size comes nearest to `size` from below; at least 1."""
+        return max(size // (itemsize * max(self.sends(n), self.gets(n))), 1)
+
+    def size(self, count: int, itemsize: int, n: int) -> int:
+        """The bytes of the larger of what a rank passes and gets."""
+        return count * itemsize * max(self.sends(n), self.gets(n))
+
+    def algorithms(self, n: int) -> tuple[str, ...]:
+        """The hand-written algorithms that run on n ranks."""
+        if self.name not in COLLECTIVES:
+            return self.best[:1]
+        return tuple(name for name in names(self.name) if exists(self.name, name, n))
+
+    def schedule(self, algorithm: str) -> Algorithm:
+        """What to pass for the name: itself, or the schedule of `ring@4x2`."""
+        name, shape = on_shape(algorithm)
+        return build(self.name, name, shape) if shape else name
+
+    def choices(self, n: int) -> tuple[str, ...]:
+        """All that may be compared with lax on n ranks."""
+        if self.name not in COLLECTIVES:
+            return self.algorithms(n)
+        return ("auto", *self.algorithms(n), *self.as_bits())
+
+    def as_bits(self) -> tuple[str, ...]:
+        """What moves data by the built-in on integers; of all-reduces, the best known."""
+        wanted = (LAX_AS_BITS, *(name + GATHERED_AS_BITS for name in ("ring", "two_ended")))
+        known = choices(self.name) if self.name in COLLECTIVES else ()
+        return tuple(name for name in known if name in wanted)
+
+    def timed(self, size: int) -> tuple[str, ...]:
+        """What is timed if nobody chooses."""
+        return ("auto", *(self.best if size <= SMALL else self.best[:1]))
+
+    def run(self, algorithm: str, x: Array, platform: str) -> Any:
+        """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
+        if algorithm != LAX:
+            how = {"algorithm": self.schedule(algorithm)} if self.name in COLLECTIVES else {}
+            return self.call(our_lax, x, **how)
+        if self.name == "pbroadcast" and platform != "gpu":  # lax has none: what people write
+            mine = jnp.where(jax_lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))
+            return jax_lax.psum(mine, AXIS)
+        return self.call(jax_lax, x)
+
+
+def on_shape(algorithm: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the shape of `ring@4x2`: the ring on ranks in 4 rows of 2; () for none."""
+    name, _, shape = algorithm.partition("@")
+    return name, tuple(int(size) for size in shape.split("x")) if shape else ()
+
+
+def exists(collective: str, algorithm: str, *shape: int) -> bool:
+    """Whether a collective can run by an algorithm on axes of these sizes."""
+    return algorithm in names(collective) and runs(collective, algorithm, shape)
+
+
+def _all_reduce(name: str, redop: str) -> Case:
+    return Case(
+        name,
+        redop,
+        sends=lambda n: 1,
+        gets=lambda n: 1,
+        busbw=lambda n: 2 * (n - 1) / n,
+        reference=references.REFERENCES[name],
+        call=lambda lib, x, **how: getattr(lib, name)(x, AXIS, **how),
+        best=("ring", "exchange"),
+    )
+
+
+CASES = (
+    Case(
+        "all_gather",
+        "",
+        sends=lambda n: 1,
+        gets=lambda n: n,
+        busbw=lambda n: (n - 1) / n,
+        reference=partial(references.all_gather, tiled=True),
+        call=lambda lib, x, **how: lib.all_gather(x, AXIS, tiled=True, **how),
+        best=("ring", "bruck"),
+    ),
+    Case(
+        "psum_scatter",
+        "sum",
+        sends=lambda n: n,
+        gets=lambda n: 1,
+        busbw=lambda n: (n - 1) / n,
+        reference=partial(references.psum_scatter, tiled=True),
+        call=lambda lib, x, **how: lib.psum_scatter(x, AXIS, tiled=True, **how),
+        best=("ring", "bruck"),
+    ),
+    _all_reduce("psum", "sum"),
+    _all_reduce("pmax", "max"),
+    _all_reduce("pmin", "min"),
+    Case(
+        "all_to_all",
+        "",
+        sends=lambda n: n,
+        gets=lambda n: n,
+        busbw=lambda n: (n - 1) / n,
+        reference=partial(references.all_to_all, split_axis=0, concat_axis=0, tiled=True),
+        call=lambda lib, x, **how: lib.all_to_all(x, AXIS, 0, 0, tiled=True, **how),
+        best=("pairwise", "bruck"),
+    ),
+    Case(
+        "pbroadcast",
+        "",
+        sends=lambda n: 1,
+        gets=lambda n: 1,
+        busbw=lambda n: 1.0,
+        reference=partial(references.pbroadcast, source=0),
+        call=lambda lib, x, **how: lib.pbroadcast(x, AXIS, 0, **how),
+        best=("ring", "exchange"),
+    ),
+    Case(
+        "ppermute",
+        "",
+        sends=lambda n: 1,
+        gets=lambda n: 1,
+        busbw=lambda n: 1.0,
+        reference=lambda x: references.ppermute(x, _to_the_next(len(x))),
+        call=lambda lib, x: lib.ppermute(x, AXIS, _to_the_next(jax_lax.axis_size(AXIS))),
+        best=("hop", "hop"),
+    ),
+)
+
+
+def _to_the_next(n: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % n) for rank in range(n)]

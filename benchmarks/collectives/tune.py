@@ -1,0 +1,200 @@
+"""Measure this machine's table for algorithm="auto", and write it as JSON.
+
+Every algorithm of every collective is tried at every size. The fastest few are checked, and timed
+in turn with lax. A row of the table is written where one of them is clearly faster than lax: by
+more than 5 % in three rounds of four. Without a row, "auto" is lax. Between two sizes the row
+changes at their geometric mean. Sizes count as in the other tables. A row applies only to the
+ranks, hosts and minor version of JAX that were measured.
+
+Use the table with RINGCOLL_TABLE=PATH, or algorithm=ringcoll.Table.load(PATH).
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+from itertools import groupby, pairwise
+from math import isqrt
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.collectives.cases import CASES
+from benchmarks.measuring import options, processes, report
+from benchmarks.measuring.measure import Point, measure, platform_of, sharing
+from benchmarks.measuring.row import Measurement
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.collectives import table
+from ringcoll.collectives.table import LAX
+from ringcoll.commands.arguments import File, writing
+from ringcoll.pricing import price
+from ringcoll.runtime.hosts import on_hosts
+
+#: How many algorithms are timed with care, after one call of each.
+FEW = 3
+#: Bytes from which an algorithm is not tried that sends over twice what another sends.
+LARGE = 2**20
+#: An algorithm that is this much slower than the fastest is kept if the size before has it.
+ALIKE = 1.05
+
+#: pmax and pmin run by the rows of psum.
+_TUNED = [case for case in CASES if case.name in COLLECTIVES and case.redop in ("", "sum")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, how long, and where to write it."""
+    options.add_sizes(parser)
+    options.add_datatypes(parser)
+    options.add_machine(parser, budget=900)
+    processes.add_arguments(parser)
+    names = options.collectives(*(case.name for case in _TUNED))
+    add = parser.add_argument
+    add("--collective", type=names, default="all", metavar="LIST")
+    add("--table", type=File, default="table.json", metavar="PATH", help="default: table.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, choose, write; 1 if any result was wrong."""
+    processes.start(args)
+    mesh = options.mesh(args)
+    header = options.described(mesh)
+    report.print_header(header)
+    points = [
+        (case, np.dtype(dtype), size)
+        for size in options.sizes(args)
+        for case in _TUNED
+        if case.name in args.collective
+        for dtype in args.datatype
+    ]
+    rows_of: dict[report.Place, list[Measurement]] = {}
+    skipped = []
+    shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
+    with report.until_interrupted(args, rows_of):
+        for place, seconds in report.progress(shares, len(points), "tuning", report.point):
+            if seconds:
+                case, dtype, size = place
+                point = Point(case, dtype, size, mesh)
+                rows_of[place] = _measured(point, seconds, args.iters)
+            else:
+                skipped.append(place)
+    chosen = _choices(rows_of)
+    made = table.Table(
+        tuple(table_rows(chosen, platform_of(mesh), **measured_bounds(mesh))),
+        f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
+        f"{header['load']}, jax {header['jax']}, {header['date']}"
+        + (f", {header['processes']} processes" if header["processes"] > 1 else "")
+        + (f", {len(rows_of)} of {len(points)} points" if args.interrupted else ""),
+    )
+    if processes.leads():
+        with writing(args, "table"):
+            made.save(args.table)
+        if table.Table.load(args.table) != made:
+            raise AssertionError(f"{args.table} does not say what was measured")
+    report.print_matrix("The choice, its time over lax's", chosen)
+    report.console().print(f"{len(made.rows)} rows in {args.table}")
+    report.print_skipped(skipped)
+    return report.print_verdict(row for rows in rows_of.values() for row in rows)
+
+
+def _choices(rows_of: Mapping[report.Place, Sequence[Measurement]]) -> list[Measurement]:
+    """What `choose` chooses, from small sizes to large for each collective and type."""
+    chosen = []
+    places = sorted(rows_of, key=lambda place: (_TUNED.index(place[0]), place[1].name, place[2]))
+    for _, sizes in groupby(places, lambda place: place[:2]):
+        before = LAX
+        for place in sizes:
+            chosen.append(choose(rows_of[place], before))
+            before = chosen[-1].algorithm
+    return chosen
+
+
+def _measured(point: Point, seconds: float, rounds: int) -> list[Measurement]:
+    """lax and the fastest few, timed in turn."""
+    end = time.perf_counter() + seconds
+    tried = {name: _one_call(point, name) for name in _worth_trying(point)}
+    few = nsmallest(FEW, tried, key=lambda name: tried[name])
+    return measure(point, few, end - time.perf_counter(), rounds, warmup=1, checks=True)
+
+
+def _worth_trying(point: Point) -> list[str]:
+    """All algorithms, or for large sizes those that do not send far too much."""
+    names = point.case.algorithms(point.ranks)
+    sends = {name: price(point.case.name, name, (point.ranks,)).link for name in names}
+    least = min(sends.values())
+    few = [name for name in names if point.size < LARGE or sends[name] <= 2 * least]
+    return [*few, *point.case.as_bits()]
+
+
+def _one_call(point: Point, name: str) -> float:
+    program = point.program(name)
+    program()
+    processes.meet()
+    start = time.perf_counter()
+    program()
+    return processes.first_says(time.perf_counter() - start)
+
+
+def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:
+    """The fastest of those clearly faster than lax, or lax.
+
+    Args:
+        rows: lax's and its rivals'.
+        before: the choice at the size before, kept where it is as good.
+    """
+    faster = {
+        row.algorithm: row.vs_lax.median
+        for row in rows
+        if row.algorithm != LAX and row.vs_lax and row.vs_lax.high < report.FASTER and not row.wrong
+    }
+    best = min(faster, key=lambda name: faster[name], default=LAX)
+    if before in faster and faster[before] <= ALIKE * faster[best]:
+        best = before
+    return next(row for row in rows if row.algorithm == best)
+
+
+def measured_bounds(mesh: Mesh) -> dict[str, tuple[Any, Any]]:
+    """The bounds of what a mesh can tell: its ranks, their hosts, this minor version of JAX."""
+    hosts, local = on_hosts(mesh, mesh.axis_names)
+    major, minor = jax.__version_info__[:2]
+    return {
+        "ranks": (mesh.size, mesh.size + 1),
+        "hosts": (hosts, hosts + 1),
+        "ranks_a_host": (local, local + 1),
+        "jax": (f"{major}.{minor}", f"{major}.{minor + 1}"),
+    }
+
+
+def table_rows(
+    chosen: Sequence[Measurement], platform: str, **within: tuple[Any, Any]
+) -> list[table.TableRow]:
+    """The rows of a table, one for neighbouring sizes of the same choice.
+
+    Args:
+        chosen: what `choose` chose, from small sizes to large for each collective and type.
+        platform: one of `ringcoll.collectives.table.PLATFORMS`.
+        within: bounds of all of them.
+    """
+    made = []
+    for (collective, name), group in groupby(chosen, lambda row: (row.collective, row.type)):
+        of_type = list(group)
+        between = [isqrt(a.operand_bytes * b.operand_bytes) for a, b in pairwise(of_type)]
+        bands = zip(of_type, pairwise([None, *between, None]), strict=True)
+        for algorithm, same in groupby(bands, lambda band: band[0].algorithm):
+            rows, bounds = zip(*same, strict=True)
+            if algorithm == LAX:
+                continue
+            ratios = sorted({f"{row.vs_lax.median:.2f}" for row in rows})
+            made.append(
+                table.TableRow(
+                    collective,
+                    platform,
+                    algorithm,
+                    bytes=(bounds[0][0], bounds[-1][1]),
+                    dtypes=(name,),
+                    why=f"{' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} of the time of lax",
+                    **within,
+                )
+            )
+    return made

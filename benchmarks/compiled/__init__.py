@@ -1,0 +1,1 @@
+"""Matmuls and layers as real compilers schedule them, and the claims of the pages."""

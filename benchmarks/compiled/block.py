@@ -1,0 +1,202 @@
+"""One block of a transformer, tensor-parallel, as programs: ours, the built-in forms.
+
+x + attention(rms_norm(x)), then x + gated_mlp(rms_norm(x)): heads of keys and values in groups,
+rotary positions, a causal mask. Norms, rotary positions and the attention of a rank's own heads
+are the same functions in all programs; what differs is who moves the activations, which are
+sharded by sequence between the halves. An axis `data` of the mesh, if there is one, is that of
+the batch, over which gradients are summed; all others are the model's.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings, options_of
+from ringcoll.layers import tensor_parallel as tp
+
+DATA = "data"
+#: Of Llama 3.
+ROTARY_BASE = 500000.0
+
+#: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; else by XLA's.
+BESIDE = "/beside"
+SUMMED = ("auto+exchange", "auto+exchange" + BESIDE)
+
+Linear = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Sizes of a block.
+
+    Attributes:
+        batch: sequences for each group of ranks that shares a model.
+        sequence: tokens in each.
+        width: features of a token between layers.
+        heads, groups: of queries, of keys and values, each of width / heads features.
+        hidden: features inside the MLP.
+    """
+
+    batch: int
+    sequence: int
+    width: int
+    heads: int
+    groups: int
+    hidden: int
+
+    @staticmethod
+    def of(text: str) -> "BlockShape":
+        """That of "2x4096x4096x32x8x14336"."""
+        return BlockShape(*map(int, text.split("x")))
+
+    def parameters(self) -> dict[str, Any]:
+        """The shapes of the weights, by the names that `tensor_parallel` has for them."""
+        d, f, k = self.width, self.hidden, self.width // self.heads
+        key = (d, self.groups, k)
+        query, out = (d, self.heads, k), (self.heads, k, d)
+        return {
+            "attention_norm": {"scale": (d,)},
+            "attention": {"query": query, "key": key, "value": key, "out": out},
+            "mlp_norm": {"scale": (d,)},
+            "mlp": {"gate": (d, f), "up": (d, f), "down": (f, d)},
+        }
+
+
+def algorithms_of(mesh: Collection[str], names: Sequence[str]) -> list[str]:
+    """Those that make a program of their own on a mesh of these axes."""
+    return [name for name in names if DATA in mesh or name not in SUMMED]
+
+
+def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> tuple[Any, tuple]:
+    """A block as a function of x and weights, and both, as `overlap.compile_for` takes them."""
+    sizes, axes = BlockShape.of(shape), tuple(a for a in mesh.axis_names if a != DATA)
+    batch = DATA if DATA in mesh.axis_names else None
+    x_spec, is_shape = P(batch, axes), lambda x: isinstance(x, tuple)
+
+    def operand(of: tuple[int, ...], spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(of, dtype, sharding=NamedSharding(mesh, spec))
+
+    shapes = sizes.parameters()
+    arrays = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of, dtype), shapes, is_leaf=is_shape)
+    specs = tp.partition_specs(arrays, axes)
+    weights = jax.tree.map(operand, shapes, specs, is_leaf=is_shape)
+    x = operand((sizes.batch * mesh.shape.get(DATA, 1), sizes.sequence, sizes.width), x_spec)
+    algorithm = algorithm.removesuffix(TUNED)
+    if algorithm == COMPILER:
+        function = partial(_by_parts, *constrained(mesh, batch, axes))
+        return by_shardings(function, (x, weights)), (x, weights)
+    if algorithm in BUILT_IN:
+        function = partial(_by_parts, partial(gathered, axes), partial(scattered, axes))
+    else:
+        name, _, summing = algorithm.removesuffix(BESIDE).partition("+")
+        ours = _ours_beside if algorithm.endswith(BESIDE) else _ours
+        function = partial(ours, axes, summing, options_of(name))
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(x_spec, specs), out_specs=x_spec)
+    return mapped, (x, weights)
+
+
+def _ours(
+    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
+) -> Array:
+    if summing:  # of each half by itself: what is made first can be sent under the other
+        weights = {n: tp.copied(half, DATA, algorithm=summing) for n, half in weights.items()}
+    normed = tp.rms_norm(weights["attention_norm"], x, axes)
+    x = x + tp.attention(weights["attention"], normed, axes, rotary_base=ROTARY_BASE, **how)
+    return x + tp.gated_mlp(weights["mlp"], tp.rms_norm(weights["mlp_norm"], x, axes), axes, **how)
+
+
+def _ours_beside(
+    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
+) -> Array:
+    """The same, but what is used after the heads are mixed is summed while their gradient is
+    computed, which sends nothing: the wire is free."""
+    late = {"out": weights["attention"]["out"], "mlp": weights["mlp"]}
+    early = {**weights, "mlp": None}
+    early["attention"] = {n: of for n, of in weights["attention"].items() if n != "out"}
+    copied = partial(tp.copied_beside, axis_name=DATA, algorithm=summing)
+
+    def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
+        matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
+        made = ringcoll.all_gather_matmul(x, matrices, axes, **how)
+        shapes = [kernel.shape[1:] for kernel in kernels]
+        return [y.reshape(*y.shape[:-1], *of) for y, of in zip(made, shapes, strict=True)]
+
+    def mix(heads: tuple[Array, ...], weights: Any) -> tuple[Array, Any]:
+        mixed, used = copied(_attend, heads, late)
+        return mixed, {**weights, "attention": {"out": used["out"]}, "mlp": used["mlp"]}
+
+    return _by_parts(
+        *(columns, lambda x, kernel: tp.row_linear(kernel, x, axes, **how)),
+        *(x, tp.copied(early, DATA, algorithm=summing)),
+        norm=partial(tp.rms_norm, axis_name=axes),
+        mix=mix,
+    )
+
+
+def _by_parts(
+    columns: Callable[[Array, Sequence[Array]], list[Array]],
+    rows: Linear,
+    x: Array,
+    weights: Any,
+    norm: Callable[..., Array] = tp.rms_norm,
+    mix: Callable[..., tuple[Array, Any]] = lambda heads, weights: (_attend(*heads), weights),
+) -> Array:
+    """The block by two functions: into the ranks, and out of them.
+
+    `mix` makes of a rank's heads what they attend to, and the weights that are used after it.
+    """
+    of = weights["attention"]
+    normed = norm(weights["attention_norm"], x)
+    query, key, value = columns(normed, [of[name] for name in ("query", "key", "value")])
+    positions = jnp.arange(query.shape[1])
+    query, key = (tp.rotary(heads, positions, ROTARY_BASE) for heads in (query, key))
+    mixed, weights = mix((query, key, value), weights)
+    x = x + rows(mixed, weights["attention"]["out"])
+    of = weights["mlp"]
+    gate, up = columns(norm(weights["mlp_norm"], x), [of["gate"], of["up"]])
+    return x + rows(jax.nn.silu(gate) * up, of["down"])
+
+
+def _attend(query: Array, key: Array, value: Array) -> Array:
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+
+
+def gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
+    """Gather x once, by `lax`, and multiply it by each kernel."""
+    whole = lax.all_gather(x, axes, axis=1, tiled=True)
+    return [_product(whole, kernel) for kernel in kernels]
+
+
+def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
+    """Multiply, and reduce-scatter the product by `lax`."""
+    return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
+
+
+def constrained(
+    mesh: Mesh, batch: str | None, axes: tuple[str, ...]
+) -> tuple[Callable[..., list[Array]], Linear]:
+    """The same of whole arrays: only their shardings are constrained, and XLA does the rest."""
+
+    def put(x: Array, *spec: Any) -> Array:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch, *spec)))
+
+    def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
+        return [put(_product(x, kernel), None, axes) for kernel in kernels]
+
+    def rows(x: Array, kernel: Array) -> Array:
+        return put(_product(put(x, None, axes), kernel), axes)
+
+    return columns, rows
+
+
+def _product(x: Array, kernel: Array) -> Array:
+    """x: [b, s, *k], kernel: [*k, f] -> [b, s, f], or [b, s, h, k] of a kernel [d, h, k]."""
+    return jnp.tensordot(x, kernel, x.ndim - 2)

@@ -1,0 +1,187 @@
+"""A claim: the figures that a page states of a program that was compiled or modelled, not run.
+
+`claims.json` holds all claims, `benchmarks.compiled.pages` shows them in tables, and
+`python -m benchmarks claims` computes them again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.collectives import scale
+from benchmarks.compiled import compiling, fsdp, grid, layers
+from benchmarks.compiled.figures import Figures
+from ringcoll.io.files import write
+from ringcoll.overlap import gpus
+
+FILE = Path(__file__).with_name("claims.json")
+#: How far off a claim may be: a share of its time, points of exposure, a share of its temporaries
+#: (or a MiB).
+TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
+
+#: The commands that compile programs, and what makes a program of their flags.
+COMPILED: Mapping[str, compiling.Make] = {
+    "overlap": grid.program,
+    "layers": layers.program_of,
+    "fsdp": fsdp.program_of,
+}
+#: The commands that only model, and what computes seconds from their flags.
+MODELLED = {"scale": scale.seconds_of}
+
+
+@dataclass(frozen=True)
+class ClaimedProgram:
+    """Which program: a command of `python -m benchmarks`, and its flags.
+
+    Attributes:
+        run: the command.
+        flags: names and values, sorted.
+        profile: whether times are those of the compiler's static profile.
+    """
+
+    run: str
+    flags: tuple[tuple[str, str], ...]
+    profile: bool = False
+
+    @classmethod
+    def of(cls, run: str, flags: Mapping[str, str], profile: bool = False) -> "ClaimedProgram":
+        """A program by its flags, in any order."""
+        return cls(run, tuple(sorted(flags.items())), profile)
+
+    @property
+    def command(self) -> str:
+        """What a reader types to see it."""
+        flags = [f"--{name} {value}" for name, value in self.flags]
+        return " ".join(["python -m benchmarks", self.run, *flags, *["--profile"] * self.profile])
+
+    @property
+    def compiler(self) -> str:
+        """The compiler for its topology, with its version; "" if nothing is compiled."""
+        if self.run in MODELLED:
+            return ""
+        name = "jax-cuda13-pjrt" if gpus.is_named(dict(self.flags)["topology"]) else "libtpu"
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            return f"no {name}"  # of which nothing is claimed
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was found of a program.
+
+    Attributes:
+        which: the program.
+        jax, compiler: the versions that it was found with; compiler is "" if it is modelled.
+        total_us: microseconds; 0 where a program's text holds no times.
+        exposed_percent: the percentage of the time that is exposed communication.
+        temporaries, program: bytes; None if nothing is compiled.
+        profiled: whether times are of the profile, which the compiler cannot make of every program.
+        hidden: how many collectives have a matmul under them, and how many there are; None where
+            there are times.
+    """
+
+    which: ClaimedProgram
+    jax: str
+    compiler: str
+    total_us: float
+    exposed_percent: float | None = None
+    temporaries: int | None = None
+    program: int | None = None
+    profiled: bool = False
+    hidden: tuple[int, int] | None = None
+
+    def off(self, now: "Claim") -> list[str]:
+        """The names of the figures that are off by more than `TOLERANCE`."""
+        words = []
+        if abs(now.total_us - self.total_us) > TOLERANCE["time"] * self.total_us:
+            words.append("time")
+        points = abs((now.exposed_percent or 0) - (self.exposed_percent or 0))
+        if points > TOLERANCE["exposed_points"]:
+            words.append("exposure")
+        temporaries, least = self.temporaries or 0, 2**20
+        off = abs((now.temporaries or 0) - temporaries)
+        if off > max(TOLERANCE["temporaries"] * temporaries, least):
+            words.append("temporaries")
+        if now.profiled != self.profiled:
+            words.append("profile")
+        if now.hidden != self.hidden:
+            words.append("hidden collectives")
+        return words
+
+
+def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
+    """Compile or price a program, here and now.
+
+    Args:
+        which: the program.
+        cache: a folder of compiled programs; see `benchmarks.compiled.compile_cache`.
+
+    Raises:
+        Exception: what JAX and the compiler raise.
+    """
+    flags = dict(which.flags)
+    if which.run in MODELLED:
+        seconds = MODELLED[which.run](**flags)
+        return Claim(which, jax.__version__, "", round(seconds * 1e6, 2))
+    found, _ = compiling.compile_one(flags, COMPILED[which.run], profile=which.profile, cache=cache)
+    return of_found(which, found)
+
+
+def of_found(which: ClaimedProgram, found: Figures) -> Claim:
+    """What was found of a compiled program, as a claim."""
+    hidden = [sum(column) for column in zip((0, 0), *found.hidden.values(), strict=True)]
+    return Claim(
+        which,
+        jax.__version__,
+        which.compiler,
+        round(found.total, 2),
+        round(100 * found.exposed / found.total, 2) if found.total else None,
+        found.temporaries,
+        found.program_bytes,
+        found.profiled,
+        None if found.timed else (hidden[0], hidden[1]),
+    )
+
+
+def load(file: Path = FILE) -> list[Claim]:
+    """All claims."""
+    rows = json.loads(file.read_text(encoding="utf-8"))["claims"] if file.exists() else []
+    return [_claim(row) for row in rows]
+
+
+def _claim(row: Mapping[str, Any]) -> Claim:
+    which = ClaimedProgram.of(row["run"], row["flags"], row["profile"])
+    left_out = ("kind", "run", "flags", "profile", "command", "hidden")
+    rest = {name: value for name, value in row.items() if name not in left_out}
+    hidden = row["hidden"]
+    return Claim(which, **rest, hidden=None if hidden is None else (hidden[0], hidden[1]))
+
+
+def save(claims: Iterable[Claim], file: Path = FILE) -> None:
+    """Write all claims, a line each, sorted by command and versions."""
+    lines = [json.dumps(_row(claim)) for claim in sorted(claims, key=_place)]
+    head = json.dumps({"tolerance": TOLERANCE})[:-1]
+    write(file, f'{head}, "claims": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def _place(claim: Claim) -> tuple[str, str, str]:
+    return claim.which.command, claim.jax, claim.compiler
+
+
+def _row(claim: Claim) -> dict[str, Any]:
+    which, rest = claim.which, asdict(claim)
+    del rest["which"]
+    flags = {"run": which.run, "flags": dict(which.flags), "profile": which.profile}
+    kind = "compiled" if claim.compiler else "modelled"
+    return {"command": which.command, "kind": kind, **flags, **rest}
+
+
+def quickest(claims: Sequence[Claim]) -> Claim:
+    """The claim with the least time."""
+    return min(claims, key=lambda claim: claim.total_us)

@@ -1,0 +1,132 @@
+"""Compute the compiled and modelled figures of the pages again, and compare them with the claims.
+
+Without a flag, only the headline figures of README. Nothing runs on a TPU or GPU, and no time is
+measured. `claims.json` holds the claims with their commands, versions and tolerances; `pages.toml`
+says which pages show them. A claim holds for the versions of JAX and of the compiler that it names;
+programs without a claim for the installed versions are counted and left out. The exit status is 1
+if a program fails or has no claim for any version, or if its time is off by more than 2 %, its
+exposure by more than one point, or its temporaries by more than 2 % (and 1 MiB).
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import jax
+
+from benchmarks.compiled import claim, compiling, pages
+from benchmarks.compiled.claim import Claim, ClaimedProgram
+from benchmarks.compiled.pages import PageTable
+from benchmarks.measuring import report
+from ringcoll.commands.arguments import in_a_line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which claims, and what to do with what is found."""
+    add = parser.add_argument
+    which = parser.add_mutually_exclusive_group()
+    names = [table.name for table in pages.tables()]
+    which.add_argument("--all", action="store_true", help="every claim; takes hours")
+    which.add_argument(
+        "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
+    )
+    compiling.add_cache(parser)
+    add("--missing", action="store_true", help="only programs without a claim for these versions")
+    add("--update", action="store_true", help="save what is found as claims, and write the pages")
+    add("--write", action="store_true", help="only write the pages from the claims")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find and compare, or write; returns the exit status."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    every, claims = pages.tables(), claim.load()
+    if args.write:
+        return _write(every, claims)
+    asked = [table for table in every if args.all or table.name in (args.table or ())]
+    programs = pages.programs(asked) if asked else pages.headline(every)
+    todo = list(dict.fromkeys(programs))
+    known = here(claims)
+    if args.missing:
+        todo = [which for which in todo if which not in known]
+    if args.update:
+        return _find(args, todo, known, claims, every)
+    without = [which for which in todo if which not in known]
+    todo = [which for which in todo if which in known]
+    if without:
+        print(f"left out: {len(without)} programs without a claim for {_versions()}")
+    if not todo:
+        args.error(f"there are no claims for {_versions()}; --update saves what is found")
+    status = _find(args, todo, known, claims, every)
+    never = set(without) - {one.which for one in claims}
+    if never:
+        print(f"{len(never)} of these have no claim for any version: claims --update --missing")
+    return 1 if never else status
+
+
+def here(claims: Iterable[Claim]) -> dict[ClaimedProgram, Claim]:
+    """The claims for the installed versions."""
+    return {
+        one.which: one
+        for one in claims
+        if not one.compiler or (one.jax, one.compiler) == (jax.__version__, one.which.compiler)
+    }
+
+
+def _find(
+    args: argparse.Namespace,
+    todo: Sequence[ClaimedProgram],
+    known: dict[ClaimedProgram, Claim],
+    claims: list[Claim],
+    every: Sequence[PageTable],
+) -> int:
+    table = report.table("program", "claimed us", "%", "now us", "%", "off by", "")
+    status = 0
+    bar = report.progress(todo, len(todo), "compiling", lambda which: which.command)
+    for which in bar:
+        claimed = known.get(which)
+        try:
+            now = claim.find(which, args.cache)
+        except Exception as error:  # a compiler may refuse a program; the others still count
+            table.add_row(
+                which.command, *_cells(claimed), "", "", "", f"failed: {in_a_line(error)}"
+            )
+            status = 1
+            continue
+        words = claimed.off(now) if claimed else []
+        apart = (
+            f"{now.total_us / claimed.total_us - 1:+.1%}" if claimed and claimed.total_us else ""
+        )
+        table.add_row(which.command, *_cells(claimed), *_cells(now), apart, ", ".join(words))
+        if args.update:
+            kept = [
+                one
+                for one in claims
+                if (one.which, one.jax, one.compiler) != (which, now.jax, now.compiler)
+            ]
+            claims = [*kept, now]
+            claim.save(claims)
+        elif words:
+            status = 1
+    report.show(f"Claims for {_versions()}", table)
+    return max(status, _write(every, claims)) if args.update else status
+
+
+def _cells(of: Claim | None) -> tuple[str, str]:
+    if of is None:
+        return "", ""
+    if of.hidden:
+        return "", "{} of {}".format(*of.hidden)
+    return f"{of.total_us:.0f}", "" if of.exposed_percent is None else f"{of.exposed_percent:.1f}"
+
+
+def _write(every: Sequence[PageTable], claims: Sequence[Claim]) -> int:
+    changed, unclaimed = pages.write_pages(every, claims)
+    for page in changed:
+        print(f"written: {page}")
+    for name, number in unclaimed.items():
+        print(f"not written: {name!r}: {number} of its programs have no claim")
+    return 1 if unclaimed else 0
+
+
+def _versions() -> str:
+    compilers = (ClaimedProgram.of("overlap", {"topology": name}) for name in ("v5e:4x2", "h200:8"))
+    return ", ".join([f"jax {jax.__version__}", *(which.compiler for which in compilers)])

@@ -1,0 +1,82 @@
+"""A cache of compiled programs: a program that is in the folder is not compiled again.
+
+The key of a program is everything that it is compiled from: the program as JAX lowers it, the
+compiler and its options, the topology and the order of its devices. So no program is mistaken for
+another, and equal programs of different names are compiled once. Costs are not kept: they are
+read off the text each time.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ringcoll import overlap
+from ringcoll.io.files import write
+from ringcoll.overlap.program import program_of
+from ringcoll.overlap.program import versions as installed
+
+
+def versions() -> dict[str, str]:
+    """The versions of JAX and of the TPU compiler; "none" if that is not installed."""
+    found = installed(("tpu",))
+    return {name: found.get(name, "none") for name in ("jax", "libtpu")}
+
+
+def compiled(
+    folder: str | None,
+    topology: str,
+    function: Callable,
+    operands: tuple,
+    options: Mapping[str, Any],
+    profile: bool,
+) -> tuple[overlap.Program, float]:
+    """A program, and the seconds that it took to compile, and to profile if that was asked for.
+
+    Args:
+        folder: where programs are kept; None keeps none.
+        topology, function, operands, options, profile: as for `overlap.compile_for`.
+    """
+    path = None
+    if folder is not None:
+        key = _key(topology, function, operands, options, profile)
+        path = Path(folder) / f"{key}.json.gz"
+        if path.exists():
+            kept = json.loads(gzip.decompress(path.read_bytes()))
+            program = overlap.Program(**kept["program"])
+            return program_of(program, mesh=_mesh_of(operands)), kept["seconds"]
+    start = time.perf_counter()
+    program = overlap.compile_for(
+        topology, function, *operands, compiler_options=options, profile=profile
+    )
+    seconds = time.perf_counter() - start
+    if path is not None and bool(program.profile) == profile:  # else another try may find one
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The network is not kept: it is read off the mesh again.
+        kept = {"program": asdict(replace(program, network=None)), "seconds": seconds}
+        write(path, gzip.compress(json.dumps(kept).encode()))
+    return program, seconds
+
+
+def _key(
+    topology: str, function: Callable, operands: tuple, options: Mapping[str, Any], profile: bool
+) -> str:
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    mesh = _mesh_of(operands)
+    flags = {name: os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")}
+    compiler = {**installed(("tpu", "gpu")), **flags, **options}
+    devices = [device.id for device in mesh.devices.flat]
+    of = [topology, devices, sorted(compiler.items()), profile, jitted.lower(*operands).as_text()]
+    return hashlib.sha256(json.dumps(of, default=str).encode()).hexdigest()[:32]
+
+
+def _mesh_of(operands: tuple) -> Any:
+    """The mesh of operands."""
+    return jax.tree.leaves(operands)[0].sharding.mesh

@@ -1,0 +1,133 @@
+"""Compiling programs for machines that are not there, and what is found of each: tables, files."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.compiled import compile_cache
+from benchmarks.compiled.figures import Figures, hidden_of, print_counted, print_timed
+from benchmarks.compiled.programs import tuning
+from benchmarks.measuring import files, options, report
+from ringcoll import overlap
+from ringcoll.commands.arguments import Folder
+from ringcoll.commands.overlap import add_option
+
+#: From what says which program it is to that and its operands, as `overlap.compile_for` takes them.
+Make = Callable[..., tuple[Callable, tuple]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to compile, and where to write what is found."""
+    add = parser.add_argument
+    add("--profile", action="store_true", help="costs from the static profile (slow)")
+    add_option(parser)
+    options.add_json(parser, "what was found")
+    what = "write a timeline of every program, a PNG each"
+    add("--draw", type=Folder, metavar="DIR", help=what)
+    add_cache(parser)
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Declare --cache."""
+    what = "keep compiled programs in this folder, and reuse those that are there"
+    parser.add_argument("--cache", type=Folder, metavar="DIR", help=what)
+
+
+def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
+    """Compile every program, and print a table; 1 if the compiler refused any.
+
+    Args:
+        args: with those of `add_arguments`.
+        todo: what `make` takes by name and the table shows in its first columns: a topology
+            and an algorithm at least.
+        make: the program of these.
+    """
+    found, failed = find_all(args, todo, make)
+    if timed := [one for one in found if one.timed]:
+        print_timed(timed)
+    if counted := [one for one in found if not one.timed]:
+        print_counted(counted)
+    return tell_failed(failed)
+
+
+def find_all(
+    args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make
+) -> tuple[list[Figures], list[str]]:
+    """What was found of each program, which --json gets, and a line for each refused one."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    found: list[Figures] = []
+    failed: list[str] = []
+    bar = report.progress(todo, len(todo), "compiling", lambda one: " ".join(one.values()))
+    with report.until_interrupted(args, found, failed):
+        for which in bar:
+            try:
+                found.append(_found(args, which, make))
+            except Exception as error:  # a compiler may refuse a program; the others still count
+                words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                failed.append(f"{' '.join(which.values())}: {words}")
+    files.write_json(args, [{**row.pop("which"), **row} for row in map(asdict, found)])
+    return found, failed
+
+
+def tell_failed(failed: Sequence[str]) -> int:
+    """Print a line for each refused program; returns the exit status."""
+    for line in failed:
+        report.console().print(f"[red]failed[/red] {line}")
+    return 1 if failed else 0
+
+
+def compile_one(
+    which: Mapping[str, str],
+    make: Make,
+    *,
+    profile: bool = False,
+    options: Mapping[str, Any] | None = None,
+    cache: str | None = None,
+) -> tuple[Figures, overlap.Program]:
+    """What is found of a program, and the program.
+
+    Args:
+        which: as in `compile_all`.
+        make: makes the program of `which`.
+        profile: whether to take times from the static profile.
+        options: of the compiler, beside those that the algorithm's name stands for.
+        cache: a folder of compiled programs; see `benchmarks.compiled.compile_cache`.
+
+    Raises:
+        Exception: what JAX and the compiler raise.
+    """
+    function, operands = make(**which)
+    topology = which["topology"]
+    every = {**tuning(topology, which["algorithm"]), **(options or {})}
+    program, seconds = compile_cache.compiled(cache, topology, function, operands, every, profile)
+    seen = overlap.report(program)
+    micro = 1e6
+    found = Figures(
+        dict(which),
+        seen.total * micro,
+        seen.exposed * micro,
+        seen.communication * micro,
+        seen.temporaries,
+        seen.program_bytes,
+        seconds,
+        bool(program.profile),
+        seen.timed,
+        hidden_of(seen),
+    )
+    return found, program
+
+
+def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Figures:
+    found, program = compile_one(
+        which, make, profile=args.profile, options=dict(args.option), cache=args.cache
+    )
+    if args.draw and found.timed:
+        name = "-".join(which.values())
+        Path(args.draw).mkdir(parents=True, exist_ok=True)
+        path = Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png"
+        overlap.report(program).draw(path)
+    return found

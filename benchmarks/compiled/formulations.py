@@ -1,0 +1,115 @@
+"""The same ring written in many ways, to see what makes a compiler overlap it.
+
+A formulation is a name such as "2lanes-joined-tied", of which each part is a choice:
+
+  1lane, 2lanes  whole shards one way round, or half of each either way
+  joined         the halves of two lanes multiplied as one matmul, not as two
+  tied           a barrier a round, over what came and what was made of the round before
+  loop           a `fori_loop` in place of rounds written out
+
+`python -m benchmarks overlap --formulations` compiles them all, and the rings of others. The engine
+of the library is those that won, for any schedule. A gather is 2lanes-joined-tied; if its products
+are added up, it is a loop without barriers (`adding` of `benchmarks.compiled.rivals`). A scatter is
+2lanes-joined-tied-loop, or runs by turns where the wire is the longer part
+(`ringcoll.runtime.turns`). `overlap.md` says what wins where, and why.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+Formulation = Callable[[Array, Array], Array]
+
+
+def _names() -> tuple[str, ...]:
+    choices = product(("1lane", "2lanes"), ("", "joined"), ("", "tied"), ("", "loop"))
+    made = ["-".join(filter(None, choice)) for choice in choices]
+    return tuple(name for name in made if not name.startswith("1lane-joined"))
+
+
+NAMES = _names()
+FORMS = ("all_gather_matmul", "matmul_reduce_scatter")
+
+
+def formulation(form: str, name: str) -> Formulation:
+    """A function of x and w in `shard_map` over an axis x, for one of `FORMS`."""
+    chosen = name.split("-")
+    made = dict(zip(FORMS, (_gathered, _scattered), strict=True))[form]
+    return partial(
+        made,
+        lanes=1 if "1lane" in chosen else 2,
+        joined="joined" in chosen,
+        tied="tied" in chosen,
+        loop="loop" in chosen,
+    )
+
+
+def _gathered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: bool) -> Array:
+    """x: [m/n, k], w: [k, f] -> [m, f]."""
+    n, rows = lax.axis_size("x"), x.shape[0] // lanes
+
+    def multiplied(i, pieces, out):
+        for lane, y in enumerate(_products(pieces, w, joined)):
+            at = rank_after(-i if lane == 0 else i) * lanes * rows + lane * rows
+            out = lax.dynamic_update_slice_in_dim(out, y, at, 0)
+        return out
+
+    def step(i, state):
+        pieces, out = state
+        coming = [hop(piece, 1 - 2 * lane) for lane, piece in enumerate(pieces)]
+        state = coming, multiplied(i, pieces, out)
+        return lax.optimization_barrier(state) if tied else state
+
+    out = lax.pcast(lax.empty((n * x.shape[0], w.shape[1]), x.dtype), "x", to="varying")
+    return multiplied(n - 1, *_turns(n - 1, step, (jnp.split(x, lanes), out), loop))
+
+
+def _scattered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: bool) -> Array:
+    """x: [m, k/n], w: [k/n, f] -> [m/n, f]."""
+    n = lax.axis_size("x")
+    rows = x.shape[0] // n // lanes
+
+    def made(i, w):
+        """This rank's products for the blocks whose sums it adds to in round i."""
+        places = [
+            rank_after(-1 - i if lane == 0 else 1 + i) * lanes + lane for lane in range(lanes)
+        ]
+        pieces = [lax.dynamic_slice_in_dim(x, at * rows, rows, 0) for at in places]
+        return _products(pieces, w, joined)
+
+    def step(i, state):
+        sums, w = state
+        came = [hop(y, 1 - 2 * lane) for lane, y in enumerate(sums)]
+        state = [a + b for a, b in zip(came, made(i + 1, w), strict=True)], w
+        return lax.optimization_barrier(state) if tied else state
+
+    sums, _ = _turns(n - 1, step, (made(0, w), w), loop)
+    return jnp.concatenate(sums)
+
+
+def _products(pieces: list[Array], w: Array, joined: bool) -> list[Array]:
+    if joined:
+        return jnp.split(jnp.concatenate(pieces) @ w, len(pieces))
+    return [piece @ w for piece in pieces]
+
+
+def _turns(turns: int, step: Callable, state, loop: bool):
+    if loop:
+        return lax.fori_loop(0, turns, step, state)
+    for i in range(turns):
+        state = step(i, state)
+    return state
+
+
+def rank_after(further) -> Array:
+    """The number of the rank that is `further` places after this one, round the ring."""
+    return (lax.axis_index("x") + further) % lax.axis_size("x")
+
+
+def hop(x: Array, shift: int) -> Array:
+    """x of the rank that is `shift` places before this one."""
+    n = lax.axis_size("x")
+    return lax.ppermute(x, "x", [(rank, (rank + shift) % n) for rank in range(n)])

@@ -1,0 +1,198 @@
+"""A grid of collective matmuls: "auto" beside the plain form and the compiler's own, in each cell.
+
+Every program is compiled and priced as by `python -m benchmarks overlap`. The results go into a
+file beside the page, and replace older results of the same programs. The page is written from the
+whole file, so several runs can fill a grid.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.compiled import compile_cache, compiling, halves, programs
+from benchmarks.compiled.figures import Figures
+from benchmarks.compiled.programs import COMPILER, DIRECTIONS, PLAIN, TUNED
+from ringcoll import overlap
+from ringcoll.commands.arguments import writing
+from ringcoll.io.files import write
+
+TOPOLOGIES = ("v5e:2x2", "v5e:4x2", "v5e:4x4", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
+FORMS = {
+    "all_gather_matmul": "All-gather of rows, matmul",
+    "contraction_gather": "All-gather of the contraction, matmul",
+    "weight_gather": "All-gather of w by rows (FSDP), matmul",
+    "matmul_reduce_scatter": "Matmul, reduce-scatter",
+    halves.MLP: "Gated MLP",
+    halves.ATTENTION: "Projections of grouped-query attention",
+}
+ROWS = (128, 512, 2048, 8192)
+K = 8192
+WIDTHS = (28672, 14336)
+#: The same for attention, whose queries are together as wide as x, or half as wide.
+ATTENTION_WIDTHS = (8192, 4096)
+AUTO = "auto"
+OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
+#: "auto" loses a cell if it is slower than the quickest other form by more than this share.
+LOST = 0.03
+PAGE = Path(__file__).parents[1] / "pages" / "grid.md"
+
+
+class Cell(NamedTuple):
+    """One matmul on one machine."""
+
+    form: str
+    direction: str
+    topology: str
+    width: int
+    rows: int
+
+    def programs(self) -> list[dict[str, str]]:
+        """Its programs, as the arguments of `program`."""
+        of = {
+            "topology": self.topology,
+            "form": self.form,
+            "direction": self.direction,
+            "shape": f"{self.rows}x{K}x{self.width}",
+        }
+        return [{**of, "algorithm": algorithm} for algorithm in (AUTO, *OTHERS)]
+
+
+class Times(NamedTuple):
+    """Microseconds in a cell; None where it has not been compiled, or was refused."""
+
+    auto: float | None
+    plain: float | None
+    compiler: float | None
+
+    @property
+    def above(self) -> float | None:
+        """By what share "auto" is slower than the quickest other form."""
+        others = [time for time in (self.plain, self.compiler) if time is not None]
+        return None if self.auto is None or not others else self.auto / min(others) - 1
+
+    def __str__(self) -> str:
+        if self.above is None:
+            return ""
+        cells = ("-" if time is None else f"{time:.0f}" for time in self)
+        return " / ".join(cells) + (" **!**" if self.above > LOST else "")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --grid and --page; the other options choose the cells."""
+    what = "compile a grid of shapes, and write its page instead of printing tables"
+    parser.add_argument("--grid", action="store_true", help=what)
+    what = f"of the grid; the figures are kept beside it, as JSON ({PAGE.name})"
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help=what)
+
+
+def cells(
+    topologies: Sequence[str],
+    forms: Sequence[str],
+    directions: Sequence[str],
+    shapes: Sequence[str] = (),
+) -> list[Cell]:
+    """The cells of the grid; if shapes are given, only the cells of these."""
+    made = [
+        Cell(form, direction, topology, width, rows)
+        for direction, form, topology in product(directions, forms, topologies)
+        for width in widths(form)
+        for rows in ROWS
+    ]
+    return [cell for cell in made if not shapes or cell.programs()[0]["shape"] in shapes]
+
+
+def widths(form: str) -> tuple[int, ...]:
+    """The columns of w, or the features of all queries."""
+    return ATTENTION_WIDTHS if form == halves.ATTENTION else WIDTHS
+
+
+def program(
+    topology: str, form: str, direction: str, shape: str, algorithm: str
+) -> tuple[Callable, tuple]:
+    """A program of a cell, and its operands."""
+    make = halves.half if form in halves.FORMS else programs.program
+    function, operands = make(form, shape, algorithm, overlap.mesh(topology))
+    return programs.with_gradient(function) if direction == "both" else function, operands
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile the cells that are asked for, and write the page; 1 if a program was refused."""
+    shapes = args.shape.split(",") if args.shape else ()
+    topologies = args.topology.split(",") if args.topology else TOPOLOGIES
+    asked = cells(topologies, args.form or tuple(FORMS), args.direction, shapes)
+    todo = [one for cell in asked for one in cell.programs()]
+    found, failed = compiling.find_all(args, todo, program)
+    data = args.page.with_suffix(".json")
+    kept = json.loads(data.read_text(encoding="utf-8")) if data.exists() else []
+    rows = merged(kept, found)
+    with writing(args, "page"):
+        write(data, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        write(args.page, page(rows))
+    print(summary(rows))
+    return compiling.tell_failed(failed)
+
+
+def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
+    """The rows that were kept; what was found replaces the rows of the same programs."""
+    rows = {tuple(row["which"].items()): row for row in kept}
+    for one in found:
+        row = {"which": one.which, "total": round(one.total, 1), "exposed": round(one.exposed, 1)}
+        rows[tuple(one.which.items())] = {**row, **compile_cache.versions()}
+    return [rows[key] for key in sorted(rows)]
+
+
+def _times(totals: Mapping[tuple, float], cell: Cell) -> Times:
+    auto, plain, *by_compiler = (totals.get(tuple(one.items())) for one in cell.programs())
+    known = [time for time in by_compiler if time is not None]
+    return Times(auto, plain, min(known, default=None))
+
+
+def page(rows: Sequence[Mapping]) -> str:
+    """The page, in Markdown."""
+    totals = {tuple(row["which"].items()): row["total"] for row in rows}
+    made = {cell: _times(totals, cell) for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS)}
+    by = sorted({f"jax {row['jax']}, libtpu {row['libtpu']}" for row in rows})
+    lines = [_HEAD.format(lost=f"{LOST:.0%}", summary=summary(rows), by="; ".join(by))]
+    for form, direction in product(FORMS, DIRECTIONS):
+        some = {c: t for c, t in made.items() if (c.form, c.direction) == (form, direction)}
+        if any(t.above is not None for t in some.values()):
+            lines += _table(form, direction, some)
+    return "\n".join(lines) + "\n"
+
+
+def _table(form: str, direction: str, some: Mapping[Cell, Times]) -> list[str]:
+    what = "forward" if direction == "forward" else "with both gradients"
+    heads = " | ".join(map(str, ROWS))
+    lines = [f"\n## {FORMS[form]}, {what}\n", f"| | width | {heads} |", "|---" * 6 + "|"]
+    for topology, width in product(TOPOLOGIES, widths(form)):
+        row = [some[Cell(form, direction, topology, width, rows)] for rows in ROWS]
+        if any(t.above is not None for t in row):
+            lines.append(f"| {topology} | {width} | " + " | ".join(map(str, row)) + " |")
+    return lines
+
+
+def summary(rows: Sequence[Mapping]) -> str:
+    """How many cells there are, how many have been compiled, and in how many "auto" loses."""
+    totals = {tuple(row["which"].items()): row["total"] for row in rows}
+    every = cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS)
+    above = [a for cell in every if (a := _times(totals, cell).above) is not None]
+    lost = sum(a > LOST for a in above)
+    return f"{len(above)} of {len(every)} cells have been compiled; auto loses {lost} of them."
+
+
+_HEAD = """# "auto" in a grid of shapes
+
+*Compiled*, not run: microseconds by `ringcoll.overlap`, with the compiler's estimates. Written by
+`python -m benchmarks overlap --grid --cache results/compiled`, which `--topology`, `--form`,
+`--shape` and `--direction` narrow; programs in the `--cache` folder are not compiled again. Bf16,
+k = 8192, the mesh one axis x of all devices. A cell is `"auto"` / plain / compiler: plain is the
+built-in collective and the multiplication; compiler is `jit` + shardings, with or without XLA's
+options for collective matmuls, whichever is quicker. **!** marks a cell in which `"auto"` takes
+more than {lost} longer than the quicker of the two. Columns are rows of x (of FSDP, rows of x on
+eight devices); the width is that of w (of attention, that of all queries, in heads of 128 and 16
+groups of keys and values, with an addition in place of the attention).
+
+{summary} By {by}."""

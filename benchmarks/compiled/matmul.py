@@ -1,0 +1,199 @@
+"""Collective matmuls on the devices there are: ours against the built-in collective and `@`.
+
+First all results are compared with NumPy's; sums of small integers are exact. Then all programs
+run in turn, and a ratio to plain is taken within a round. Temporaries are what one rank holds
+beside its operands and results, as the compiler says. A chunk is one rank's part of what travels
+(its shard of x or w, its block of the result). The forms and their shapes, m x k x f, are those
+of `python -m benchmarks overlap`; float32.
+
+With --trace the profiler measures how long a rank sends messages in a call, how long it works,
+and how much of the shorter of the two overlaps. For several processes, start it in each, or let
+`python -m benchmarks cluster` do so.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.compiled.programs import (
+    DIRECTIONS,
+    FORMS,
+    OURS,
+    PLAIN,
+    algorithms_of,
+    program,
+    with_gradient,
+)
+from benchmarks.measuring import files, options, processes, report, trace
+from benchmarks.measuring.data import count_wrong, exact
+from benchmarks.measuring.measure import Ready, interleave, sharing
+from benchmarks.measuring.row import Quartiles
+from ringcoll.commands.arguments import in_a_line
+
+SHAPES = ("256x512x512", "1024x1024x1024")
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """What one program took.
+
+    Attributes:
+        over_plain: seconds over those of plain, within a round.
+        temporaries: bytes; None where the compiler does not say.
+        chunk: bytes.
+        busy: by a trace; None if there is none.
+    """
+
+    form: str
+    direction: str
+    shape: str
+    algorithm: str
+    wrong: int
+    seconds: Quartiles
+    over_plain: Quartiles
+    temporaries: int | None
+    chunk: int
+    busy: trace.Busy | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which programs, how long, and where to write what is found."""
+    add, listed = parser.add_argument, options.listed
+    add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
+    known = ", ".join(OURS)
+    add("--algorithm", type=listed(*OURS), default="all", metavar="LIST", help=known)
+    add(
+        "--shape",
+        type=options.shapes(3),
+        default=",".join(SHAPES),
+        metavar="LIST",
+        help="m x k x f",
+    )
+    add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
+    options.add_machine(parser, budget=120, rounds=30)
+    processes.add_arguments(parser)
+    add("--trace", action="store_true", help="measure how much of the messages overlaps with work")
+    options.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, time, report; 1 if anything was wrong."""
+    processes.start(args)
+    mesh = options.mesh(args)
+    header = options.described(mesh)
+    report.print_header(header)
+    todo = [
+        (form, direction, shape)
+        for shape in args.shape.split(",")
+        for form in args.form
+        for direction in args.direction
+    ]
+    found: list[Overlapped] = []
+    shares = sharing(todo, args.budget, lambda one: 1 + (one[1] == "both"))
+    bar = report.progress(shares, len(todo), "matmuls", lambda shared: " ".join(shared[0]))
+    with report.until_interrupted(args, found):
+        for (form, direction, shape), seconds in bar:
+            if not seconds:
+                report.console().print(f"no time within --budget for {form} {direction} {shape}")
+                continue
+            try:
+                found += _measured(args, mesh, form, direction, shape, seconds)
+            except ValueError as error:  # sizes that do not divide
+                args.error(f"--shape {shape}: {in_a_line(error)}")
+    _print(found)
+    if processes.leads():
+        rows = [asdict(one) for one in found]
+        files.write_json(args, {"measured_on": header, "rows": rows})
+    return 1 if any(one.wrong for one in found) else 0
+
+
+def _measured(
+    args: argparse.Namespace, mesh: Mesh, form: str, direction: str, shape: str, seconds: float
+) -> list[Overlapped]:
+    """Plain and the algorithms, side by side."""
+    end = time.perf_counter() + seconds
+    names = [PLAIN, *algorithms_of(form, args.algorithm)]
+    operands = _operands(form, shape)
+    ready = {name: _ready(mesh, form, direction, shape, name, operands) for name in names}
+    programs = {name: one.program for name, one in ready.items()}
+    results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
+    travels = (*ready[PLAIN].operands, results[PLAIN][0])[FORMS[form].travels]
+    truths = _truths(direction, *operands)
+    times = interleave(programs, args.iters, end)
+    return [
+        Overlapped(
+            form,
+            direction,
+            shape,
+            name,
+            sum(_wrong(*pair) for pair in zip(results[name], truths, strict=True)),
+            Quartiles.of(times[name]),
+            Quartiles.of(times[name] / times[PLAIN]),
+            one.temporaries,
+            travels.nbytes // mesh.size,
+            trace.busy(one.program, one.compiled) if args.trace else None,
+        )
+        for name, one in ready.items()
+    ]
+
+
+def _ready(
+    mesh: Mesh,
+    form: str,
+    direction: str,
+    shape: str,
+    algorithm: str,
+    operands: Sequence[np.ndarray],
+) -> Ready:
+    function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
+    if direction == "both":  # by a cotangent of small integers too
+        function = with_gradient(function, jnp.sign)
+    placed = [
+        jax.make_array_from_callback(whole.shape, of.sharding, whole.__getitem__)
+        for whole, of in zip(operands, shapes, strict=True)
+    ]
+    return Ready.of(function, tuple(placed))
+
+
+def _operands(form: str, shape: str) -> list[np.ndarray]:
+    """Integers from -1 to 1, of which every sum is exact: for 63 ranks, `exact` is 0 to 2."""
+    sizes = FORMS[form].shapes(*(int(size) for size in shape.split("x")))
+    return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
+
+
+def _truths(direction: str, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+    """What NumPy makes of them: the product, and both gradients."""
+    y = x @ w
+    return [y] if direction == "forward" else [y, np.sign(y) @ w.T, x.T @ np.sign(y)]
+
+
+def _wrong(result: jax.Array, truth: np.ndarray) -> int:
+    """How many elements; each process sees to its own. (+ 0: a zero may have either sign.)"""
+    pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
+    return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
+
+
+def _print(found: list[Overlapped]) -> None:
+    heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
+    traced = ("wire\nms", "work\nms", "hidden\n") if any(one.busy for one in found) else ()
+    made = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
+    for one in found:
+        of_plain = one.algorithm == PLAIN
+        made.add_row(
+            *(one.form, one.direction, one.shape, one.algorithm),
+            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
+            "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
+            *(_busy_cells(one.busy) if one.busy else ()),
+            report.wrong_cell(one.wrong, "-"),
+        )
+    report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", made)
+
+
+def _busy_cells(busy: trace.Busy) -> tuple[str, str, str]:
+    return f"{busy.wire * 1e3:.4g}", f"{busy.work * 1e3:.4g}", f"{busy.hidden:.0%}"

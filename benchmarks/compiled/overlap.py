@@ -1,0 +1,82 @@
+"""Collective matmuls as real compilers schedule them: ours against the built-in forms.
+
+No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and its
+schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring. Of
+GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them are counted.
+
+  plain      the built-in collective, then the multiplication (or the other way about)
+  compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
+  .../tuned  with the options of the compiler that were found to matter
+  1lane...   the ring written in another way: see `benchmarks.compiled.formulations`
+  notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
+  others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
+             /regather gathers once more for the gradient, in place of keeping
+  above      how far the total is above the longer of computing (plain's) and communicating
+  built in   the quickest of plain and compiler, tuned or not
+"""
+
+import argparse
+
+from benchmarks.compiled import compiling, formulations, grid, halves, rivals
+from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, FORMS, OURS, algorithms_of
+from benchmarks.measuring import options
+
+TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
+SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which programs, and where to write what is found."""
+    add, listed = parser.add_argument, options.listed
+    add("--topology", metavar="LIST", help="such as v5e:4x2, h200:8")
+    forms = (*FORMS, *halves.FORMS)
+    add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
+    known = (*BUILT_IN, *OURS)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--algorithm",
+        type=listed(*known, *rivals.RIVALS, *formulations.NAMES),
+        default=",".join(known),
+        metavar="LIST",
+        help=f"{', '.join(known)}, or a name that --formulations prints",
+    )
+    which.add_argument(
+        "--formulations",
+        action="store_true",
+        help="ours, the same ring written in many ways, and rings of others; forward only",
+    )
+    add(
+        "--shape",
+        type=options.shapes(3),
+        metavar="LIST",
+        help="m x k x f",
+    )
+    add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
+    grid.add_arguments(parser)
+    compiling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile every program, and print a table, or write the page of a grid."""
+    if args.grid:
+        return grid.run(args)
+    args.form = args.form or [*FORMS]
+    if args.formulations:
+        args.algorithm = ["auto", *BUILT_IN, *rivals.RIVALS, *formulations.NAMES]
+        args.direction = ["forward"]
+        args.form = [form for form in args.form if form in rivals.RIVALS["notebook"]]
+    todo = [
+        {
+            "topology": topology,
+            "form": form,
+            "direction": direction,
+            "shape": shape,
+            "algorithm": algorithm,
+        }
+        for topology in (args.topology or ",".join(TOPOLOGIES)).split(",")
+        for form in args.form
+        for direction in args.direction
+        for shape in (args.shape or ",".join(SHAPES)).split(",")
+        for algorithm in algorithms_of(form, args.algorithm)
+    ]
+    return compiling.compile_all(args, todo, grid.program)

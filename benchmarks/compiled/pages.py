@@ -1,0 +1,243 @@
+"""The tables of README and of the pages, which are written from claims.
+
+`pages.toml` lists the tables. Rows and columns name flags. A cell shows the program whose flags
+are those of its row, its column and the table's `where`, all together. Where a flag has several
+values, the cell shows the quickest of these programs. Besides flags, a row or column may have:
+
+  title     the text at its head (a list, for rows only: in several columns)
+  cell      a format with the names of `_fields`, instead of the table's own
+  over      flags of other programs: {ratio} is the least time of these over the time of the cell
+
+A table has a `page` and a `run` (the command), and may have `profile`, `bold` ("row" or "column":
+the least time in it), `head` (above the titles of rows), `without` (flags of programs that do not
+exist or cannot be compiled) and `headline` (flags of the programs that CI compiles again).
+
+The tables of algorithms stand in README or a page of `docs`, between `<!-- algorithms -->` and
+`<!-- end -->`. They are what `python -m ringcoll explain --markdown` prints.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compiled.claim import Claim, ClaimedProgram, quickest
+from ringcoll.commands import explain
+from ringcoll.io.files import write
+from ringcoll.io.text import seconds_in_words
+
+FILE = Path(__file__).with_name("pages.toml")
+ROOT = FILE.parents[2]
+#: What stands between the marks of the tables of algorithms.
+ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_NO_FLAGS = ("title", "cell", "over")
+_CELL = "{total} us, {exposed} %"
+
+Flags = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """One table of a page; see the module."""
+
+    name: str
+    page: str
+    run: str
+    columns: Sequence[Flags]
+    rows: Sequence[Flags]
+    where: Flags
+    jax: str
+    cell: str = _CELL
+    head: Sequence[str] = ("",)
+    bold: str = ""
+    profile: bool = False
+    headline: Flags = field(default_factory=dict)
+    without: Sequence[Flags] = ()
+
+    def programs(self) -> Iterator[ClaimedProgram]:
+        """All programs that it shows."""
+        for row, column in product(self.rows, self.columns):
+            yield from self._cell(row, column)
+            yield from self._over(row, column)
+
+    def _cell(self, row: Flags, column: Flags) -> list[ClaimedProgram]:
+        """The programs of a cell, which shows the quickest of them."""
+        flags = {**self.where, **row, **column}
+        named = {name: value for name, value in flags.items() if name not in _NO_FLAGS}
+        several = [value if isinstance(value, list) else [value] for value in named.values()]
+        made = [dict(zip(named, one, strict=True)) for one in product(*several)]
+        there = [
+            one for one in made if not any(left.items() <= one.items() for left in self.without)
+        ]
+        return [ClaimedProgram.of(self.run, one, self.profile) for one in there]
+
+    def _over(self, row: Flags, column: Flags) -> list[ClaimedProgram]:
+        return self._cell(row, {**column, **column["over"]}) if "over" in column else []
+
+    def lines(self, claims: Mapping[ClaimedProgram, Claim]) -> list[str]:
+        """The table in Markdown.
+
+        Raises:
+            KeyError: a program has no claim.
+        """
+        titles = [
+            row["title"] if isinstance(row["title"], list) else [row["title"]] for row in self.rows
+        ]
+        cells = [
+            [self._written(row, column, claims) for column in self.columns] for row in self.rows
+        ]
+        head = [*self.head, *(column["title"] for column in self.columns)]
+        lines = [head, ["---"] * len(head)]
+        lines += [[*title, *row] for title, row in zip(titles, cells, strict=True)]
+        return [*(_line(line) for line in lines), "", *self._caption(claims)]
+
+    def _caption(self, claims: Mapping[ClaimedProgram, Claim]) -> list[str]:
+        """How its figures were found, and how to find them again."""
+        again = f'`python -m benchmarks claims --table "{self.name}"`'
+        compilers = sorted({claims[which].compiler for which in self.programs()})
+        if not any(compilers):
+            return [f"*Modelled*: {again}."]
+        what = "by the compiler's estimates"
+        if self.profile:
+            what = "by the static profile (with a star: by the compiler's estimates)"
+        if any(claims[which].hidden for which in self.programs()):
+            what = "collectives with a matmul under them"
+        return [f"*Compiled*, {', '.join([f'jax {self.jax}', *compilers])}; {what}:", f"{again}."]
+
+    def _written(self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]) -> str:
+        which = self._cell(row, column)
+        if not which:
+            return ""
+        claim = quickest([claims[one] for one in which])
+        fields = _fields(claim)
+        if over := self._over(row, column):
+            fields["ratio"] = (
+                f"{quickest([claims[one] for one in over]).total_us / claim.total_us:.2f}"
+            )
+        elif claim.total_us == self._least(row, column, claims):
+            fields["total"] = f"**{fields['total']}**"
+            fields["time"] = f"**{fields['time']}**"
+        return str(column.get("cell", row.get("cell", self.cell))).format(**fields)
+
+    def _least(
+        self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]
+    ) -> float | None:
+        """The least time in its row or column, whichever has its least in bold."""
+        if not self.bold:
+            return None
+        columns = [one for one in self.columns if "over" not in one and "cell" not in one]
+        among = (
+            [(row, one) for one in columns]
+            if self.bold == "row"
+            else [(one, column) for one in self.rows]
+        )
+        return min(claims[one].total_us for place in among for one in self._cell(*place))
+
+
+def _fields(claim: Claim) -> dict[str, str]:
+    hidden = claim.hidden or (0, 0)
+    star = "*" if claim.which.profile and not claim.profiled else ""
+    return {
+        "total": f"{claim.total_us:.0f}{star}",
+        "time": seconds_in_words(claim.total_us / 1e6),
+        "exposed": f"{claim.exposed_percent or 0:.0f}",
+        "temporaries": f"{(claim.temporaries or 0) / 2**20:.0f}",
+        "program": f"{(claim.program or 0) / 2**20:.1f}",
+        "hidden": f"{hidden[0]} of {hidden[1]}",
+    }
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |" if any(cells) else "|" + " |" * len(cells)
+
+
+def tables(file: Path = FILE) -> list[PageTable]:
+    """All tables."""
+    read = tomllib.loads(file.read_text(encoding="utf-8"))
+    return [PageTable(jax=read["jax"], **one) for one in read["table"]]
+
+
+def programs(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
+    """All programs that they show."""
+    return (which for table in tables for which in table.programs())
+
+
+def headline(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
+    """The programs of them that CI compiles again."""
+    for table in tables:
+        for which in table.programs():
+            flags = dict(which.flags)
+            if table.headline and all(flags[name] in of for name, of in table.headline.items()):
+                yield which
+
+
+def written(
+    page: str, tables: Sequence[PageTable], claims: Sequence[Claim]
+) -> tuple[str, dict[str, int]]:
+    """The text of a page, with its tables written again.
+
+    Returns:
+        The text; and, by table, how many of its programs have no claim. Such a table is left as it
+        is.
+
+    Raises:
+        ValueError: the page has no place for a table, or a place for one that is not listed.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    listed = {table.name: table for table in tables if table.page == page}
+    places = sorted(re.findall(r"<!-- table (.*?) -->", text))
+    if places != sorted(listed):
+        raise ValueError(
+            f"{page} has places for the tables {places}, but {FILE.name} lists {sorted(listed)}; "
+            "write <!-- table NAME --> and <!-- end --> around each"
+        )
+    unclaimed: dict[str, int] = {}
+    for name, table in listed.items():
+        shown = {one.which: one for one in claims if one.jax == table.jax or not one.compiler}
+        if missing := {which for which in table.programs() if which not in shown}:
+            unclaimed[name] = len(missing)
+            continue
+        start = text.index(f"<!-- table {name} -->\n")
+        stop = text.index("<!-- end -->", start)
+        lines = "\n".join([f"<!-- table {name} -->", *table.lines(shown), ""])
+        text = text[:start] + lines + text[stop:]
+    return text, unclaimed
+
+
+def write_pages(
+    tables: Sequence[PageTable], claims: Sequence[Claim]
+) -> tuple[list[str], dict[str, int]]:
+    """Write the tables into their pages, those of algorithms too.
+
+    Returns:
+        The pages that changed; and missing claims, as `written`.
+    """
+    changed: list[str] = []
+    unclaimed: dict[str, int] = {}
+    for page in dict.fromkeys(table.page for table in tables):
+        text, missing = written(page, tables, claims)
+        unclaimed |= missing
+        if text != (ROOT / page).read_text(encoding="utf-8"):
+            write(ROOT / page, text)
+            changed.append(page)
+    for path in algorithm_pages():
+        text = path.read_text(encoding="utf-8")
+        if (new := with_algorithms(text)) != text:
+            write(path, new)
+            changed.append(str(path.relative_to(ROOT)))
+    return changed, unclaimed
+
+
+def algorithm_pages() -> list[Path]:
+    """The pages that have a place for the tables of algorithms."""
+    every = [*ROOT.glob("README.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in every if ALGORITHMS.search(page.read_text(encoding="utf-8"))]
+
+
+def with_algorithms(text: str) -> str:
+    """The text of a page, with its tables of algorithms written again."""
+    lines = "\n".join(explain.markdown()).strip() + "\n"
+    return ALGORITHMS.sub(lambda _: lines, text)

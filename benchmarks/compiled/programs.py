@@ -1,0 +1,175 @@
+"""Matmuls with a collective as programs: ours, the built-in forms, and others by hand."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks.compiled import formulations
+from benchmarks.compiled.rivals import ARRANGED, RIVALS
+from ringcoll.overlap import gpus
+
+PLAIN, COMPILER = "plain", "compiler"
+TUNED = "/tuned"
+#: The forms of the compiler's own, each also with `TUNING`.
+BUILT_IN = (PLAIN, PLAIN + TUNED, COMPILER, COMPILER + TUNED)
+#: The compiler's options that were found to matter.
+TUNING = {
+    "tpu": {
+        "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
+        "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
+    },
+    "gpu": {"xla_gpu_threshold_for_windowed_einsum_mib": "0"},
+}
+DIRECTIONS = ("forward", "both")  # the second: with both gradients
+OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A matmul with a collective.
+
+    Attributes:
+        shapes: of both operands, for m, k and f.
+        ins: how they are sharded.
+        out: how the result is.
+        ours: the call of ringcoll.
+        plain: the built-in collective and the multiplication.
+        travels: which of x, w and the result goes round.
+        has_residuals: whether ours may keep what was gathered, or gather it again.
+    """
+
+    shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
+    ins: tuple[P, P]
+    out: P
+    ours: Callable[..., Array]
+    plain: Callable[[Array, Array], Array]
+    travels: int
+    has_residuals: bool = True
+
+
+FORMS = {
+    "all_gather_matmul": Form(
+        lambda m, k, f: ((m, k), (k, f)),
+        (P("x"), P(None, "x")),
+        P(None, "x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w: lax.all_gather(x, "x", tiled=True) @ w,
+        travels=0,
+    ),
+    "matmul_reduce_scatter": Form(
+        lambda m, k, f: ((m, f), (f, k)),
+        (P(None, "x"), P("x")),
+        P("x"),
+        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda x, w: lax.psum_scatter(x @ w, "x", tiled=True),
+        travels=2,
+        has_residuals=False,
+    ),
+    "contraction_gather": Form(
+        lambda m, k, f: ((m, k), (k, f)),
+        (P(None, "x"), P(None, "x")),
+        P(None, "x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **how),
+        lambda x, w: lax.all_gather(x, "x", axis=1, tiled=True) @ w,
+        travels=0,
+    ),
+    "weight_gather": Form(
+        lambda m, k, f: ((8 * m, k), (k, f)),
+        (P("x"), P("x")),
+        P("x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
+        lambda x, w: x @ lax.all_gather(w, "x", tiled=True),
+        travels=1,
+    ),
+    "weight_gather_columns": Form(
+        lambda m, k, f: ((8 * m, k), (k, f)),
+        (P("x"), P(None, "x")),
+        P("x"),
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
+        lambda x, w: x @ lax.all_gather(w, "x", axis=1, tiled=True),
+        travels=1,
+    ),
+}
+
+
+def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
+    """Those that make a program of their own of a form."""
+    has_residuals = form not in FORMS or FORMS[form].has_residuals
+    return [
+        name
+        for name in names
+        if (has_residuals or "/regather" not in name)
+        and (name not in formulations.NAMES or form in formulations.FORMS)
+        and (name not in RIVALS or form in RIVALS[name])
+    ]
+
+
+def program(
+    name: str, shape: str, algorithm: str, mesh: Any, dtype: Any = jnp.bfloat16
+) -> tuple[Callable, tuple]:
+    """A form's function and its operands, as `overlap.compile_for` takes them."""
+    form = FORMS[name]
+    sizes = form.shapes(*(int(size) for size in shape.split("x")))
+    operands = tuple(
+        jax.ShapeDtypeStruct(size, dtype, sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(sizes, form.ins, strict=True)
+    )
+    algorithm = algorithm.removesuffix(TUNED)
+    if algorithm == COMPILER:
+        out = NamedSharding(mesh, form.out)
+        return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
+    if algorithm in BUILT_IN:
+        function = form.plain
+    elif algorithm in formulations.NAMES:
+        function = formulations.formulation(name, algorithm)
+    elif algorithm in RIVALS:
+        function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
+    else:
+        how = options_of(algorithm)
+        function = lambda x, w: form.ours(x, w, **how)  # noqa: E731
+    return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
+
+
+def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any]:
+    """The operands of a rival, with w arranged as it takes it."""
+    spec = FORMS[name].ins[1]
+    change = ARRANGED.get((rival, name), lambda w: w)
+    made = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
+    place = NamedSharding(mesh, spec)
+    return x, jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=place), made)
+
+
+def options_of(algorithm: str) -> dict[str, str]:
+    """The arguments that one of `OURS` is of our functions."""
+    algorithm, _, residuals = algorithm.partition("/")
+    return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
+
+
+def tuning(topology: str, algorithm: str) -> dict[str, str]:
+    """The compiler's options that an algorithm is compiled with."""
+    if not algorithm.endswith(TUNED):
+        return {}
+    return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
+
+
+def by_shardings(function: Callable, operands: tuple) -> Callable:
+    """Jitted, its operands constrained to their shardings, and gradients by the transpose."""
+    places = jax.tree.map(lambda leaf: leaf.sharding, operands)
+    return jax.jit(lambda *of: function(*lax.with_sharding_constraint(of, places)))
+
+
+def with_gradient(function: Callable, cotangent: Callable = lambda y: y * y) -> Callable:
+    """Forward and backward; the cotangent waits for the result, as that of a loss does."""
+
+    def both(x: Array, w: Array) -> Any:
+        y, pull_back = jax.vjp(function, x, w)
+        return y, pull_back(cotangent(y))
+
+    return both

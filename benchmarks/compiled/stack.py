@@ -1,0 +1,161 @@
+"""A stack of layers, fully sharded, as programs: ours, the built-in forms.
+
+x + down(silu(gate(x)) * up(x)) of layer after layer, under a scan. Parameters are float32 and
+sharded over the one axis of the mesh, x is by tokens. The layer is the same in all programs; what
+differs is who makes its parameters whole, and when.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings
+from ringcoll.layers import fsdp
+
+#: `fsdp.linear` by its own algorithm for the products; the gathers by `scan_layers`.
+FUSED = "fused"
+#: `fsdp.linear` alone: nothing is gathered but under its product. With which options.
+LINEAR: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "linear/regather": {"residuals": "regather"},
+    "linear/two_ended": {"algorithm": "two_ended"},
+}
+OURS = ("auto", "ring", "bidirectional_ring", "two_ended", FUSED, *LINEAR)
+
+#: What of a layer is kept for the gradient, beside its x: the rest is computed again.
+POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_saveable}
+
+Weights = dict[str, Any]
+#: (x, a kernel) -> x @ kernel
+Product = Callable[[Array, Any], Array]
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes of a stack.
+
+    Attributes:
+        layers: how many.
+        tokens: on each rank.
+        width: features of a token between layers.
+        hidden: features inside a layer.
+    """
+
+    layers: int
+    tokens: int
+    width: int
+    hidden: int
+
+    @staticmethod
+    def of(text: str) -> "StackShape":
+        """That of "4x4096x4096x14336"."""
+        return StackShape(*map(int, text.split("x")))
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights."""
+        into, out = (self.width, self.hidden), (self.hidden, self.width)
+        return {
+            "gate": (self.layers, *into),
+            "up": (self.layers, *into),
+            "down": (self.layers, *out),
+        }
+
+
+def stack(
+    shape: str, kept: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16
+) -> tuple[Callable, tuple]:
+    """A stack as a function of x and weights, and both, as `overlap.compile_for` takes them.
+
+    Args:
+        shape: see `StackShape`.
+        kept: one of `POLICIES`.
+        algorithm: one of `programs.BUILT_IN` or `OURS`.
+        mesh: of one axis.
+        dtype: of all but the weights, which are float32.
+    """
+    sizes, (axis,) = StackShape.of(shape), mesh.axis_names
+    shapes = {
+        name: jax.ShapeDtypeStruct(of, jnp.float32) for name, of in sizes.parameters().items()
+    }
+    is_linear = algorithm in LINEAR
+    dim = -1 if is_linear else None
+    specs = fsdp.specs(shapes, axis, mesh=mesh, leading=1, dim=dim)
+
+    def operand(of: tuple[int, ...], dtype: Any, spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(of, dtype, sharding=NamedSharding(mesh, spec))
+
+    weights = {name: operand(of.shape, of.dtype, specs[name]) for name, of in shapes.items()}
+    x = operand((sizes.tokens * mesh.size, sizes.width), dtype, P(axis))
+    policy, algorithm = POLICIES[kept], algorithm.removesuffix(TUNED)
+    if algorithm == COMPILER:
+        function = partial(_scanned, jnp.matmul, partial(_placed, mesh), policy)
+        return by_shardings(function, (x, weights)), (x, weights)
+    if algorithm in BUILT_IN:
+        function = partial(_scanned, jnp.matmul, partial(_gathered, axis, specs), policy)
+    elif is_linear:
+        linear = partial(_linear, axis, **LINEAR[algorithm])
+        function = partial(_scanned, linear, lambda shards: shards, policy)
+    else:
+        function = partial(_ours, axis, specs, policy, algorithm)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(axis), specs), out_specs=P(axis))
+    return mapped, (x, weights)
+
+
+def _ours(axis: str, specs: Any, policy: Any, algorithm: str, x: Array, weights: Weights) -> Array:
+    fused = algorithm == FUSED
+    product = partial(_linear, axis) if fused else jnp.matmul
+    return fsdp.scan_layers(
+        *(partial(_layer, product), weights, x, specs, axis),
+        policy=policy,
+        dtype=x.dtype,
+        fused=fused,
+        algorithm="auto" if fused else algorithm,
+    )
+
+
+def _linear(axis: str, x: Array, kernel: Any, **how: Any) -> Array:
+    return fsdp.linear({"kernel": kernel}, x, axis, **how)
+
+
+def _scanned(
+    product: Product,
+    whole: Callable[[Weights], Weights],
+    policy: Any,
+    x: Array,
+    weights: Weights,
+) -> Array:
+    """The stack with nothing ahead of time: each layer gets its parameters where it is."""
+
+    def step(x: Array, shards: Weights) -> tuple[Array, None]:
+        narrow = {name: shard.astype(x.dtype) for name, shard in shards.items()}
+        return _layer(product, whole(narrow), x), None
+
+    step = jax.checkpoint(step, policy=policy, prevent_cse=False)
+    return lax.scan(step, x, weights)[0]
+
+
+def _gathered(axis: str, specs: Any, shards: Weights) -> Weights:
+    """By `lax.all_gather`, those that are sharded; the first entry of a spec is of the layers."""
+
+    def one(shard: Array, dims: list[Any]) -> Array:
+        return lax.all_gather(shard, axis, axis=dims.index(axis), tiled=True)
+
+    dims = {name: list(specs[name])[1:] for name in shards}
+    return {n: one(shard, dims[n]) if axis in dims[n] else shard for n, shard in shards.items()}
+
+
+def _placed(mesh: Mesh, shards: Weights) -> Weights:
+    """By saying where they are, XLA does the rest."""
+    return lax.with_sharding_constraint(shards, NamedSharding(mesh, P()))
+
+
+def _layer(product: Product, weights: Weights, x: Array) -> Array:
+    gate, up = (product(x, weights[name]) for name in ("gate", "up"))
+    return x + product(jax.nn.silu(gate) * up, weights["down"])

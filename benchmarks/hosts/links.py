@@ -1,0 +1,150 @@
+"""Hosts and the links between them: what these must carry at least, and what a schedule says."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from benchmarks.collectives.cases import CASES, Case, on_shape
+from benchmarks.measuring.model import paid
+from benchmarks.measuring.row import Measurement
+from ringcoll.algorithms import COLLECTIVES, build
+from ringcoll.collectives.table import BUILT_INS
+from ringcoll.pricing import Price
+from ringcoll.schedules.phases import phases
+
+#: One switch; or a cable from each host to the next one.
+LINKS = ("star", "ring")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The hosts and what joins them.
+
+    Attributes:
+        hosts: how many.
+        local: ranks on each.
+        links: how they are joined, one of `LINKS`.
+        rate, tcp: bytes per second of a link in one direction: as it is made, as measured.
+        counts: whether the hosts have interfaces of their own, by which bytes are counted.
+    """
+
+    hosts: int
+    local: int
+    links: str
+    rate: float
+    tcp: float
+    counts: bool = True
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.hosts * self.local
+
+    def bound(self, case: Case, size: int) -> float:
+        """Bytes that the busiest link must carry in one direction at least.
+
+        Args:
+            case: of the collective.
+            size: in bytes, as nccl-tests count it.
+        """
+        if case.name == "ppermute":
+            return size
+        shares = (self.hosts - 1) / self.hosts * size
+        if case.name == "pbroadcast":
+            shares = size
+        elif case.name in ("psum", "pmax", "pmin"):  # scattered, and gathered
+            shares *= 2
+        ports = 2 if self.links == "ring" and self.hosts > 2 else 1
+        if case.name != "all_to_all":
+            return shares / ports
+        if ports == 1:
+            return shares * self.local
+        # A block for the host at distance d passes d links.
+        return self.hosts**2 // 4 / self.hosts * size * self.local / ports
+
+    def price(self, row: Measurement) -> float | None:
+        """Bytes that the busiest link carries by the row's schedule; None for a built-in."""
+        if row.resolved.endswith(BUILT_INS) or row.collective not in COLLECTIVES:
+            return None
+        loads = sum(loads for loads, _ in self._moves(row))
+        return float(np.max(loads)) * row.size / row.ranks
+
+    def paid(self, row: Measurement) -> Price | None:
+        """What a model is fitted to: as `model.paid`, but for the link.
+
+        XLA:CPU runs the moves of a round one after the other, and where two ranks swap, gloo
+        sends one way after the other.
+        """
+        counts = paid(row)
+        if counts is None or row.collective not in COLLECTIVES:
+            return counts
+        busy = [loads.max() * (2 if swaps else 1) for loads, swaps in self._moves(row)]
+        return replace(counts, link=Fraction(sum(busy)))
+
+    def _moves(self, row: Measurement) -> Iterator[tuple[np.ndarray, bool]]:
+        """Of each: shards on every link, by who sends and to which side; whether two ranks swap."""
+        name, shape = on_shape(row.resolved)
+        made = build(row.collective, name, shape or (row.ranks,))
+        for phase in phases(row.collective, made):
+            for move in (move for moves in phase.rounds for move in moves):
+                step = partial(phase.schedule.step, axis=move.axis, shift=move.shift)
+                loads, swaps = np.zeros((self.hosts, 3)), False
+                for rank in range(row.ranks):
+                    to = step(rank)
+                    here, there = rank // self.local, to // self.local
+                    swaps |= here != there and step(to) == rank
+                    while here != there:
+                        side = way(here, there, self.hosts) if self.links == "ring" else 0
+                        loads[here, side] += phase.shards * len(move.offsets) / phase.schedule.lanes
+                        here = (here + side) % self.hosts if side else there
+                yield loads, swaps
+
+    def found(self, row: Measurement, by_link: np.ndarray) -> dict[str, float | None]:
+        """What the counters and the links make of a row.
+
+        Args:
+            row: with its time.
+            by_link: what a call sent by every interface of every host.
+        """
+        if row.seconds is None:
+            raise ValueError(f"only checked, not timed: {row}")
+        case = next(case for case in CASES if case.name == row.collective)
+        sent = float(by_link.max()) if self.counts else None
+        priced = self.price(row)
+        least = self.bound(case, row.size)
+        return {
+            "sent": sent,
+            "of_price": sent / priced if sent and priced else None,
+            "of_bound": row.seconds.median * self.rate / least,
+            "of_tcp": row.seconds.median * self.tcp / least,
+        }
+
+
+def way(source: int, target: int, hosts: int) -> int:
+    """To which side a message goes in a ring of hosts: 1, the next, or -1.
+
+    The shorter way. For opposite hosts, those with even numbers take the one, the others the
+    other, so that of a swap of all with all each cable carries as much.
+    """
+    ahead = (target - source) % hosts
+    if 2 * ahead == hosts:
+        return -1 if source % 2 else 1
+    return 1 if 2 * ahead < hosts else -1
+
+
+def bits(text: str) -> float:
+    """A rate as `tc` takes it, 500mbit, in bytes per second; a type for argparse."""
+    parsed = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text)
+    if not parsed or not float(parsed[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a rate such as 500mbit or 1gbit")
+    return float(parsed[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[parsed[2]] / 8
+
+
+def in_bits(rate: float) -> str:
+    """Bytes per second in Mbit/s."""
+    return f"{rate * 8e-6:.4g} Mbit/s"

@@ -1,0 +1,79 @@
+"""The network that this process's host is on: what went over it, how fast TCP goes."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.measuring import processes
+
+#: Interfaces of a host that are told apart, at most.
+_MOST = 8
+#: Of TCP: what else the machine does makes it slower, and nothing faster.
+_TRIES = 3
+
+
+def counters() -> dict[str, int]:
+    """Bytes that this host has sent by each of its interfaces, loopback left out."""
+    lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()[2:]
+    fields = {name.strip(): of.split() for name, of in (line.split(":", 1) for line in lines)}
+    return {name: int(of[8]) for name, of in fields.items() if name != "lo"}
+
+
+def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
+    """Bytes that a call sends by each interface: a row for a host.
+
+    All that the hosts send meanwhile is counted, headers and acknowledgements too.
+    """
+    processes.meet()
+    before = counters()
+    for _ in range(calls):
+        program()
+    processes.meet()
+    sent = [count - before[name] for name, count in sorted(counters().items())][:_MOST]
+    mine = np.array(sent + [0] * (_MOST - len(sent)), np.float32)
+    return processes.everyones(mine) / calls
+
+
+def tcp_rate(seconds: float = 0.5) -> tuple[float, bool]:
+    """Bytes a second from each host to the next one, all at once: of the slowest, at best.
+
+    And whether they are hosts, with addresses of their own, or processes of one.
+    """
+    with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
+        address, port = server.getsockname()
+        everywhere = processes.everyones(np.array([*map(int, address.split(".")), port], np.int32))
+        *to, at = everywhere[(jax.process_index() + 1) % jax.process_count()].tolist()
+        following = ".".join(map(str, to)), at
+        rates = [_rate(server, following, seconds) for _ in range(_TRIES)]
+    slowest = processes.everyones(np.array(rates, np.float32)).min(axis=0)
+    return float(slowest.max()), len(np.unique(everywhere[:, :-1], axis=0)) == len(everywhere)
+
+
+def _rate(server: socket.socket, to: tuple[str, int], seconds: float) -> float:
+    """What this host sends, until the other one has got all of it."""
+    receiver = Thread(target=_receive, args=(server,), daemon=True)
+    receiver.start()
+    processes.meet()
+    block, count, start = bytes(2**16), 0, time.perf_counter()
+    with socket.create_connection(to) as connection:
+        while time.perf_counter() < start + seconds:
+            connection.sendall(block)
+            count += len(block)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)  # which ends when that one closes
+    rate = count / (time.perf_counter() - start)
+    receiver.join()
+    return rate
+
+
+def _receive(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        while connection.recv(2**16):
+            pass

@@ -1,0 +1,1 @@
+"""What every benchmark shares: options, data, timing, rows, reports, several processes."""

@@ -1,0 +1,76 @@
+"""What a run writes: everything measured as JSON, the rows as CSV. Seconds and bytes."""
+
+import argparse
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from io import StringIO
+from typing import Any
+
+from benchmarks.measuring.model import Fitted
+from benchmarks.measuring.row import Measurement
+from ringcoll.commands.arguments import writing
+from ringcoll.io.files import write
+
+
+def write_json(args: argparse.Namespace, found: Any) -> None:
+    """Write what was found to --json, if that is asked for."""
+    if args.json:
+        with writing(args, "json"):
+            write(args.json, json.dumps(found, indent=1) + "\n")
+
+
+def everything(
+    header: Mapping[str, Any],
+    checks: Sequence[Measurement],
+    rows: Sequence[Measurement],
+    fitted: Mapping[str, Fitted],
+) -> dict[str, Any]:
+    """All that was measured: seconds, bytes, bytes per second."""
+    models = {
+        name: {**asdict(model), "median_error": error, "rows": count}
+        for name, (model, error, count) in fitted.items()
+    }
+    return {
+        "measured_on": dict(header),
+        "checks": [_fields(row) for row in checks],
+        "rows": [_fields(row) for row in rows],
+        "models": models,
+    }
+
+
+def write_csv(args: argparse.Namespace, rows: Sequence[Measurement]) -> None:
+    """Write the rows to --csv, if that is asked for, quartiles in columns of their own."""
+    if not args.csv:
+        return
+    flat = []
+    for row in rows:
+        line: dict[str, Any] = {}
+        for name, value in _fields(row).items():
+            if isinstance(value, dict):
+                line |= {f"{name}_{part}": item for part, item in value.items()}
+            else:
+                line[name] = value
+        flat.append(line)
+    lines = StringIO(newline="")
+    writer = csv.DictWriter(lines, fieldnames=list(flat[0]) if flat else [])
+    writer.writeheader()
+    writer.writerows(flat)
+    with writing(args, "csv"):
+        write(args.csv, lines.getvalue())
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return value
+
+
+def _fields(row: Measurement) -> dict[str, Any]:
+    made = {field.name: _plain(getattr(row, field.name)) for field in fields(row)}
+    if row.seconds:
+        median = row.seconds.median
+        made |= {"algbw": row.algbw(median), "busbw": row.busbw(median)}
+    return made

@@ -1,0 +1,101 @@
+"""Several processes of this machine at once, as one program: started, watched, ended."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+#: Where `python -m benchmarks` is found.
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a process: its status (None: it still ran), when it ended (`time.time`), what it said."""
+
+    status: int | None
+    time: float
+    text: str
+
+
+@contextmanager
+def loopback() -> Iterator[str]:
+    """An address that nothing else is given meanwhile, and a coordinator can have nevertheless.
+
+    gRPC's servers share their ports with who shares his; and to a socket that does not listen
+    nothing is connected.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def python(coordinator: str, count: int, *arguments: object) -> list[list[str]]:
+    """The same command of Python for so many processes, with the flags of `processes`."""
+    same = [sys.executable, *map(str, arguments), f"--coordinator={coordinator}"]
+    return [[*same, f"--num-processes={count}", f"--process-id={i}"] for i in range(count)]
+
+
+def together(
+    commands: Sequence[Sequence[str]],
+    devices: Sequence[int],
+    *,
+    seconds: float = inf,
+    grace: float = inf,
+    shows_first: bool = False,
+) -> list[End]:
+    """Run all at once, on CPU devices; none is left when this returns or raises.
+
+    Args:
+        commands: one for each process.
+        devices: how many each has.
+        seconds: those that have not ended by then are.
+        grace: once one has failed, the others, which would wait for it, have so many left.
+        shows_first: what the first says is shown, and not kept.
+    """
+    here = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    with TemporaryDirectory() as folder, ExitStack() as ended:
+        # Into files: of pipes, one that nobody reads stops who writes.
+        files = [Path(folder, str(number)) for number in range(len(commands))]
+        started = []
+        for number, (command, own, file) in enumerate(zip(commands, devices, files, strict=True)):
+            with file.open("wb") as said:
+                output = None if shows_first and number == 0 else said
+                process = subprocess.Popen(
+                    command,
+                    env=os.environ | here | {"JAX_NUM_CPU_DEVICES": str(own)},
+                    cwd=ROOT,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output else None,
+                )
+            ended.callback(process.wait)
+            ended.callback(process.kill)
+            started.append(process)
+        found = _wait(started, seconds, grace)
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    return [End(*one, text) for one, text in zip(found, texts, strict=True)]
+
+
+def _wait(
+    started: Sequence[subprocess.Popen], seconds: float, grace: float
+) -> list[tuple[int | None, float]]:
+    """The status of each, and when it ended."""
+    last = time.time() + seconds
+    ends = [last] * len(started)
+    failed = False
+    while True:
+        now, statuses = time.time(), [process.poll() for process in started]
+        ends = [last if s is None else min(end, now) for s, end in zip(statuses, ends, strict=True)]
+        if any(statuses) and not failed:
+            failed, last = True, min(last, now + grace)
+        if None not in statuses or now >= last:
+            return list(zip(statuses, ends, strict=True))
+        time.sleep(0.05)

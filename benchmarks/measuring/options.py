@@ -1,0 +1,168 @@
+"""The flags, in nccl-tests' letters where it has them, and what they stand for."""
+
+import argparse
+import os
+import platform
+import time
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.collectives.cases import AXIS
+from ringcoll.algorithms import in_lax
+from ringcoll.commands.arguments import SIZES, File, collective, count, shape, size
+
+#: Datatypes that need no `jax_enable_x64`, and those that do.
+DATATYPES = (
+    *("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    *("int32", "uint32", "int16", "uint16", "int8", "uint8"),
+)
+WIDE_DATATYPES = ("float64", "int64", "uint64")
+
+
+def listed(*choices: str):
+    """A type for argparse: several of the choices, comma between, or "all"."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = choices if text == "all" else tuple(text.split(","))
+        for name in chosen:
+            if name not in choices:
+                wanted = ", ".join(choices)
+                raise argparse.ArgumentTypeError(f"no {name!r}; choose from {wanted} or all")
+        return chosen
+
+    return parse
+
+
+def collectives(*names: str):
+    """The same for collectives, which may be written with hyphens, or as the literature does."""
+    several = listed(*names)
+
+    def parse(text: str) -> tuple[str, ...]:
+        return several(",".join(in_lax(collective(name)) for name in text.split(",")))
+
+    return parse
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers above 0, of "4,16".
+
+    Raises:
+        argparse.ArgumentTypeError: one is none.
+    """
+    return [count(one) for one in text.split(",")]
+
+
+def shapes(*axes: int):
+    """A type for argparse: shapes of so many sizes, comma between; as they are written."""
+
+    def parse(text: str) -> str:
+        for one in text.split(","):
+            if len(shape(one)) not in axes:
+                wanted = " or ".join(map(str, axes))
+                raise argparse.ArgumentTypeError(f"{one!r} is not of {wanted} sizes")
+        return text
+
+    return parse
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "everything measured") -> None:
+    """-J."""
+    parser.add_argument("-J", "--json", type=File, metavar="PATH", help=f"write {what}")
+
+
+def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M") -> None:
+    """-b, -e, -f and -i."""
+    add = parser.add_argument
+    add(
+        "-b",
+        "--minbytes",
+        type=size,
+        default=least,
+        metavar="SIZE",
+        help=f"from ({least}); {SIZES}",
+    )
+    add("-e", "--maxbytes", type=size, default=most, metavar="SIZE", help=f"to ({most})")
+    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="multiply by (4)")
+    add("-i", "--stepbytes", type=size, metavar="SIZE", help="or add")
+
+
+def sizes(args: argparse.Namespace) -> list[int]:
+    """The sizes that -b, -e, -f and -i name: every second first, then those between.
+
+    So a run whose time is up has gone over all the range.
+    """
+    if args.stepfactor < 2 and not args.stepbytes:
+        raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
+    made, value = [], args.minbytes
+    while value <= args.maxbytes:
+        made.append(value)
+        value = value + args.stepbytes if args.stepbytes else value * args.stepfactor
+    if not made:
+        raise SystemExit(f"no sizes: -b {args.minbytes} is above -e {args.maxbytes}")
+    return made[1::2] + made[::2]
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """-g."""
+    parser.add_argument(
+        "-g", "--devices", type=int, metavar="N", help="the number of devices to use (all)"
+    )
+
+
+def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
+    """-g, -n and --budget."""
+    add_devices(parser)
+    add = parser.add_argument
+    add("-n", "--iters", type=int, default=rounds, metavar="N", help=f"rounds at most ({rounds})")
+    add(
+        "--budget",
+        type=float,
+        default=budget,
+        metavar="SECONDS",
+        help=f"kept by fewer rounds, and in the end by fewer sizes ({budget})",
+    )
+
+
+def add_datatypes(parser: argparse.ArgumentParser) -> None:
+    """-d."""
+    parser.add_argument(
+        "-d",
+        "--datatype",
+        type=listed(*DATATYPES, *(WIDE_DATATYPES if jax.config.read("jax_enable_x64") else ())),
+        default="float32,bfloat16",
+        metavar="LIST",
+        help="names with commas between, or all (float32,bfloat16); 64 bits: JAX_ENABLE_X64=1",
+    )
+
+
+def mesh(args: argparse.Namespace) -> Mesh:
+    """One axis of the first -g devices."""
+    devices = jax.devices()
+    n = args.devices or len(devices)
+    if not 1 <= n <= len(devices):
+        cure = f"; set JAX_NUM_CPU_DEVICES={n}" if devices[0].platform == "cpu" and n > 0 else ""
+        raise SystemExit(f"-g {n}: there are {len(devices)} devices{cure}")
+    if idle := set(range(jax.process_count())) - {device.process_index for device in devices[:n]}:
+        raise SystemExit(f"-g {n}: leaves processes {sorted(idle)} without a device; give more")
+    return Mesh(np.array(devices[:n]), (AXIS,))
+
+
+def described(mesh: Mesh) -> dict[str, Any]:
+    """Where and with what it is measured."""
+    device = mesh.devices.flat[0]
+    return {
+        "devices": mesh.size,
+        "processes": jax.process_count(),
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }

@@ -1,0 +1,245 @@
+"""What a run shows: a progress bar and tables."""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, TypeVar
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.collectives.cases import Case
+from benchmarks.measuring import processes
+from benchmarks.measuring.model import Fitted
+from benchmarks.measuring.row import Measurement, Quartiles
+from ringcoll.collectives.table import BUILT_INS, LAX
+from ringcoll.io.text import bytes_in_words
+
+T = TypeVar("T")
+Place = tuple[Case, np.dtype, int]  # and size
+
+#: Of vs_lax: what counts as faster, and as slower.
+FASTER, SLOWER = 0.95, 1.05
+
+
+def console() -> Console:
+    """Standard output, so wide that no table loses a column; of several processes, the first's."""
+    return Console(width=250, highlight=False, quiet=not processes.leads())
+
+
+def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]) -> Iterator[T]:
+    """The items, and a live bar that says which one it is at; none where nobody looks."""
+    columns = (
+        TextColumn(f"[bold]{title}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    shown = Console()
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        for item in items:
+            bar.update(task, description=say(item))
+            yield item
+            bar.advance(task)
+
+
+@contextmanager
+def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]:
+    """What is found until Ctrl-C is told like all of it; where nothing is, the program ends.
+
+    Args:
+        args: is told, so that the exit status is that of Ctrl-C.
+        found: where what is measured within is put.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not any(found):
+            raise
+        args.interrupted = True
+
+
+def point(shared: tuple[Place, float]) -> str:
+    """What is measured, of that and its share of the time."""
+    (case, dtype, size), _ = shared
+    return f"{case.name} {dtype.name} {bytes_in_words(size)}"
+
+
+def table(*columns: str, left: int = 1) -> Table:
+    """A table without vertical lines, the first columns to the left, the others right."""
+    made = Table(box=box.SIMPLE_HEAD)
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return made
+
+
+def show(title: str, made: Table) -> None:
+    """A table under its title."""
+    console().print(f"[bold]{title}[/bold]")
+    console().print(made)
+
+
+def print_header(header: Mapping[str, Any]) -> None:
+    """Where it is measured."""
+    say = console().print
+    say(
+        f"[bold]Measured[/bold] on {header['devices']} x {header['device_kind']} "
+        f"({header['platform']}), {header['cores']} cores at load {header['load']}, "
+        f"jax {header['jax']}, Python {header['python']}, {header['date']}"
+        + (f", {header['processes']} processes" if header["processes"] > 1 else "")
+    )
+
+
+def print_checks(rows: Sequence[Measurement]) -> None:
+    """#wrong of every algorithm and collective, of all dtypes together."""
+    if not rows:
+        return
+    collectives = list(dict.fromkeys(row.collective for row in rows))
+    types = ", ".join(dict.fromkeys(row.type for row in rows))
+    wrong: dict[tuple[str, str], int] = {}
+    for row in rows:
+        place = row.algorithm, row.collective
+        wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
+    made = table("algorithm", *collectives)
+    for algorithm in dict.fromkeys(row.algorithm for row in rows):
+        made.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
+    show(f"#wrong, count {rows[0].count}, {types}", made)
+
+
+def print_rows(rows: Sequence[Measurement]) -> None:
+    """nccl-tests' table of every collective."""
+    columns = ["size", "count", "type", "redop", "algorithm", "time", "±", "algbw", "busbw"]
+    units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
+    heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
+    for collective, some in groupby(rows, lambda row: row.collective):
+        made = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
+        for _, point in groupby(some, lambda row: (row.type, row.size)):
+            for row in point:
+                made.add_row(*_cells(row))
+            made.add_section()
+        show(collective, made)
+
+
+def _cells(row: Measurement) -> list[str]:
+    algorithm = row.algorithm if row.algorithm == row.resolved else f"auto: {row.resolved}"
+    if row.seconds is None or row.vs_lax is None:
+        raise ValueError(f"only checked, not timed: {row}")
+    rates = [rate(row.seconds.median) / 1e9 for rate in (row.algbw, row.busbw)]
+    cells = [str(row.size), str(row.count), row.type, row.redop or "-", algorithm]
+    cells += [microseconds(row.seconds.median), f"{row.seconds.spread:.0%}"]
+    cells += [*(f"{rate:.3g}" for rate in rates), wrong_cell(row.wrong, "-")]
+    compared = row.algorithm != LAX
+    cells += [ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}"] if compared else ["", ""]
+    if row.predicted is None:
+        return [*cells, "-"]
+    off = row.predicted / row.seconds.median - 1
+    return [*cells, f"{microseconds(row.predicted)} ({off:+4.0%})"]
+
+
+def print_summary(
+    rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Place]
+) -> None:
+    """The fastest hand-written algorithm at every size, the models, what is missing."""
+    best = []
+    for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
+        by_hand = [
+            row
+            for row in some
+            if row.algorithm == row.resolved and not row.resolved.endswith(BUILT_INS)
+        ]
+        best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
+    print_matrix("The fastest hand-written algorithm, its time over lax's", best)
+    print_models(fitted)
+    print_skipped(skipped)
+
+
+def print_models(fitted: Mapping[str, Fitted]) -> None:
+    """Alpha, beta and gamma of every dtype, and how well they fit."""
+    for name, (model, error, count) in fitted.items():
+        console().print(
+            f"model of {name}: alpha {microseconds(model.alpha)} us a message, "
+            f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
+            f"median error {error:.0%} over {count} rows"
+        )
+
+
+def print_skipped(skipped: Sequence[Place]) -> None:
+    """What the time was not enough for, a line for a size."""
+    for size, some in groupby(skipped, lambda place: place[2]):
+        names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)
+        console().print(f"no time within --budget at {bytes_in_words(size)} for {names}")
+
+
+def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
+    """vs_lax and algorithm of one row for every collective and type, by size."""
+    sizes = sorted({row.asked for row in rows})
+    made = table("collective", "type", *map(bytes_in_words, sizes), left=2)
+    for place, some in groupby(rows, lambda row: (row.collective, row.type)):
+        cells = {row.asked: f"{ratio(row.vs_lax)} {row.algorithm}" for row in some}
+        made.add_row(*place, *(cells.get(size, "") for size in sizes))
+    if rows:
+        show(title, made)
+
+
+def print_verdict(rows: Iterable[Measurement]) -> int:
+    """What was wrong; the exit status."""
+    rows = list(rows)
+    bad = [row for row in rows if row.wrong]
+    for row in bad:
+        console().print(
+            f"[bold red]wrong:[/bold red] {row.collective} {row.algorithm} {row.type} "
+            f"count {row.count}: {row.wrong} elements"
+        )
+    checked = sum(row.wrong is not None for row in rows)
+    if checked and not bad:
+        console().print(f"#wrong 0: all {checked} results are lax's and NumPy's, bit by bit")
+    return 1 if bad else 0
+
+
+def wrong_cell(count: int | None, missing: str) -> str:
+    """How many, red if any; `missing` where nobody looked."""
+    if count is None:
+        return missing
+    return f"[bold red]{count}[/bold red]" if count else "0"
+
+
+def ratio(of: Quartiles | None) -> str:
+    """A time over another: green if clearly faster, yellow if slower."""
+    if of is None:
+        return ""
+    text = f"{of.median:.2f}"
+    if of.high < FASTER:
+        return f"[bold green]{text}[/bold green]"
+    return f"[yellow]{text}[/yellow]" if of.low > SLOWER else text
+
+
+#: The columns of `beside_plain`.
+BESIDE_PLAIN = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB")
+
+
+def beside_plain(
+    seconds: Quartiles, over_plain: Quartiles, temporaries: int | None, is_plain: bool
+) -> tuple[str, ...]:
+    """What a program takes, and what plain takes, in cells."""
+    return (
+        microseconds(seconds.median),
+        f"{seconds.spread:.0%}",
+        "" if is_plain else ratio(over_plain),
+        "" if is_plain else f"{over_plain.spread:.0%}",
+        "-" if temporaries is None else f"{temporaries / 2**20:.2f}",
+    )
+
+
+def microseconds(seconds: float) -> str:
+    """Seconds as microseconds."""
+    return f"{seconds * 1e6:.1f}"
+
+
+def _rate(seconds_per_byte: float) -> str:
+    return f"{1e-9 / seconds_per_byte:.2f} GB/s" if seconds_per_byte else "(no cost)"

@@ -1,0 +1,181 @@
+"""Programs on the devices there are, each beside plain: compared first, then timed in turn."""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.compiled import compiling
+from benchmarks.compiled.programs import PLAIN, TUNED
+from benchmarks.measuring import files, options, report
+from benchmarks.measuring.measure import Ready, interleave, sharing
+from benchmarks.measuring.row import Quartiles
+from ringcoll.commands.arguments import in_a_line
+
+#: From what says which program it is, the algorithm among it, to that with its operands in place.
+Make = Callable[..., Ready]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Programs to compare: plain, and others that differ from it in nothing but the algorithm.
+
+    Attributes:
+        which: all but the algorithm: the heads and cells of the first columns.
+        algorithms: those beside plain.
+        tolerance: an error above that is wrong.
+        weight: of the time, how much.
+    """
+
+    which: Mapping[str, str]
+    algorithms: Sequence[str]
+    tolerance: float
+    weight: float = 1
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one program took.
+
+    Attributes:
+        error: the largest difference to plain, over the largest element of that result.
+        over_plain: seconds over those of plain, within a round.
+        temporaries: bytes; None where the compiler does not say.
+    """
+
+    which: dict[str, str]
+    error: float
+    tolerance: float
+    seconds: Quartiles
+    over_plain: Quartiles
+    temporaries: int | None
+
+    @property
+    def wrong(self) -> bool:
+        return self.error > self.tolerance
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, known: Sequence[str], *, measured: str, compiled_as: str
+) -> None:
+    """Which programs: compiled for --topology, or else compared and timed here.
+
+    Args:
+        parser: of the command.
+        known: the algorithms.
+        measured: the shape that is timed.
+        compiled_as: the shape that is compiled.
+    """
+    add = parser.add_argument
+    add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
+    shapes = options.shapes(measured.count("x") + 1)
+    add("--shape", type=shapes, metavar="LIST", help=f"({measured}; compiled: {compiled_as})")
+    listed, names = options.listed(*known), ", ".join(known)
+    add("--algorithm", type=listed, default="all", metavar="LIST", help=names)
+    options.add_machine(parser, budget=120, rounds=30)
+    compiling.add_arguments(parser)
+
+
+def measured_here(names: Sequence[str]) -> list[str]:
+    """Those algorithms that are timed beside plain: the compiler's options are for other chips."""
+    return [name for name in names if name != PLAIN and not name.endswith(TUNED)]
+
+
+def measure_all(
+    args: argparse.Namespace, mesh: Mesh, title: str, todo: Sequence[Task], make: Make
+) -> int:
+    """Compare, time, report; 1 if anything was wrong.
+
+    Args:
+        args: with those of `options.add_machine`, and --json.
+        mesh: all devices that are used.
+        title: of the table.
+        todo: what `make` takes by name.
+        make: the program of these, ready to run.
+    """
+    header = options.described(mesh)
+    report.print_header(header)
+    found: list[Timed] = []
+    bar = report.progress(
+        sharing(todo, args.budget, lambda task: task.weight),
+        *(len(todo), "programs", lambda shared: " ".join(shared[0].which.values())),
+    )
+    with report.until_interrupted(args, found):
+        for task, seconds in bar:
+            if seconds:
+                end = time.perf_counter() + seconds
+                try:
+                    found += _beside_plain(task, make, args.iters, end)
+                except ValueError as error:  # sizes that do not divide
+                    args.error(f"--shape {task.which['shape']}: {in_a_line(error)}")
+            else:
+                words = " ".join(task.which.values())
+                report.console().print(f"no time within --budget for {words}")
+    _print(title, found)
+    rows = [{**row.pop("which"), **row} for row in map(asdict, found)]
+    files.write_json(args, {"measured_on": header, "rows": rows})
+    return 1 if any(one.wrong for one in found) else 0
+
+
+def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) -> Ready:
+    """A program, compiled, on random operands.
+
+    Args:
+        function: of the operands.
+        shapes: a `jax.ShapeDtypeStruct` with a sharding for each array.
+        deviation: the standard deviation of the elements of one of them.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(of: Any) -> jax.Array:
+        made = rng.standard_normal(of.shape, np.float32) * deviation(of)
+        return jax.device_put(made.astype(of.dtype), of.sharding)
+
+    return Ready.of(function, jax.tree.map(drawn, shapes))
+
+
+def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed]:
+    """Plain and the algorithms, side by side."""
+    names = (PLAIN, *task.algorithms)
+    made = {name: make(**task.which, algorithm=name) for name in names}
+    programs = {name: one.program for name, one in made.items()}
+    results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
+    times = interleave(programs, rounds, end)
+    return [
+        Timed(
+            {**task.which, "algorithm": name},
+            max(map(_error, results[name], results[PLAIN])),
+            task.tolerance,
+            Quartiles.of(times[name]),
+            Quartiles.of(times[name] / times[PLAIN]),
+            one.temporaries,
+        )
+        for name, one in made.items()
+    ]
+
+
+def _error(mine: jax.Array, true: jax.Array) -> float:
+    """The largest difference, over the largest element; infinite where one is no number."""
+    error = float(jnp.abs(mine - true).max() / jnp.abs(true).max())
+    return error if np.isfinite(error) else np.inf
+
+
+def _print(title: str, found: Sequence[Timed]) -> None:
+    if not found:
+        return
+    heads = [f"{head}\n" for head in found[0].which]
+    made = report.table(*heads, *report.BESIDE_PLAIN, "error\n", left=len(heads))
+    for one in found:
+        error, of_plain = f"{one.error:.0e}", one.which["algorithm"] == PLAIN
+        made.add_row(
+            *one.which.values(),
+            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
+            f"[red]{error}[/red]" if one.wrong else error,
+        )
+    report.show(title, made)

@@ -1,0 +1,260 @@
+"""Random calls of the drop-ins: call i of a seed is the same, whatever was drawn before it.
+
+Those that follow each other have a `Place` in common, so that they can be one program. Only
+what jax.lax accepts is drawn, on data whose results are exact.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, product
+from math import prod
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from numpy.random import Generator
+
+from benchmarks.collectives.cases import exists
+from benchmarks.collectives.references import REFERENCES, TRANSPOSES
+from benchmarks.measuring.data import largest
+from benchmarks.measuring.options import DATATYPES, WIDE_DATATYPES
+from ringcoll.algorithms import COLLECTIVES
+from ringcoll.collectives.table import BUILT_INS, choices, halves
+
+T = TypeVar("T")
+Groups = Sequence[Sequence[int]]
+
+#: So many have a place in common. A program each would take several times as long to compile.
+TOGETHER = 16
+#: What a rank has of a dimension, and how often it has nothing.
+SIZES = (1, 2, 3, 4, 5)
+EMPTY = 0.02
+
+_SUMS = ("psum", "psum_scatter", "pmean")
+_UNGROUPED = ("pbroadcast", "ppermute", "pshuffle")  # in lax
+_UNGROUPED_IF_TYPED = ("psum", "pmean")  # in lax
+_WIDENED = (*_SUMS, "all_gather")  # the last in its gradient
+#: The argument that names the dimension of which every rank gets a block.
+_CUTS = {"psum_scatter": "scatter_dimension", "all_to_all": "split_axis", "pswapaxes": "axis"}
+_IS_AS = {"pswapaxes": "all_to_all"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where calls run.
+
+    Attributes:
+        shape: of the mesh, whose axes are x, y and z.
+        devices: their numbers, row-major, in any order.
+        check_vma: of `shard_map`.
+        x64: whether numbers of 64 bits are enabled.
+    """
+
+    shape: tuple[int, ...]
+    devices: tuple[int, ...]
+    check_vma: bool
+    x64: bool
+
+    def mesh(self) -> Mesh:
+        """Of those devices."""
+        devices = np.array(jax.devices())[list(self.devices)].reshape(self.shape)
+        return Mesh(devices, tuple("xyz"[: len(self.shape)]))
+
+
+@dataclass(frozen=True)
+class RandomCall:
+    """One call of a drop-in on every rank.
+
+    Attributes:
+        number: of the seed's calls.
+        name: of the function.
+        axes: those it takes, in its order; a string if it is given one alone.
+        groups: its `axis_index_groups`.
+        dtype, shapes: of the leaves of a rank's operand.
+        what: the arguments that say what the result is.
+        how: those that say how it is made: `algorithm`, `accumulate_dtype`.
+        batch: the dimension of a `vmap` around it, if there is one.
+        pulls_back: whether cotangents are pulled back as well.
+    """
+
+    seed: int
+    number: int
+    place: Place
+    name: str
+    axes: str | tuple[str, ...]
+    groups: Groups | None
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    what: Mapping[str, Any]
+    how: Mapping[str, Any]
+    batch: int | None
+    pulls_back: bool
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All those after the axes."""
+        groups = {} if self.groups is None else {"axis_index_groups": self.groups}
+        return {**self.what, **groups, **self.how}
+
+    def teams(self) -> np.ndarray:
+        """The ranks of the mesh that do it together, in their order: a row for a team."""
+        names = "xyz"[: len(self.place.shape)]
+        order = [name for name in names if name not in self.axes] + list(self.axes)
+        ranks = np.arange(prod(self.place.shape)).reshape(self.place.shape)
+        n = prod(self.place.shape[names.index(axis)] for axis in self.axes)
+        teams = ranks.transpose([names.index(name) for name in order]).reshape(-1, n)
+        return teams if self.groups is None else np.concatenate(teams[:, np.array(self.groups)])
+
+    def __str__(self) -> str:
+        operand = ", ".join(f"{self.dtype}{list(shape)}" for shape in self.shapes)
+        said = [operand, repr(self.axes)]
+        said += [f"{name}={value!r}" for name, value in self.arguments.items()]
+        place = "x".join(map(str, self.place.shape))
+        around = [f"check_vma={self.place.check_vma}"] + ["x64"] * self.place.x64
+        around += [] if self.batch is None else [f"vmap of dimension {self.batch}"]
+        around += ["vjp"] * self.pulls_back
+        return f"{self.name}({', '.join(said)}) on {place} ranks, {', '.join(around)}"
+
+
+def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall:
+    """Call `number` of a seed.
+
+    Args:
+        seed: 0 or more.
+        number: from 0.
+        devices: how many there are.
+        alone: whether a mesh may leave some out; over several processes none may be.
+    """
+    place = _place(np.random.default_rng([seed, 1, number // TOGETHER]), devices, alone)
+    rng = np.random.default_rng([seed, 2, number])
+    name = _pick(rng, list(REFERENCES))
+    sizes = dict(zip("xyz", place.shape, strict=False))
+    axes = tuple(map(str, rng.permutation(list(sizes))[: rng.integers(1, len(sizes) + 1)]))
+    shape = tuple(sizes[axis] for axis in axes)
+    typed = place.check_vma and name in _UNGROUPED_IF_TYPED
+    groups = None if typed or name in _UNGROUPED else _maybe(rng, 0.3, _groups(rng, prod(shape)))
+    shape = shape if groups is None else (len(groups[0]),)
+    n = prod(shape)
+    dtype = np.dtype(_pick(rng, _dtypes(name, n, place.x64)))
+    least = 1 if name in _CUTS else 0
+    ndim = int(rng.integers(least, 4))
+    what = _what(rng, name, ndim, n)
+    if groups is None and name == "all_gather":
+        what |= {"to": _pick(rng, ["varying", "invarying"])}
+    return RandomCall(
+        seed,
+        number,
+        place,
+        name,
+        axes[0] if len(axes) == 1 and rng.integers(2) else axes,
+        groups,
+        dtype.name,
+        tuple(_shape(rng, name, of, n, what) for of in _ndims(rng, ndim)),
+        what,
+        _how(rng, name, shape, dtype, place.x64),
+        _maybe(rng, 0.1, int(rng.integers(ndim + 1))),
+        rng.random() < 0.25 and _has_exact_gradient(name, dtype, n),
+    )
+
+
+def _place(rng: Generator, devices: int, alone: bool) -> Place:
+    shape = _pick(rng, _pick(rng, _meshes(devices, alone)))
+    order = map(int, rng.permutation(devices)[: prod(shape)])
+    return Place(shape, tuple(order), bool(rng.integers(2)), rng.random() < 1 / 8)
+
+
+@lru_cache
+def _meshes(devices: int, alone: bool) -> list[list[tuple[int, ...]]]:
+    """All shapes of one, of two and of three axes, of which one at most has a single rank."""
+    sizes = range(1, devices + 1)
+    fits = devices.__ge__ if alone else devices.__eq__
+    shapes = [shape for axes in (1, 2, 3) for shape in product(sizes, repeat=axes)]
+    fit = [shape for shape in shapes if fits(prod(shape)) and shape.count(1) < 2]
+    return [list(some) for _, some in groupby(fit, len)]
+
+
+def _groups(rng: Generator, n: int) -> Groups:
+    """Any order of all ranks, cut into groups of one size."""
+    size = _pick(rng, [d for d in range(1, n + 1) if n % d == 0])
+    return rng.permutation(n).reshape(-1, size).tolist()
+
+
+def _dtypes(name: str, n: int, x64: bool) -> list[str]:
+    """Those that lax takes (on CPU), and in which there is data with an exact result."""
+    known = [*DATATYPES, *(WIDE_DATATYPES if x64 else ())]
+    digits = {"pmean": n * n}.get(name, n if name in _SUMS else 1)
+    fit = [dtype for dtype in known if largest(dtype) >= digits]
+    fit += [] if name in ("psum_scatter", "pmean") else ["bool"]  # lax adds none, or as integers
+    return fit + ([] if name in ("pmax", "pmin") else ["complex64"])  # which have no order
+
+
+def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
+    """The arguments that say what the result is."""
+    tiled = bool(rng.integers(2)) and ndim > 0
+    count = ndim + (name == "all_gather" and not tiled)
+    dim, other = (int(rng.integers(-count, count)) if count else 0 for _ in range(2))
+    sources, targets = rng.permutation(n).tolist(), rng.permutation(n).tolist()
+    some = int(rng.integers(n + 1))
+    return {
+        "all_gather": {"axis": dim, "tiled": tiled},
+        "psum_scatter": {"scatter_dimension": dim, "tiled": tiled},
+        "all_to_all": {"split_axis": dim, "concat_axis": other, "tiled": tiled},
+        "pswapaxes": {"axis": dim},
+        "pbroadcast": {"source": sources[0]},
+        "ppermute": {"perm": list(zip(sources, targets, strict=True))[:some]},
+        "pshuffle": {"perm": sources},
+    }.get(name, {})
+
+
+def _ndims(rng: Generator, ndim: int) -> list[int]:
+    """Of a leaf or a few: some have a dimension more, on which dims are to be counted anew."""
+    further = _pick(rng, [0, 0, 0, 0, 1, 2])
+    return [ndim, *(ndim + int(rng.integers(2)) for _ in range(further))]
+
+
+def _shape(
+    rng: Generator, name: str, ndim: int, n: int, what: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Of one leaf."""
+    sizes = [0 if rng.random() < EMPTY else _pick(rng, SIZES) for _ in range(ndim)]
+    if name in _CUTS:
+        cut = what[_CUTS[name]]
+        sizes[cut] = n * sizes[cut] if what.get("tiled") else n
+    return tuple(sizes)
+
+
+def _how(
+    rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype, x64: bool
+) -> dict[str, Any]:
+    """An algorithm that there is on so many ranks, and perhaps wider sums."""
+    collective = _IS_AS.get(name, name)
+    how: dict[str, Any] = {}
+    if collective in COLLECTIVES:
+        known = [
+            algorithm
+            for algorithm in choices(collective)
+            if algorithm in BUILT_INS or exists(collective, halves(algorithm).reduces, *shape)
+        ]
+        how["algorithm"] = _pick(rng, ["auto", *known])
+    if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:
+        single = dtype.itemsize < 4 or (dtype == np.float32 and not x64)
+        how["accumulate_dtype"] = "float32" if single else "float64"
+    return how
+
+
+def _has_exact_gradient(name: str, dtype: np.dtype, n: int) -> bool:
+    """Of a mean, if n times 1/n is 1, by which some platforms divide."""
+    if name not in TRANSPOSES or not jnp.issubdtype(dtype, jnp.inexact) or largest(dtype) < n:
+        return False
+    return bool(name != "pmean" or dtype.type(n) * (1 / dtype.type(n)) == 1)
+
+
+def _pick(rng: Generator, of: Sequence[T]) -> T:
+    return of[int(rng.integers(len(of)))]
+
+
+def _maybe(rng: Generator, share: float, value: T) -> T | None:
+    return value if rng.random() < share else None

@@ -1,0 +1,142 @@
+"""Drawn calls run and compared: several of one place in one program, or one by itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.collectives.references import OTHERS
+from benchmarks.measuring import processes
+from benchmarks.measuring.data import count_wrong
+from benchmarks.soak import expected
+from benchmarks.soak.random_calls import RandomCall
+from ringcoll import lax as our_lax
+
+#: What runs once need not be fast: LLVM does without its optimisations.
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A call that is wrong.
+
+    Attributes:
+        call: itself.
+        words: how.
+        shown_by: the numbers of the calls that, in one program, show it: its own if it is wrong
+            by itself.
+    """
+
+    call: RandomCall
+    words: str
+    shown_by: Sequence[int]
+
+    def __str__(self) -> str:
+        together = "" if len(self.shown_by) == 1 else "right alone; together with its neighbours: "
+        return f"call {self.call.number}: {together}{self.words}: {self.call}"
+
+
+def faults(calls: Sequence[RandomCall]) -> list[Fault]:
+    """Run calls of one place in one program; if anything is wrong, each that may be it, alone."""
+    together = attempt(calls)
+    suspects = [(call, words) for call, words in zip(calls, together, strict=True) if words]
+    if len(calls) == 1:
+        return [Fault(call, words, [call.number]) for call, words in suspects]
+    alone = [fault for call, _ in suspects for fault in faults([call])]
+    if alone and len(set(together)) == 1:  # it raised, and these are why
+        return alone
+    found = {fault.call.number for fault in alone}
+    numbers = [call.number for call in calls]
+    others = [Fault(c, words, numbers) for c, words in suspects if c.number not in found]
+    return [*alone, *others]
+
+
+def attempt(calls: Sequence[RandomCall]) -> list[str]:
+    """What is wrong with each, in words."""
+    try:
+        return _compared(calls)
+    except Exception as error:  # whatever it is, it is the finding
+        return [f"{type(error).__name__}: {error}"] * len(calls)
+
+
+def _compared(calls: Sequence[RandomCall]) -> list[str]:
+    place = calls[0].place
+    mesh = place.mesh()
+    with jax.enable_x64(place.x64):
+        operands, expected = zip(*map(_data, calls), strict=True)
+        options = _QUICKLY if mesh.devices.flat[0].platform == "cpu" else None
+        program = jax.jit(partial(_program, calls, mesh), compiler_options=options)
+        made = program(jax.tree.map(partial(_placed, mesh), operands))
+        wrong = [_wrong(*both) for both in zip(made, expected, strict=True)]
+    if not processes.total(sum(wrong)):
+        return [""] * len(calls)
+    said = []
+    for mine, right in zip(wrong, expected, strict=True):
+        k = processes.total(mine)
+        of = sum(y.size for y in jax.tree.leaves(right[0]))
+        said.append(f"{k} of {of} elements are wrong" if k else "")
+    return said
+
+
+def _data(call: RandomCall) -> tuple[Any, list[Any]]:
+    """All ranks' operands and cotangents, and what may become of them."""
+    xs = expected.operands(call)
+    ys = expected.results(call, xs)
+    cts = expected.cotangents(call, ys)
+    right = [(ys, expected.pulled_back(call, cts))]
+    if call.name in OTHERS:
+        right.append((expected.results(call, xs, OTHERS), expected.pulled_back(call, cts, OTHERS)))
+    return (xs, cts), right
+
+
+def _placed(mesh: Mesh, x: np.ndarray) -> Array:
+    """Each rank's part on its device."""
+    sharding = NamedSharding(mesh, P(mesh.axis_names))
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _program(calls: Sequence[RandomCall], mesh: Mesh, operands: Any) -> list[Any]:
+    return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]
+
+
+def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tuple[Any, Any]:
+    """All ranks' results, and what becomes of the cotangents.
+
+    These go through `shard_map` from outside, where a gradient is that of the whole map, from
+    what all ranks have to what all ranks get.
+    """
+
+    def one_rank(xs: list[Array]) -> list[Array]:
+        function = partial(_called, call)
+        if call.batch is not None:
+            function = jax.vmap(function, call.batch, 0)
+        return [y[None] for y in function([x[0] for x in xs])]
+
+    spec = P(mesh.axis_names)
+    mapped = jax.shard_map(
+        one_rank, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=call.place.check_vma
+    )
+    if not call.pulls_back:
+        return mapped(xs), []
+    ys, back = jax.vjp(mapped, xs)
+    return ys, back(cts)[0]
+
+
+def _called(call: RandomCall, xs: list[Array]) -> list[Array]:
+    return getattr(our_lax, call.name)(xs, call.axes, **call.arguments)
+
+
+def _wrong(made: Any, right: Sequence[Any]) -> int:
+    """How many elements are, on the ranks of this process; no rank mixes what is right."""
+    arrays = zip(*map(jax.tree.leaves, (made, *right)), strict=True)
+    return sum(
+        min(count_wrong(np.asarray(shard.data), truth[shard.index]) for truth in these)
+        for y, *these in arrays
+        for shard in y.addressable_shards
+    )

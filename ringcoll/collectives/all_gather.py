@@ -1,0 +1,183 @@
+"""All-gather and reduce-scatter, each the transpose of the other by the same schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from ringcoll.collectives.by_schedule import ScheduledCollective
+from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import gather_along, reduce_along
+from ringcoll.collectives.table import Algorithm
+from ringcoll.runtime import built_in
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.value_types import is_checked, varying
+from ringcoll.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllGather(ScheduledCollective, name="all_gather"):
+    """`dims` is the dimension along which the shards are joined."""
+
+    collective = "all_gather"
+    to: str = "varying"
+
+    @property
+    def adds_dim(self) -> bool:
+        return not self.tiled
+
+    @property
+    def is_only_lax_s(self) -> bool:
+        return self.to == "reduced"
+
+    def __call__(self, x: Array) -> Array:
+        if self.tiled:
+            return super().__call__(x)
+        return replace(self, tiled=True)(jnp.expand_dims(x, self.dims[0]))
+
+    def by_lax(self, x: Array) -> Array:
+        (dim,) = self.dims
+        return built_in.all_gather(
+            x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=self.tiled, to=self.to
+        )
+
+    def widen(self, x: Array) -> Array:
+        return x  # nothing is summed here; the gradient is
+
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return gather_along(x, self.dims[0], schedule, ranks)
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        return [self._transposed(ct) for ct in cts]
+
+    def _transposed(self, ct: Array) -> Array:
+        if self.to == "invarying" and is_checked():  # every rank has the same cotangent
+            ranks = Ranks.over(self.axes, self.groups)
+            size = ct.shape[self.dims[0]] // ranks.size
+            return lax.dynamic_slice_in_dim(
+                varying(ct, self.axes), ranks.number() * size, size, self.dims[0]
+            )
+        return PsumScatter(**self.for_transpose(), dims=self.dims)(ct)
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.axes_around(axis)  # the minor axes first
+        x = self.batched(dim).over(after, x)
+        return self.over(before, self.within(axis, x, dim, None)), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsumScatter(ScheduledCollective, name="psum_scatter"):
+    """`dims` is the dimension along which the sum is scattered."""
+
+    collective = "psum_scatter"
+
+    def by_lax(self, x: Array) -> Array:
+        (dim,) = self.dims
+        return built_in.psum_scatter(
+            x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=self.tiled
+        )
+
+    def __call__(self, x: Array) -> Array:
+        if self.tiled:
+            return super().__call__(x)
+        self.check_stacked(x)
+        return replace(self, tiled=True)(x).squeeze(self.dims[0])
+
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        gather = AllGather(**self.for_transpose(), dims=self.dims)
+        return [gather(ct) for ct in cts]
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
+        before, after = self.axes_around(axis)  # the major axes first
+        x = self.batched(dim).over(before, x)
+        return self.batched(0).over(after, self.within(axis, x, dim, 0)), 0
+
+
+def all_gather(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+) -> Pytree:
+    """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
+
+    `x: [a, b] -> [n, a, b]`, tiled `[n a, b]`. Block r is rank r's; ranks of several axes
+    are counted row-major. `to="invarying"` types the result as the same on all ranks.
+
+    Ring: n-1 rounds of s bytes. Every algorithm sends (n-1) s bytes a rank; "bruck" does
+    it in ceil(log2 n) rounds, "two_ended" in ceil((n-1)/2).
+
+    Gradient: `psum_scatter` by the same algorithm, summed in `accumulate_dtype`; for
+    `to="invarying"` a slice.
+
+    Raises:
+        ValueError: `axis` is out of bounds, `to` unknown.
+
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
+    theory, practice, and experience", Concurrency Computat.: Pract. Exper. 19 (2007).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> whole = ranks(
+    ...     lambda x: ringcoll.all_gather(x, "x", tiled=True, to="invarying", algorithm="bruck"),
+    ...     out_specs=P(),
+    ... )
+    >>> print(whole(jnp.arange(8)))
+    [0 1 2 3 4 5 6 7]
+    """
+    said = {"axis": axis, "tiled": tiled, "to": to}
+    call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, said)
+    gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
+    return call.each(x, gather, dims=("axis",))
+
+
+def psum_scatter(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+) -> Pytree:
+    """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
+
+    `x: [n, a, b] -> [a, b]`, tiled `[n a, b] -> [a, b]`.
+
+    Ring: n-1 rounds of s/n bytes, with an addition in each. With a wider `accumulate_dtype`
+    the first message of a ring is narrow, and the others are wide. "direct" sends narrow
+    messages only, n-1 of them in one round, and rounds the sum once.
+
+    Gradient: `all_gather` by the same algorithm.
+
+    Raises:
+        ValueError: the dimension is out of bounds, is not n, or does not divide by n.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", J. Parallel Distrib. Comput. 69 (2009).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> x = jnp.repeat(jnp.array([256, 1, 1, 1], jnp.bfloat16), 4)  # every sum is 259
+    >>> for dtype in jnp.bfloat16, jnp.float32:
+    ...     sums = partial(ringcoll.psum_scatter, axis_name="x", tiled=True, accumulate_dtype=dtype)
+    ...     print(ranks(partial(sums, algorithm="direct"))(x))
+    [256 260 260 256]
+    [260 260 260 260]
+    """
+    said = {"scatter_dimension": scatter_dimension, "tiled": tiled}
+    call = Call("psum_scatter", axis_name, axis_index_groups, algorithm, accumulate_dtype, said)
+    scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
+    return call.each(x, scatter, dims=("scatter_dimension",))

@@ -1,0 +1,235 @@
+"""All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from ringcoll import algorithms
+from ringcoll.collectives.all_gather import AllGather
+from ringcoll.collectives.by_schedule import ScheduledCollective
+from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import by_stages, gather_along, reduce_along
+from ringcoll.collectives.table import Algorithm, halves
+from ringcoll.runtime import built_in
+from ringcoll.runtime.hop import Ranks, moved_as_bits
+from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
+from ringcoll.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(ScheduledCollective):
+    """Runs a gather's schedule backward and then forward; or stage by stage."""
+
+    collective = "psum"
+    joins = True
+    gathers_as_bits: bool = False
+
+    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
+        reduces, as_bits = halves(algorithm)
+        return ScheduledCollective.by(replace(self, gathers_as_bits=as_bits), reduces, x, platform)
+
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
+        if ranks.size == 1:
+            return x
+        if not isinstance(schedule, Schedule):
+            return by_stages(x, schedule, ranks, self.combine)
+        dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
+        dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
+        if dim is not None:
+            return self._chunked(x, dim, schedule, ranks)
+        if len(dims) == x.ndim:  # end to end there is least to pad; a reshape unshards
+            flat = self._padded(x.reshape(-1), 0, schedule, ranks)
+            return flat.reshape(x.shape)
+        if dims:
+            return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
+        return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
+
+    def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+        size = x.shape[dim]
+        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
+        whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
+        return lax.slice_in_dim(whole, 0, size, axis=dim)
+
+    def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+        """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
+        with scope("reduce_scatter"):
+            mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
+        with scope("all_gather"):
+            if self.gathers_as_bits:
+                whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
+                return marked(partial(moved_as_bits, whole), mine, self.axes, self.groups)
+            return gather_along(mine, dim, schedule, ranks)
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+        before, after = self.axes_around(axis)
+        return self.over(before + after, self.within(axis, x, dim, None)), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Psum(AllReduce, name="psum"):
+    """The sum. Its transpose is free where types say that all ranks hold the same value."""
+
+    def by_lax(self, x: Array) -> Array:
+        return built_in.psum(x, self.axes, axis_index_groups=self.groups)
+
+    def joint(self, *xs: Array) -> list[Array]:
+        # Booleans as int32, like lax.
+        return super().joint(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        if is_checked():
+            return [varying(ct, self.axes) for ct in cts]
+        return self.joint(*cts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmean(Psum):
+    """A sum that is divided: it is bound as a sum."""
+
+    def by_lax(self, x: Array) -> Array:
+        return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
+
+    def joint(self, *xs: Array) -> list[Array]:
+        total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
+        if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
+            return [total / n for total in total.joint(*xs)]
+        totals = total.joint(*(x.astype(self.accumulate_dtype) for x in xs))
+        return [(total / n).astype(xs[0].dtype) for total in totals]  # rounded once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmax(AllReduce, name="pmax", differentiable=False):
+    """The maximum; like lax's, without a derivative."""
+
+    def by_lax(self, x: Array) -> Array:
+        return built_in.pmax(x, self.axes, axis_index_groups=self.groups)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.max(received, mine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmin(AllReduce, name="pmin", differentiable=False):
+    """The minimum; like lax's, without a derivative."""
+
+    def by_lax(self, x: Array) -> Array:
+        return built_in.pmin(x, self.axes, axis_index_groups=self.groups)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        return lax.min(received, mine)
+
+
+def psum(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+) -> Pytree:
+    """The sum of all ranks' x, on every rank, with the same bits.
+
+    `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
+    A size that does not divide by n is padded, and the padding is cut off again. Small
+    leaves of a pytree share their messages. So do neighbouring calls, as `jax.tree.map`
+    makes them: the gradients of a model are one ring.
+
+    Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "exchange" and
+    "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes. With
+    a wider `accumulate_dtype`, partial sums travel wide, and finished sums travel narrow.
+
+    Gradient: under `check_vma=True`, where the cotangent is known to be the same on all
+    ranks, the cotangent itself; otherwise its psum.
+
+    Raises:
+        NotImplementedError: `axis_index_groups` under `check_vma=True`, as in lax.
+
+    Source: Patarasuk and Yuan (2009); Thakur, Rabenseifner and Gropp, "Optimization of
+    collective communication operations in MPICH", IJHPCA 19 (2005).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> total = ranks(lambda x: ringcoll.psum(x, "x", algorithm="ring"), out_specs=P())
+    >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
+    [12. 16.]
+    """
+    call = Call("psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    return call.each(x, Psum(axes=call.axes, groups=call.grouped))
+
+
+def pmean(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+) -> Pytree:
+    """The mean of all ranks' x: a `psum`, divided by n.
+
+    `x: [a, b] -> [a, b]`. Integers are divided truly, as in lax. With a wider
+    `accumulate_dtype` finished sums travel wide too, and are rounded once, after the
+    division.
+
+    Steps and bytes, gradient, raises, source: as `psum`.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> mean = ranks(lambda x: ringcoll.pmean(x, "x", accumulate_dtype="float32"), out_specs=P())
+    >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
+    [65]
+    """
+    call = Call("pmean", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
+
+
+def pmax(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """The greatest of all ranks' x, element by element, on every rank.
+
+    `x: [a, b] -> [a, b]`. Steps, bytes, raises and source: as `psum`.
+
+    Gradient: none, as in lax.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> greatest = ranks(lambda x: ringcoll.pmax(x, "x", algorithm="exchange"), out_specs=P())
+    >>> print(greatest(jnp.array([3, 1, 4, 1])))
+    [4]
+    """
+    call = Call("pmax", axis_name, axis_index_groups, algorithm)
+    return call.each(x, Pmax(axes=call.axes, groups=call.grouped))
+
+
+def pmin(
+    x: Pytree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """The least of all ranks' x, element by element, on every rank.
+
+    `x: [a, b] -> [a, b]`. Steps, bytes, raises and source: as `psum`.
+
+    Gradient: none, as in lax.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> least = ranks(lambda x: ringcoll.pmin(x, "x", algorithm="one_shot"), out_specs=P())
+    >>> print(least(jnp.array([3, 1, 4, 1])))
+    [1]
+    """
+    call = Call("pmin", axis_name, axis_index_groups, algorithm)
+    return call.each(x, Pmin(axes=call.axes, groups=call.grouped))

@@ -1,0 +1,113 @@
+"""All-to-all: the exchange of blocks, and of the mapped axis with a dimension."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+from jax import Array
+
+from ringcoll.collectives.by_schedule import ScheduledCollective
+from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import all_to_all_along
+from ringcoll.collectives.table import Algorithm
+from ringcoll.runtime import built_in
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.value_types import sharded_dims
+from ringcoll.schedules.schedule import AllToAllSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllToAll(ScheduledCollective, name="all_to_all"):
+    """`dims` are the dimension that is split, and the dimension along which blocks are joined."""
+
+    collective = "all_to_all"
+
+    def by_lax(self, x: Array) -> Array:
+        split, concat = self.dims
+        return built_in.all_to_all(
+            x, self.axes, split, concat, axis_index_groups=self.groups, tiled=self.tiled
+        )
+
+    def __call__(self, x: Array) -> Array:
+        if self.tiled:
+            return super().__call__(x)
+        self.check_stacked(x)
+        split, concat = self.dims
+        if split == concat:  # the blocks are already one wide there
+            return replace(self, tiled=True)(x)
+        concat += split < concat  # lax counts it without the split dimension
+        split += concat <= split
+        blocks = replace(self, dims=(split, concat), tiled=True)(jnp.expand_dims(x, concat))
+        return blocks.squeeze(split)
+
+    def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
+        split, concat = self.dims
+        if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks need not divide
+            return self.by_lax(x)
+        return all_to_all_along(x, split, concat, schedule, ranks)
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        back = replace(self, dims=self.dims[::-1])
+        return [back(ct) for ct in cts]
+
+
+def all_to_all(
+    x: Pytree,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """Block j of rank r's x along `split_axis` becomes block r of rank j's result.
+
+    `x: [n, a, b] -> [n, a, b]` for split and concat 0; tiled `[n a, b] -> [a, n b]` for
+    split 0 and concat 1.
+
+    "pairwise" sends n-1 rounds of s/n bytes, which is the minimum. "bruck" sends ceil(log2
+    n) rounds of about s/2 bytes.
+
+    Gradient: the all-to-all with the axes exchanged.
+
+    Raises:
+        ValueError: a dimension is out of bounds, is not n, or does not divide by n.
+
+    Source: Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997).
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> swap = ranks(lambda x: ringcoll.all_to_all(x, "x", 0, 0, tiled=True, algorithm="bruck"))
+    >>> print(swap(jnp.arange(16)))
+    [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
+    """
+    said = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
+    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=said)
+    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
+    return call.each(x, exchange, dims=("split_axis", "concat_axis"))
+
+
+def pswapaxes(
+    x: Pytree,
+    axis_name: AxisName,
+    axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+) -> Pytree:
+    """Exchange the mapped axis with the dimension `axis`, of size n.
+
+    `x: [n, a] -> [n, a]` for axis 0: an `all_to_all` that splits and stacks there.
+
+    Steps and bytes, gradient, raises, source: as `all_to_all`.
+
+    n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> swap = ranks(lambda x: ringcoll.pswapaxes(x, "x", 0, algorithm="pairwise"))
+    >>> print(swap(jnp.arange(16)))
+    [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
+    """
+    call = Call("pswapaxes", axis_name, axis_index_groups, algorithm, said={"axis": axis})
+    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False)
+    return call.each(x, exchange, dims=("axis", "axis"))

@@ -1,0 +1,152 @@
+"""What all collectives that run by a schedule have in common: who chooses it, and where.
+
+Every one is a primitive in the form that neither adds nor removes a dimension
+(`tiled=True`); its public function, in the same file, brings each call into that form.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll import algorithms
+from ringcoll.collectives.table import LAX, LAX_AS_BITS, Algorithm, Table, default_table
+from ringcoll.runtime.hop import Ranks, moved_as_bits
+from ringcoll.runtime.hosts import OnHosts, on_hosts
+from ringcoll.runtime.primitive import Collective
+from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.value_types import empty
+from ringcoll.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledCollective(Collective):
+    """A collective that runs by a schedule, chosen here, where the platform is known."""
+
+    algorithm: Algorithm = "auto"
+    accumulate_dtype: np.dtype | None = None
+    collective: ClassVar[str]  # under which name algorithms and table know it
+
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+        """Small operands of one dtype share their messages, end to end."""
+        algorithm = self.chosen(xs, platform)
+        if len(xs) == 1 or algorithm == LAX:
+            return [self.by(algorithm, x, platform) for x in xs]
+        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
+        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+
+    def chosen(self, xs: Sequence[Any], platform: str) -> Algorithm:
+        """The algorithm for operands of these types together: the user's, or the table's."""
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
+        if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
+            return LAX
+        algorithm = default_table() if self.algorithm == "auto" else self.algorithm
+        if not isinstance(algorithm, Table):
+            return algorithm
+        n = Ranks.over(self.axes, self.groups).size
+        lie = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
+        call = self.collective, platform, n, nbytes, xs[0].dtype.name, jax.__version__
+        return algorithm.pick(*call, **lie._asdict())
+
+    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
+        return self.chosen(xs, platform) != LAX
+
+    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
+        """One operand, by an algorithm that has been chosen."""
+        with named(self.primitive.name.removeprefix("ringcoll_"), algorithm):
+            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+                return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
+            if algorithm == LAX:
+                send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
+                return marked(send, self.widen(x), self.axes, self.groups).astype(x.dtype)
+            if algorithm == LAX_AS_BITS:
+                return marked(partial(moved_as_bits, self), x, self.axes, self.groups)
+            schedule, ranks = built(self.collective, algorithm, self.axes, self.groups)
+            return self.run(x, schedule, ranks).astype(x.dtype)
+
+    def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
+        ranks = math.prod(map(lax.axis_size, axes))
+        fits = ranks == math.prod(map(lax.axis_size, self.axes))
+        if isinstance(self.algorithm, Schedule | tuple) and axes and not fits:
+            raise ValueError(
+                f"{self.primitive.name} over {self.axes}: algorithm is a schedule for all their "
+                f"ranks, but only {axes} are axes of a mesh, the rest of a vmap; pass a name, or "
+                "a function that makes a schedule of the sizes of the axes"
+            )
+        return super().over(axes, x)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
+
+    def check_stacked(self, x: Array) -> None:
+        """Refuse what has not one block for each rank along the first dimension of its own."""
+        n, size = Ranks.over(self.axes, self.groups).size, x.shape[self.dims[0]]
+        if size != n:
+            raise ValueError(f"dimension {self.dims[0]} is {size}, and there are {n} ranks")
+
+    def run(self, x: Array, schedule, ranks: Ranks) -> Array:
+        """By a schedule; the result may still be in the dtype of accumulation."""
+        raise NotImplementedError
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        """By what JAX has for it on the platform."""
+        return self.by_lax(x)
+
+    def widen(self, x: Array) -> Array:
+        """x in the dtype in which sums are accumulated. (Those of integers are exact.)"""
+        wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
+        return x.astype(wide or x.dtype)
+
+    def combine(self, received: Array, mine: Array) -> Array:
+        """What a partial result that came makes with this rank's contribution."""
+        return lax.add(self.widen(received), self.widen(mine))
+
+    def for_transpose(self) -> dict[str, Any]:
+        """What a collective and its transpose have in common."""
+        names = ("axes", "groups", "algorithm", "accumulate_dtype")
+        shared = {name: getattr(self, name) for name in names}
+        if self.algorithm == LAX_AS_BITS:  # it only moves, and a transpose may add
+            shared["algorithm"] = "auto"
+        return shared
+
+
+def named(call: str, algorithm: Algorithm) -> AbstractContextManager[None]:
+    """Under which name profiles have what is traced within: `ringcoll.psum(ring)`."""
+    return scope(f"ringcoll.{call}({name_of(algorithm)})")
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """What an algorithm that was chosen is called; a schedule is just given."""
+    return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "given")
+
+
+def ranks_of(
+    algorithm: Algorithm, axes: Sequence[Hashable], groups: tuple[tuple[int, ...], ...] | None
+) -> Ranks:
+    """The ranks that an algorithm runs on.
+
+    One of ours has nothing to do along an axis of size 1; a user's schedule or function is
+    made for the axes as they were written.
+    """
+    return Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
+
+
+def built(
+    collective: str,
+    algorithm: Algorithm,
+    axes: Sequence[Hashable],
+    groups: tuple[tuple[int, ...], ...] | None,
+) -> tuple[Any, Ranks]:
+    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits."""
+    ranks = ranks_of(algorithm, axes, groups)
+    made = algorithms.build(collective, algorithm, ranks.shape)
+    return made, ranks if isinstance(made, tuple) else ranks.cut(made.shape)

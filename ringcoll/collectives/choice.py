@@ -1,0 +1,123 @@
+"""Which algorithm a call runs by: the one it names or, if it says "auto", the one asked for.
+
+`with ringcoll.algorithm("ring"):` asks for calls that are traced inside, `RINGCOLL_ALGORITHM=ring`
+for the whole program. If neither is set, or the call cannot run by that algorithm, it stays "auto".
+"""
+
+import os
+from contextlib import AbstractContextManager
+from functools import lru_cache
+
+import jax
+
+from ringcoll.collectives.table import BUILT_INS, Algorithm, Table, choices, halves, runs
+from ringcoll.schedules.registry import COLLECTIVES, build
+from ringcoll.schedules.schedule import Schedule
+
+#: The environment variable that names an algorithm.
+VARIABLE = "RINGCOLL_ALGORITHM"
+
+#: `jit` compiles once for each value, because user contexts are a part of its key.
+_around = jax.make_user_context(default_value=None)
+
+
+def algorithm(name: str) -> AbstractContextManager[None]:
+    """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
+
+    It applies to all calls that are traced inside, on this thread. `jit` compiles once for each
+    choice. A gradient uses the algorithm of its function, also if it is taken later. (But calls
+    in the backward pass of a `custom_vjp` are traced later, and the algorithm is chosen then.) If
+    a collective has no such algorithm ("ring" for an `all_to_all`), or not on that many ranks,
+    the call stays "auto". The innermost `with` wins. Any `with` wins over `RINGCOLL_ALGORITHM`,
+    which sets an algorithm for the whole program. "auto" asks for no algorithm.
+
+    Args:
+        name: of an algorithm of `ringcoll.algorithms`, "lax" or "lax_as_bits", or "auto".
+
+    Raises:
+        TypeError: the name is not a string.
+        ValueError: no collective has an algorithm of this name.
+
+    >>> total = ranks(lambda x: ringcoll.psum(x, "x"), out_specs=P())
+    >>> with ringcoll.algorithm("ring"):
+    ...     program = total.lower(jnp.arange(4.0)).as_text()
+    >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
+    6
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"ringcoll.algorithm({name!r}): takes the name of an algorithm; "
+            "pass a Schedule, a function or a Table to the call itself, as algorithm="
+        )
+    _check_known(f"ringcoll.algorithm({name!r})", name)
+    return _around(name)
+
+
+def settled(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
+    """The algorithm that a call with this `algorithm=` runs by, on axes of `shape`.
+
+    Raises:
+        TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
+        ValueError: there is none of this name, it cannot run there, or the function raises; or
+            `RINGCOLL_ALGORITHM` names no algorithm.
+    """
+    if not isinstance(algorithm, str) or algorithm != "auto":
+        _check(algorithm, collective, shape)
+        return algorithm
+    name = _around.value or by_environment()
+    return name if name in choices(collective) and runs(collective, name, shape) else "auto"
+
+
+def by_environment() -> str:
+    """The algorithm that `RINGCOLL_ALGORITHM` asks for, or "auto".
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    name = os.environ.get(VARIABLE) or "auto"
+    _check_known(f"{VARIABLE}={name}", name)
+    return name
+
+
+def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
+    """Refuse an algorithm by which a collective cannot run on axes of `shape`."""
+    if isinstance(algorithm, str):
+        known = ("auto", *choices(collective))
+        if algorithm not in known:
+            raise ValueError(f"no algorithm {algorithm!r}; {_cure(algorithm, known)}")
+        algorithm = halves(algorithm).reduces
+        if algorithm in BUILT_INS:
+            return
+    elif not isinstance(algorithm, Schedule | tuple | Table) and not callable(algorithm):
+        raise TypeError(
+            f"algorithm={algorithm!r} is no algorithm; pass a name, a Table, a Schedule, a tuple "
+            "of Schedules, or a function that makes one from the sizes of the axes"
+        )
+    if isinstance(algorithm, Table):
+        return
+    try:
+        hash(algorithm)
+    except TypeError as error:
+        raise TypeError(f"algorithm={algorithm!r}: {error}; pass something hashable") from error
+    try:
+        build(collective, algorithm, shape)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"algorithm={algorithm!r}: {error}") from error
+
+
+def _cure(name: str, known: tuple[str, ...]) -> str:
+    if name.endswith(".json") or os.sep in name:
+        return f"a table is passed as ringcoll.Table.load({name!r})"
+    return f"choose from {', '.join(known)}"
+
+
+@lru_cache(maxsize=1)
+def _known() -> tuple[str, ...]:
+    """The names of all algorithms, in the order in which they are listed."""
+    return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
+
+
+def _check_known(what: str, name: str) -> None:
+    if name not in _known():
+        raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

@@ -1,0 +1,116 @@
+"""Permutations: one hop, given as pairs or as an order."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ringcoll.collectives.axes import AxisName, are_all_ranks
+from ringcoll.collectives.front_door import Call, Pytree
+from ringcoll.runtime import built_in
+from ringcoll.runtime.hop import Pairs, Ppermute
+
+
+def ppermute(
+    x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]], *, algorithm: None = None
+) -> Pytree:
+    """Rank s of each pair (s, d) in `perm` sends its x to rank d; the others get zeros.
+
+    `x: [a, b] -> [a, b]`. Several axes are counted row-major in the order given, in every
+    version of JAX. Narrow floats travel as integers of their width (see `ringcoll.runtime.hop`).
+
+    One round of s bytes. There is no `algorithm` to choose.
+
+    Gradient: the inverse permutation.
+
+    Raises:
+        TypeError: `perm` is no list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints,
+            or an `algorithm` is given.
+        IndexError: there is no such rank: they count from 0, or from the last with -1.
+        ValueError: a rank sends twice or receives twice.
+
+    n, s and what all of them raise: see `ringcoll.lax`.
+
+    >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1), (1, 2)]))
+    >>> print(send(jnp.array([3, 1, 4, 1])))
+    [0 3 1 0]
+    """
+    call = Call("ppermute", axis_name, said={"perm": perm})
+    _refuse(call, algorithm)
+    pairs = call.ask(_pairs, perm)  # once: it may be an iterator
+    call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes lists and tuples only
+    return _permute(call, x, pairs)
+
+
+def pshuffle(
+    x: Pytree, axis_name: AxisName, perm: Sequence[int], *, algorithm: None = None
+) -> Pytree:
+    """Rank i gets the x of rank `perm[i]`: a `ppermute` given by the sources.
+
+    `x: [a, b] -> [a, b]`. One round of s bytes, without an `algorithm`.
+
+    Gradient: the inverse permutation.
+
+    Raises:
+        TypeError: `perm` is no list of ints, or an `algorithm` is given.
+        ValueError: `perm` is no permutation.
+
+    n, s and what all of them raise: see `ringcoll.lax`.
+
+    >>> turn = ranks(lambda x: ringcoll.pshuffle(x, "x", [1, 2, 3, 0]))
+    >>> print(turn(jnp.array([3, 1, 4, 1])))
+    [1 4 1 3]
+    """
+    call = Call("pshuffle", axis_name, said={"perm": perm})
+    _refuse(call, algorithm)
+    try:
+        is_permutation = are_all_ranks(perm, len(perm))
+    except TypeError as error:
+        words = f"`perm` is no list of ranks: {error}"
+        raise call.refusal(TypeError, words, "pass the ranks 0..n-1 in their new order") from error
+    if not is_permutation:
+        raise call.refusal(ValueError, f"`perm` does not represent a permutation: {perm}")
+    return _permute(call, x, tuple((int(source), to) for to, source in enumerate(perm)))
+
+
+def _refuse(call: Call, algorithm: Any) -> None:
+    if algorithm is not None:
+        words = f"algorithm={algorithm!r}: a permutation is one hop, which no algorithm divides"
+        raise call.refusal(TypeError, words, "leave it out")
+
+
+def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
+    if not jax.tree.leaves(x):
+        return x
+    call.ask(hash, call.axis_name)  # of no list, like lax
+    pairs = call.ask(_among, perm, call.ask(call.rank_count))
+    return call.each(x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
+
+
+def _among(perm: Pairs, n: int) -> Pairs:
+    """The pairs among n ranks, counted from 0.
+
+    Raises:
+        ValueError: a rank sends or receives twice.
+        IndexError: there is no such rank.
+    """
+    pairs = tuple((source % n, target % n) for source, target in perm)
+    if any(len(set(ends)) < len(ends) for ends in zip(*pairs, strict=True)):
+        raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+    if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
+        raise IndexError(f"{unknown[0]} in `perm` is no rank")
+    return pairs
+
+
+def _pairs(perm: Any) -> Pairs:
+    """Pairs of whole numbers, of what may be anything."""
+    words = "`perm` must be a list or a tuple of pairs of ranks"
+    try:
+        pairs = [tuple(map(operator.index, pair)) for pair in perm]
+    except TypeError as error:
+        raise TypeError(f"{words}: {error}") from error
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"{words}: {pair} is no pair")
+    return tuple((source, target) for source, target in pairs)

@@ -1,0 +1,126 @@
+"""What the collectives do with shards: the visitors and producers of the engine."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.runtime import engine
+from ringcoll.runtime.contributions import Contributions, Shard, Slot
+from ringcoll.runtime.hop import Ranks, as_bits, scaled
+from ringcoll.runtime.progress import scope
+from ringcoll.runtime.slicing import Shares, joined
+from ringcoll.runtime.value_types import empty, sharded_dims
+from ringcoll.schedules.registry import Stages
+from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
+
+
+def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
+    """How a shard of `shape` is shared out among the lanes: dimension, and (start, size)."""
+    # A cut through a dimension that is sharded elsewhere would move data; if all are, so be it.
+    free = [d for d in range(len(shape)) if d not in sharded_dims(x)] or range(len(shape))
+    dim = max(free, key=lambda d: shape[d])
+    shares = Shares(shape[dim], lanes)
+    return dim, [shares.of(lane) for lane in range(lanes)]
+
+
+def _start(ndim: int, dim: int, origin: Array, size: int, lane_dim: int, lo: int) -> list[Any]:
+    """Where a lane's share starts, `lo` into the shard that is so many of `size` along `dim`."""
+    start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
+    start[lane_dim] = np.int32(lo)
+    start[dim] = scaled(origin, size, lo if dim == lane_dim else 0)
+    return start
+
+
+#: Floats of these widths XLA:CPU cannot put into a buffer: it would convert all of it for
+#: every shard. (Those it can are put in as they are, which saves the copy of a bitcast.)
+_UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
+
+
+def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """x as bits if they are easier to put in place, and the way back from the result.
+
+    The barrier keeps the last placement from being fused with the bitcast, and so copied.
+    """
+    bits, back = as_bits(x, floats=_UNPLACEABLE)
+    return bits, back if bits is x else lambda result: back(lax.optimization_barrier(result))
+
+
+def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+    """All-gather: every shard that comes is put in its place."""
+    bits, back = _bits_to_place(x)
+    lane_dim, shares = _lane_shares(x, x.shape, schedule.lanes)
+
+    def visit(out: Array, shards: list[Shard]) -> Array:
+        for shard in shards:
+            lo, _ = shares[shard.lane]
+            start = _start(x.ndim, dim, shard.origin, x.shape[dim], lane_dim, lo)
+            out = lax.dynamic_update_slice(out, shard.value, start, allow_negative_indices=False)
+        return out
+
+    own = [lax.dynamic_slice_in_dim(bits, lo, size, lane_dim) for lo, size in shares]
+    shape = [s * ranks.size if d == dim else s for d, s in enumerate(x.shape)]
+    return back(engine.gather(schedule, ranks, own, visit, empty(shape, bits, ranks.axes)))
+
+
+def all_to_all_along(
+    x: Array, split: int, concat: int, schedule: AllToAllSchedule, ranks: Ranks
+) -> Array:
+    """All-to-all: every block that comes is put in its place."""
+    bits, back = _bits_to_place(x)
+    size = x.shape[split] // ranks.size
+    blocks = [
+        lax.dynamic_slice_in_dim(
+            bits, scaled(ranks.target(d), size), size, split, allow_negative_indices=False
+        )
+        for d in range(ranks.size)
+    ]
+    shape = [size if d == split else s for d, s in enumerate(x.shape)]
+    width = shape[concat]
+    shape[concat] *= ranks.size
+    out = empty(shape, bits, ranks.axes)
+    for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks)):
+        at = scaled(ranks.origin(d), width)
+        out = lax.dynamic_update_slice_in_dim(out, block, at, concat, allow_negative_indices=False)
+    return back(out)
+
+
+def reduce_along(
+    x: Array, dim: int, schedule: Schedule, ranks: Ranks, combine: engine.Combine
+) -> Array:
+    """Reduce-scatter: every contribution is a slice of the operand."""
+    shape = [s // ranks.size if d == dim else s for d, s in enumerate(x.shape)]
+    lane_dim, shares = _lane_shares(x, shape, schedule.lanes)
+
+    def contribution(slot: Slot) -> Array:
+        lo, size = shares[slot.lane]
+        sizes = [size if d == lane_dim else s for d, s in enumerate(shape)]
+        start = _start(x.ndim, dim, slot.origin, shape[dim], lane_dim, lo)
+        return lax.dynamic_slice(x, start, sizes, allow_negative_indices=False)
+
+    mine = engine.reduce(
+        schedule,
+        ranks,
+        lambda _, slots: Contributions([contribution(slot) for slot in slots]),
+        combine,
+    )
+    return joined(mine, lane_dim)
+
+
+def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -> Array:
+    """All-reduce of a whole vector: gather along a part of the ranks, combine, go on.
+
+    Every rank combines in the order of the ranks, and so to the same bits.
+    """
+    digits = tuple(n for stage in stages for n in stage.shape)
+    start = 0
+    for number, stage in enumerate(stages, 1):
+        part = ranks.cut(digits, (start, start + len(stage.shape)))
+        with scope(f"stage {number}"):
+            gathered = gather_along(x[None], 0, stage, part)
+        x = functools.reduce(combine, [gathered[i] for i in range(stage.size)])
+        start += len(stage.shape)
+    return x

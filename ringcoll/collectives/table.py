@@ -1,0 +1,299 @@
+"""The table behind `algorithm="auto"`: which algorithm where, as data.
+
+A table is a file of rows. The first row that covers a call names its algorithm. If no row does,
+the answer is "lax", the built-in collective:
+
+    {"measured_on": "8 virtual CPU devices, jax 0.10.2",
+     "rows": [{"collective": "all_gather", "platform": "cpu", "algorithm": "ring",
+               "hosts": [1, 2], "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"],
+               "jax": ["0.12", null], "why": "..."}]}
+
+Bounds are as in `range`: the first value is included, the last is not, and null is open. A host
+is a process of JAX: ranks of one process share its memory, and a network joins the ranks of
+several.
+
+Two of the algorithms are not schedules. "lax" is the built-in collective. "lax_as_bits" is the
+built-in collective on the operand's bits, for collectives that only move data: where XLA would
+promote a narrow float, it sends integers of the same width (see `ringcoll.runtime.hop.as_bits`). An
+all-reduce may be "ring+lax_as_bits": a reduce-scatter by the ring, then an all-gather by
+"lax_as_bits".
+"""
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringcoll import algorithms
+from ringcoll.io.bounds import Bounds, checked, within
+from ringcoll.io.files import write
+from ringcoll.io.strict_json import (
+    check_choice,
+    check_dtype,
+    check_fields,
+    check_string,
+    number,
+    parsed,
+    shown,
+    version,
+)
+from ringcoll.schedules.registry import ALL_REDUCES, build, names
+from ringcoll.schedules.schedule import SizeError
+
+#: The environment variable that names another file for `default_table`.
+VARIABLE = "RINGCOLL_TABLE"
+PLATFORMS = ("cpu", "gpu", "tpu", "*")
+
+LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
+#: What is added to the name of a reduce-scatter.
+GATHERED_AS_BITS = "+" + LAX_AS_BITS
+
+
+def choices(collective: str) -> tuple[str, ...]:
+    """All that a collective can run by: the names of its schedules, and the built-ins.
+
+    Raises:
+        ValueError: no such collective.
+    """
+    as_bits: tuple[str, ...] = ()
+    if collective in ("all_gather", "all_to_all"):
+        as_bits = (LAX_AS_BITS,)
+    elif collective in ALL_REDUCES:
+        as_bits = tuple(name + GATHERED_AS_BITS for name in names("psum_scatter"))
+    return (*names(collective), LAX, *as_bits)
+
+
+class Halves(NamedTuple):
+    """An algorithm, of which an all-reduce may gather otherwise than it reduces.
+
+    Attributes:
+        reduces: the algorithm; of an all-reduce that gathers otherwise, of its reduce-scatter.
+        gathers_as_bits: whether an all-reduce gathers by "lax_as_bits".
+    """
+
+    reduces: Any
+    gathers_as_bits: bool
+
+
+def halves(algorithm: Any) -> Halves:
+    """Those of "ring+lax_as_bits", or of what is no such name."""
+    if not isinstance(algorithm, str):
+        return Halves(algorithm, False)
+    reduces = algorithm.removesuffix(GATHERED_AS_BITS)
+    return Halves(reduces, reduces != algorithm)
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """The algorithm of one collective on one platform, within half-open bounds.
+
+    Attributes:
+        collective: one of `algorithms.COLLECTIVES`; "psum" stands for pmean, pmax and pmin.
+        platform: one of `PLATFORMS`; "*" is any.
+        algorithm: one of `choices(collective)`.
+        ranks: of the axis, or of all axes together.
+        hosts: that these ranks are on; a process of JAX counts as one.
+        ranks_a_host: the most of these ranks that one host has.
+        bytes: of one rank's operand.
+        dtypes: names or beginnings of names, such as "float8"; none is all. (XLA on CPU
+            sends narrow floats as wide ones, but not narrow integers.)
+        jax: versions of JAX, such as ("0.12", None). (Newer ones promote less.)
+        why: a comment.
+
+    Raises:
+        ValueError: with the field, its value and the cure.
+    """
+
+    collective: str
+    platform: str
+    algorithm: str
+    ranks: Bounds = (None, None)
+    hosts: Bounds = field(default=(None, None), kw_only=True)
+    ranks_a_host: Bounds = field(default=(None, None), kw_only=True)
+    bytes: Bounds = (None, None)
+    dtypes: tuple[str, ...] = ()
+    jax: tuple[str | None, str | None] = (None, None)
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("collective", "platform", "algorithm", "why"):
+            check_string(name, getattr(self, name))
+        if self.collective in ("pmean", "pmax", "pmin"):
+            raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
+        check_choice("algorithm", self.algorithm, choices(self.collective))
+        check_choice("platform", self.platform, PLATFORMS)
+        orders = dict.fromkeys(("ranks", "hosts", "ranks_a_host", "bytes"), number)
+        for name, order in {**orders, "jax": version}.items():
+            # JSON has lists only, and a row of lists could not be hashed.
+            object.__setattr__(self, name, checked(name, getattr(self, name), order))
+        if not isinstance(self.dtypes, tuple | list):
+            raise ValueError(f"dtypes: {shown(self.dtypes)} is not a list of names")
+        for dtype in self.dtypes:
+            check_dtype("dtypes", dtype)
+        object.__setattr__(self, "dtypes", tuple(self.dtypes))
+
+    def covers(
+        self,
+        collective: str,
+        platform: str,
+        ranks: int,
+        nbytes: int,
+        dtype: str,
+        jax: str,
+        *,
+        hosts: int = 1,
+        ranks_a_host: int | None = None,
+    ) -> bool:
+        """Whether the row is about such a call; the arguments are those of `Table.pick`."""
+        local = -(-ranks // hosts) if ranks_a_host is None else ranks_a_host
+        return (
+            self.collective == collective
+            and self.platform in (platform, "*")
+            and within(ranks, self.ranks, number)
+            and within(hosts, self.hosts, number)
+            and within(local, self.ranks_a_host, number)
+            and within(nbytes, self.bytes, number)
+            and within(jax, self.jax, version)
+            and (not self.dtypes or dtype.startswith(self.dtypes))
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows; the first row that covers a call decides.
+
+    Attributes:
+        rows: from the particular to the general.
+        measured_on: where and with what, in words.
+    """
+
+    rows: tuple[TableRow, ...] = ()
+    measured_on: str = ""
+
+    def __post_init__(self) -> None:
+        check_string("measured_on", self.measured_on)
+
+    def pick(
+        self,
+        collective: str,
+        platform: str,
+        ranks: int,
+        nbytes: int,
+        dtype: str,
+        jax: str,
+        *,
+        hosts: int = 1,
+        ranks_a_host: int | None = None,
+    ) -> str:
+        """The algorithm of the first row that covers a call, or "lax".
+
+        A row is passed over if its algorithm does not exist for so many ranks.
+
+        Args:
+            collective, platform: as in `TableRow`; "gpu" for every maker's.
+            ranks: of all axes together.
+            nbytes: of one rank's operand.
+            dtype: the name of its dtype.
+            jax: the version of JAX.
+            hosts: on how many the ranks are.
+            ranks_a_host: the most that one has; None: as many on each.
+
+        Raises:
+            ValueError: no such collective.
+        """
+        names(collective)  # a misspelt one would match no row, and be LAX in silence
+        call = collective, platform, ranks, nbytes, dtype, jax
+        for row in self.rows:
+            covers = row.covers(*call, hosts=hosts, ranks_a_host=ranks_a_host)
+            if covers and runs(collective, row.algorithm, (ranks,)):
+                return row.algorithm
+        return LAX
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Table":
+        """The table in a file.
+
+        Raises:
+            ValueError: as `from_json`, with the path.
+            OSError: the file cannot be read.
+        """
+        try:
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+                raise ValueError("is no regular file")  # to read a pipe may take for ever
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table to a file, one row a line, whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        rows = ",\n".join(f"  {json.dumps(_without_defaults(row))}" for row in self.rows)
+        text = f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
+        write(path, text)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Table":
+        """The table in a JSON text.
+
+        Raises:
+            ValueError: with the number of the row, the field, its value and the cure.
+        """
+        table = parsed(text)
+        check_fields(table, cls, "the table")
+        if not isinstance(table.get("rows"), list):
+            raise ValueError(f"rows: {shown(table.get('rows'))} is not a list of rows")
+        rows = []
+        for place, row in enumerate(table["rows"], 1):
+            try:
+                check_fields(row, TableRow, "the row")
+                rows.append(TableRow(**row))
+            except ValueError as error:
+                raise ValueError(f"row {place}: {error}") from error
+        return cls(tuple(rows), table.get("measured_on", ""))
+
+
+#: What may be given as `algorithm=`: what `algorithms` knows (names, "auto"
+#: and the built-ins among the strings), or a table that picks.
+Algorithm = algorithms.Algorithm | Table
+
+
+@lru_cache(maxsize=1)
+def default_table() -> Table:
+    """The table that comes with the package, or the file that RINGCOLL_TABLE names.
+
+    Raises:
+        ValueError, OSError: as `Table.load`.
+    """
+    if path := os.environ.get(VARIABLE):
+        try:
+            return Table.load(path)
+        except OSError as error:
+            why = f"{VARIABLE}: {error.strerror}"
+            raise type(error)(error.errno, why, error.filename) from error
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from error
+    return Table.from_json(
+        files("ringcoll.collectives").joinpath("table.json").read_text(encoding="utf-8")
+    )
+
+
+def runs(collective: str, algorithm: str, shape: tuple[int, ...]) -> bool:
+    """Whether there is such an algorithm on axes of these sizes."""
+    reduces = halves(algorithm).reduces
+    if reduces in BUILT_INS:
+        return True
+    try:
+        build(collective, reduces, shape)
+    except SizeError:  # no other: an algorithm that is wrong must not be replaced in silence
+        return False
+    return True
+
+
+def _without_defaults(row: TableRow) -> dict[str, Any]:
+    return {f.name: value for f in fields(row) if (value := getattr(row, f.name)) != f.default}

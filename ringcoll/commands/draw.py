@@ -1,0 +1,69 @@
+"""Draw which rank holds what after each round of a collective.
+
+    python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 4
+    python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
+    python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
+    python -m ringcoll draw all_gather --function my.module:schedule -n 5
+
+`my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
+"""
+
+import argparse
+import shutil
+
+from ringcoll.commands import arguments
+from ringcoll.draw.page import as_page
+from ringcoll.draw.plan import plan
+from ringcoll.draw.svg import as_svg
+from ringcoll.draw.text import as_text
+from ringcoll.io import files
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    arguments.add_collective(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
+    which.add_argument(
+        "--function",
+        type=arguments.algorithm,
+        metavar="MODULE:FUNCTION",
+        help="your own schedule",
+    )
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=arguments.ranks,
+        required=True,
+        metavar="N",
+        help="the number of ranks; for several axes 4x2, major first",
+    )
+    parser.add_argument(
+        "--svg", type=arguments.Svg, metavar="FILE", help="all rounds as one picture"
+    )
+    parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
+    parser.add_argument(
+        "--html", type=arguments.Page, metavar="FILE", help="a page that plays the rounds"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw; returns the exit status."""
+    algorithm = args.function if args.algorithm is None else args.algorithm
+    try:
+        made = plan(args.collective, algorithm, args.ranks)
+        if args.round is not None and not args.svg:
+            raise ValueError("--round selects a round of a picture: give --svg too")
+        drawn = as_svg(made, args.round) if args.svg else ""
+        page = as_page(made) if args.html else ""
+    except ValueError as error:
+        args.error(str(error))
+    if args.svg:
+        with arguments.writing(args, "svg"):
+            files.write(args.svg, drawn)
+    if args.html:
+        with arguments.writing(args, "html"):
+            files.write(args.html, page)
+    if not args.svg and not args.html:
+        print(as_text(made, shutil.get_terminal_size().columns))
+    return 0

@@ -1,0 +1,260 @@
+"""Compile a program for chips that you need not have, and report which communication is exposed.
+
+    python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
+    python -m ringcoll overlap --topology h200:8 --example all_gather_matmul
+    python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
+
+`my.module:program` is called with the mesh. It returns a function and its operands, which are
+`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit, such
+as --max-exposed, is broken.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from ringcoll.commands import arguments, overlap_limits
+from ringcoll.io import files
+from ringcoll.overlap import examples, gpus, topology
+from ringcoll.overlap.chips import CHIPS, Chip, chip
+from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.examples import Example
+from ringcoll.overlap.program import Program
+from ringcoll.overlap.reading import report
+from ringcoll.overlap.report import Report
+
+_CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument(
+        "--topology", default="v5e:4x2", metavar="KIND:SIZE", help="chips (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mesh",
+        type=axes,
+        default={},
+        metavar="x=4,y=2",
+        help="axes of the mesh (default: one axis x)",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    known = ", ".join(examples.NAMES)
+    what.add_argument("--example", choices=examples.NAMES, metavar="EXAMPLE", help=known)
+    what.add_argument(
+        "--function",
+        type=arguments.program,
+        metavar="MODULE:FUNCTION",
+        help="your own program",
+    )
+    shape = "x".join(map(str, examples.SIZES))
+    parser.add_argument(
+        "--shape",
+        type=_three,
+        default=shape,
+        metavar="MxKxF",
+        help="the shape of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="use the cycles of the generated code instead of the compiler's estimates (a minute)",
+    )
+    add_option(parser)
+    parser.add_argument(
+        "--constant",
+        type=_constant,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"a constant of the chip: {', '.join(_CONSTANTS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--draw",
+        type=arguments.PictureFile,
+        metavar="FILE",
+        help="draw the timeline, as svg or png",
+    )
+    parser.add_argument(
+        "--against",
+        choices=examples.NAMES,
+        metavar="EXAMPLE",
+        help="report this example too, and draw it above",
+    )
+    parser.add_argument(
+        "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of a table; with --against, a list"
+    )
+    overlap_limits.add_arguments(parser)
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --option."""
+    parser.add_argument(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the compiler; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, print, draw; returns the exit status."""
+    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    names = [name for name in (args.against, args.example) if name]
+    budget = overlap_limits.budget(args)
+    try:
+        mesh = topology.mesh(args.topology, **args.mesh)
+        _check_chip(args, mesh)
+        above = [_reported(args, *examples.example(name, mesh, args.shape)) for name in names]
+        if args.function:
+            above.append(_reported(args, *_program(args.function, mesh)))
+    except (ValueError, ModuleNotFoundError) as error:
+        args.error(" ".join(str(error).split()))
+    (program, made), reports = above[-1], [one for _, one in above]
+    if args.json and args.against:
+        print(json.dumps([one.to_dict() for one in reports], indent=2))
+    else:
+        print(*(one.to_json() if args.json else one for one in reports), sep="\n")
+    if args.text:
+        with arguments.writing(args, "text"):
+            files.write(args.text, program.text)
+    if args.draw:
+        try:
+            with arguments.writing(args, "draw"):
+                reports[0].draw(args.draw, *reports[1:])
+        except ValueError as error:  # of what is not timed
+            args.error(str(error))
+    try:
+        breaches = budget.breaches(made) if budget else []
+    except ValueError as error:  # seconds of what has no times
+        args.error(str(error))
+    print(*breaches, sep="\n", end="\n" * bool(breaches), file=sys.stderr)
+    return 1 if breaches else 0
+
+
+def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
+    """Refuse a chip whose constants are not known, before anything is compiled.
+
+    Raises:
+        ValueError: they are not known; or constants are given for GPUs, which need none.
+    """
+    if gpus.is_named(args.topology):
+        if args.constant:
+            raise ValueError(f"--constant: no times are computed for {args.topology}; leave it out")
+        return
+    try:
+        chip(mesh.devices.flat[0].device_kind)
+    except ValueError as error:
+        known = ", ".join(CHIPS)
+        raise ValueError(
+            f"--topology {args.topology}: the constants of this chip are not known, only those of "
+            f"{known}; name one of these, such as v5e:4x2"
+        ) from error
+
+
+def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
+    """What a function makes for a mesh.
+
+    Raises:
+        ValueError: it is no function with its operands, or they are on other devices.
+    """
+    made = function(mesh)
+    match made:
+        case (program, tuple() | list() as operands) if callable(program):
+            for leaf in jax.tree.leaves(operands):
+                sharding = getattr(leaf, "sharding", None)
+                if sharding and not sharding.device_set <= {*mesh.devices.flat}:
+                    raise ValueError(
+                        f"--function: {function.__name__} returned an operand on devices outside "
+                        "the mesh that it was called with; shard it over that mesh"
+                    )
+            return program, tuple(operands)
+    raise ValueError(
+        f"--function: {function.__name__} returned {repr(made)[:80]}; return a function and "
+        "a tuple of its operands"
+    )
+
+
+def _reported(
+    args: argparse.Namespace, function: Callable, operands: tuple[Any, ...]
+) -> tuple[Program, Report]:
+    """A program, compiled and read.
+
+    Raises:
+        ValueError: JAX or the compiler refuse it, or it cannot be read.
+    """
+    try:
+        program = compile_for(
+            args.topology,
+            function,
+            *operands,
+            profile=args.profile,
+            compiler_options=dict(args.option),
+        )
+    except Exception as error:  # all that JAX, a compiler and one's own function raise
+        said = f"cannot compile it: {arguments.in_a_line(error)}"
+        for name, value in args.option:
+            if name in str(error):
+                said += f"; --option {name}={value}: give an option and a value that it knows"
+        if args.function and isinstance(error, TypeError):
+            said += "; let --function return operands that fit its function"
+        raise ValueError(said) from error
+    constants = dict(args.constant)
+    changed = replace(chip(program.kind or ""), **constants) if constants else None
+    return program, report(program, chip=changed)
+
+
+def axes(text: str) -> dict[str, int]:
+    """The axes of a mesh, major first, of "x=4,y=2".
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such list.
+    """
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(name and size.isdecimal() and int(size) for name, _, size in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh; write x=4,y=2")
+    if len({name for name, _, _ in parts}) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} names an axis twice; write x=4,y=2")
+    return {name: int(size) for name, _, size in parts}
+
+
+def _three(text: str) -> tuple[int, int, int]:
+    sizes = arguments.shape(text)
+    if len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} does not have three sizes; write MxKxF")
+    m, k, f = sizes
+    return m, k, f
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, an option of a compiler: booleans must be Python's."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an option with a value; write NAME=VALUE"
+        )
+    return name, {"true": True, "false": False}.get(value.lower(), value)
+
+
+def _constant(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    if name not in _CONSTANTS:
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_CONSTANTS)}")
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is not a number above 0")
+    return name, number

@@ -1,0 +1,1 @@
+"""Costs read off a schedule: counts, routes, seconds, rounding. No JAX."""

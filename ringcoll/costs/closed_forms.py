@@ -1,0 +1,172 @@
+"""Counts as formulas in n: which closed form fits what was counted at many numbers of ranks.
+
+Nothing is looked up by the name of an algorithm: `recognised` tries a short list of forms, so
+that a schedule of one's own gets its formula too.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from math import lcm
+from typing import NamedTuple
+
+from ringcoll.costs.counts import Price, price
+from ringcoll.schedules.registry import Algorithm
+
+
+class Formula(NamedTuple):
+    """A closed form in n, and the numbers of ranks for which it holds, if not for all."""
+
+    text: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.where})" if self.where else self.text
+
+
+class _Form(NamedTuple):
+    text: str
+    at: Callable[[int], int | None]  # None: not of such an n
+    where: str = ""
+
+
+def _twos(n: int) -> int:
+    return (n & -n).bit_length() - 1
+
+
+_TWOS = "n = 2^k"
+#: A count is a multiple of one of these, or of one and a constant; over n, if need be.
+_FORMS = (
+    _Form("1", lambda n: 1),
+    _Form("n", lambda n: n),
+    _Form("n^2", lambda n: n * n),
+    _Form("n-1", lambda n: n - 1),
+    _Form("ceil((n-1)/2)", lambda n: n // 2),
+    _Form("log2 n", lambda n: None if n & (n - 1) else _twos(n)),
+    _Form("ceil(log2 n)", lambda n: (n - 1).bit_length()),
+    _Form("k+m-1", lambda n: _twos(n) + (n >> _twos(n)) - 1, "n = 2^k m, m odd"),
+    _Form("floor(n^2/4)", lambda n: n * n // 4),
+)
+#: A form has two unknowns: what fits fewer numbers than these is not known to fit others.
+_ENOUGH = 4
+#: Ranks at which a schedule is priced, for its formulas. (Two links join the two of a ring of two.)
+_RANKS = (*range(2, 18), 32, 64)
+
+
+def prices(collective: str, algorithm: Algorithm, on_a_ring: bool = False) -> dict[int, Price]:
+    """By number of ranks on one axis, where there is such an algorithm: enough for its formulas."""
+    paid = {}
+    for n in _RANKS[on_a_ring:]:
+        try:
+            paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
+        except ValueError:  # there is none, or one's own is of other numbers only
+            continue
+    return paid
+
+
+def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:
+    """The closed form of a count, by number of ranks; None if there is none.
+
+    A form that fits all numbers comes before one that fits the powers of two alone.
+    """
+    for numbers in (list(counts), [n for n in counts if not n & (n - 1)]):
+        if len(numbers) < _ENOUGH:
+            continue
+        for constant in (False, True):
+            for over_n in (False, True):
+                values = {n: Fraction(counts[n]) * (n if over_n else 1) for n in numbers}
+                for form in _FORMS:
+                    if fit := _fit(form, values, constant):
+                        text = _written(form.text, *fit, over_n)
+                        only = _TWOS if len(numbers) < len(counts) else form.where
+                        return Formula(text, only)
+    return None
+
+
+def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | None:
+    """The seconds of a collective on n ranks, B bytes of the full vector; None if there is none.
+
+    Args:
+        prices: by number of ranks.
+        adding: whether additions count.
+    """
+    terms = [
+        (recognised({n: paid.startups for n, paid in prices.items()}), "alpha"),
+        (recognised({n: paid.link / n for n, paid in prices.items()}), "B beta"),
+    ]
+    if adding:
+        added = recognised({n: paid.additions / n for n, paid in prices.items()})
+        terms.append((added, "B gamma"))
+    found = [(formula, unit) for formula, unit in terms if formula]
+    if len(found) < len(terms):
+        return None
+    where = {formula.where for formula, _ in found} - {""}
+    if len(where) > 1:  # what holds for all of them
+        twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
+        return closed_form(twos, adding)
+    if not any(n & (n - 1) for n in prices):
+        where = {_TWOS}
+    return Formula(_sum((formula.text, unit) for formula, unit in found), *where)
+
+
+def at(n: int, paid: Price, adding: bool = True) -> str:
+    """The same with the numbers of n ranks in place: "7 alpha + 7/8 B beta"."""
+    counts = [(paid.startups, "alpha"), (paid.link / n, "B beta")]
+    if adding:
+        counts.append((paid.additions / n, "B gamma"))
+    return _sum((str(count), unit) for count, unit in counts)
+
+
+def _sum(terms: Iterable[tuple[str, str]]) -> str:
+    some = [
+        unit if text == "1" else f"{_factor(text)} {unit}" for text, unit in terms if text != "0"
+    ]
+    return " + ".join(some) or "0"
+
+
+def _fit(
+    form: _Form, values: Mapping[int, Fraction], constant: bool
+) -> tuple[Fraction, Fraction] | None:
+    """The factor and the constant with which a form has those values."""
+    known = [(x, value) for n, value in values.items() if (x := form.at(n)) is not None]
+    if len(known) < len(values):
+        return None
+    (x, value), (other, at_other) = known[0], known[-1]
+    if constant and x == other:
+        return None
+    factor = (at_other - value) / (other - x) if constant else value / x
+    rest = value - factor * x
+    return (factor, rest) if all(factor * x + rest == v for x, v in known) else None
+
+
+def _written(form: str, factor: Fraction, constant: Fraction, over_n: bool) -> str:
+    """factor * form + constant, over n or not, on one fraction bar."""
+    below = lcm(factor.denominator, constant.denominator)
+    times, plus = int(factor * below), int(constant * below)
+    above = str(times) if form == "1" else _times(times, form)
+    if plus:
+        above += f"{plus:+d}"
+    under = ("n" if below == 1 else f"({below}n)") if over_n else str(below)
+    if under == "1" or above == "0":
+        return above
+    return f"{above}/{under}" if _is_one_factor(above) else f"({above})/{under}"
+
+
+def _times(factor: int, form: str) -> str:
+    if factor == 1:
+        return form
+    if not _is_one_factor(form) and not form.startswith("log2"):
+        return f"{factor}({form})"
+    return f"{factor}{form}" if form.startswith("n") else f"{factor} {form}"
+
+
+def _factor(text: str) -> str:
+    """So written that a unit may follow."""
+    return text if _is_one_factor(text) else f"({text})"
+
+
+def _is_one_factor(text: str) -> bool:
+    """No sum, nor a logarithm without brackets, outside of all brackets."""
+    while text != (shorter := re.sub(r"\([^()]*\)", "", text)):
+        text = shorter
+    return not re.search(r"[-+ ]|log2", text.replace(" ceil", "").replace(" floor", ""))

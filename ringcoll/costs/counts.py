@@ -1,0 +1,255 @@
+"""What a collective costs in counts: rounds, messages, shards on the wire, additions.
+
+`price` reads the counts off the schedule, with the links of a physical ring or torus if there is
+one. Nothing is looked up by the name of an algorithm, so a new one is priced as soon as it is
+written. `ringcoll.cost` turns counts into seconds.
+
+Everything is counted in *shards*: 1/n of the full vector, which is the operand of
+`all_gather`, the result of `psum_scatter`, and one block of `all_to_all`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from fractions import Fraction
+from math import prod
+from typing import TypeVar
+
+from ringcoll.costs.routes import HostRound, Load, on_hosts, on_torus
+from ringcoll.schedules.phases import Carries, Phase, phases
+from ringcoll.schedules.registry import Algorithm, build
+from ringcoll.schedules.schedule import Schedule, ScheduleError
+
+__all__ = [
+    "Counted",
+    "HostsPrice",
+    "Price",
+    "price",
+    "price_backward",
+    "price_on_hosts",
+    "wire_bytes",
+]
+
+
+Counted = TypeVar("Counted")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
+
+    `messages` are the messages that a rank sends. `startups` are the alphas that it pays one
+    after the other. On a switch, where a rank has one port, that is one for each message. On a
+    physical ring or torus a port is an axis and a direction. There a round pays one for each link
+    that the farthest message passes, and one for each further message by the same port.
+
+    `sent` is what leaves a rank. `raw` is the part of it in messages without a partial sum; these
+    keep the operand's width, whatever the dtype of the sums. `link` is the load of the busiest
+    link and direction, summed over the rounds. `additions` is what a rank adds.
+    """
+
+    rounds: int = 0
+    messages: int = 0
+    startups: int = 0
+    sent: Fraction = Fraction(0)
+    raw: Fraction = Fraction(0)
+    link: Fraction = Fraction(0)
+    additions: Fraction = Fraction(0)
+
+
+def price(
+    collective: str,
+    algorithm: Algorithm,
+    shape: Sequence[int],
+    network: Sequence[int] | None = None,
+    closed: Sequence[bool] | None = None,
+) -> Price:
+    """What one rank pays for a collective, in shards (1/n of the full vector).
+
+    A psum (and pmean, pmax, pmin, pbroadcast) pays for a reduce-scatter and an
+    all-gather, or for its stages: a stage over p ranks gathers whole vectors and adds
+    p-1 of them to its own.
+
+    Args:
+        collective: one of `algorithms.COLLECTIVES`.
+        algorithm: a name, schedule or function, as `algorithms.build` takes it.
+        shape: the sizes of the axes, major first.
+        network: the shape of a physical ring or torus; None is a switch, to which each
+            rank has one port. Stages are routed along their digits of the ranks.
+        closed: which axes of the network are rings, the others being lines; None: all.
+
+    Raises:
+        ValueError: as `algorithms.build`; or the network is of another number of ranks.
+
+    >>> paid = pricing.price("all_gather", "bruck", (8,))
+    >>> paid.rounds, paid.messages, paid.sent
+    (3, 3, Fraction(7, 1))
+    >>> pricing.price("all_gather", "bruck", (8,), network=(8,)).startups  # 1 + 2 + 4 links
+    7
+    """
+    run = _phases(collective, algorithm, shape)
+    alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
+    return _in_turn(*(_paid(run[i], one, i == 0) for i, one in enumerate(alone)))
+
+
+@dataclass(frozen=True, slots=True)
+class HostsPrice:
+    """What is paid on hosts: every kind of round, in shards, and the shards a rank adds."""
+
+    rounds: tuple[HostRound, ...]
+    additions: Fraction
+
+
+def price_on_hosts(
+    collective: str, algorithm: Algorithm, shape: Sequence[int], hosts: int
+) -> HostsPrice:
+    """What a collective costs on hosts whose ranks share a port to the other hosts.
+
+    The ranks are in order, and each host has the same number of them. On shape (hosts, ranks a
+    host) a product gathers between hosts first, while there is least to send. A reduce-scatter,
+    which is the same backward, sends between hosts last. In the other order every rank of a host
+    would send all that the host holds.
+
+    Args:
+        collective, algorithm, shape: as for `price`.
+        hosts: how many; a divisor of the number of ranks.
+
+    Raises:
+        ValueError: as `price`; or the ranks do not divide among the hosts.
+
+    >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
+    >>> ((times, of_rank, of_host),) = paid.rounds
+    >>> times, of_rank.startups, of_host.startups, of_host.link
+    (7, 1, 1, Fraction(1, 1))
+    """
+    rounds, additions = [], Fraction(0)
+    run = _phases(collective, algorithm, shape)
+    routed, alone = (
+        _once(run, lambda schedule: on_hosts(schedule, hosts)),
+        _once(run, price_backward),
+    )
+    for phase, kinds, one in zip(run, routed, alone, strict=True):
+        for times, *loads in kinds:
+            whole = (Load(startups, phase.shards * link) for startups, link in loads)
+            rounds.append(HostRound(times, *whole))
+        additions += _paid(phase, one, False).additions
+    return HostsPrice(tuple(rounds), additions)
+
+
+def _phases(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list[Phase]:
+    return phases(collective, build(collective, algorithm, tuple(shape)))
+
+
+def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
+    """What is counted of every phase; of a schedule that is run both ways, once."""
+    counted: list[Counted] = []
+    for phase in run:
+        before = zip(run, counted, strict=False)
+        same = [value for other, value in before if other.schedule is phase.schedule]
+        counted.append(same[0] if same else count(phase.schedule))
+    return counted
+
+
+def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
+    """What a phase pays, of what its schedule backward does."""
+    shards = phase.shards
+    adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
+    raw = alone.sent
+    if phase.carries is Carries.SUMS:
+        raw = alone.raw
+    elif phase.carries is Carries.VECTORS and not is_first:  # what the stage before has added
+        raw = Fraction(0)
+    return replace(
+        alone,
+        sent=shards * alone.sent,
+        raw=shards * raw,
+        link=shards * alone.link,
+        additions=shards * adds * alone.additions,
+    )
+
+
+def _in_turn(*prices: Price) -> Price:
+    return Price(*(sum(column) for column in zip(*map(astuple, prices), strict=True)))
+
+
+def wire_bytes(
+    collective: str,
+    algorithm: Algorithm,
+    shape: Sequence[int],
+    shard_elements: float,
+    itemsize: int,
+    accumulate_itemsize: int | None = None,
+) -> float:
+    """The bytes that leave one rank.
+
+    With a wider `accumulate_dtype`, raw contributions travel narrow, and a message with a partial
+    sum travels wide. The gather after a reduce-scatter is narrow.
+
+    Args:
+        collective, algorithm, shape: as for `price`.
+        shard_elements: elements in 1/n of the full vector.
+        itemsize: bytes of an element of the operand.
+        accumulate_itemsize: bytes of an element of a partial sum; as the operand's if None.
+
+    Raises:
+        ValueError: as `price`.
+
+    >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2)
+    1200.0
+    >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2, accumulate_itemsize=4)
+    1600.0
+    """
+    wide = itemsize if accumulate_itemsize is None else accumulate_itemsize
+    paid = price(collective, algorithm, shape)
+    return float((paid.raw * itemsize + (paid.sent - paid.raw) * wide) * shard_elements)
+
+
+def price_backward(
+    schedule: Schedule,
+    network: Sequence[int] | None = None,
+    closed: Sequence[bool] | None = None,
+) -> Price:
+    """What one rank pays for a schedule run backward, as a reduce-scatter.
+
+    Forward it pays the same, but it adds nothing, and everything is raw. Backward, every message
+    goes the reverse way.
+
+    Args:
+        schedule: of any kind.
+        network: as for `price`: on a physical ring or torus a shift of s loads s links.
+        closed: as for `price`.
+
+    Raises:
+        ScheduleError: when `network` is not of as many ranks as the schedule, or `closed` not
+            of as many axes as the network.
+
+    >>> paid = pricing.price_backward(algorithms.ring(4))
+    >>> paid.sent, paid.raw, paid.additions
+    (Fraction(3, 1), Fraction(1, 1), Fraction(3, 1))
+    """
+    if network is not None and prod(network) != schedule.size:
+        raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")
+    if network is not None and closed is not None and len(closed) != len(network):
+        raise ScheduleError(f"closed {tuple(closed)} is not of the axes of {tuple(network)}")
+    messages, shards = 0, 0
+    added: set[tuple[int, int]] = set()
+    raw = 0
+    for moves in reversed(schedule.rounds):  # backward: a slot is raw until added to
+        for move in moves:
+            messages, shards = messages + 1, shards + len(move.offsets)
+            if added.isdisjoint((move.lane, a) for a in schedule.arrivals(move)):
+                raw += len(move.offsets)
+        added |= {(move.lane, o) for move in moves for o in move.offsets}
+    sent = Fraction(shards, schedule.lanes)
+    startups, link = messages, sent
+    if network is not None:
+        rings = None if closed is None else tuple(closed)
+        startups, link = on_torus(schedule, tuple(network), rings)
+    return Price(
+        rounds=len(schedule.rounds),
+        messages=messages,
+        startups=startups,
+        sent=sent,
+        raw=Fraction(raw, schedule.lanes),
+        link=link,
+        additions=sent,
+    )

@@ -1,0 +1,245 @@
+"""What a matmul with a collective costs in seconds: the collective under it, or beside it.
+
+`"auto"` compares `hidden_seconds` with `bare_seconds`. A matmul takes as long as its operations
+or as reading its operands, whichever is longer. A collective that is hidden cuts the matmul into
+pieces, and each piece reads the stationary factor again: with few rows that takes longer than the
+wire. The `Model` has the rates, and the size of the memory beside the core. Of compiled programs of
+single matmuls in `benchmarks/grid.json`, half take within 3 % of these seconds, nine of ten within
+11 %, and all within 24 % (`tests/costs/test_matmul_cost.py`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from typing import NamedTuple
+
+from ringcoll import algorithms
+from ringcoll.costs.model import Model
+from ringcoll.schedules.schedule import Schedule
+
+# Constants that are read off programs which libtpu 0.0.52 compiled on 2026-11-22; most of them are
+# of `benchmarks/grid.json`. (Rates are in `ringcoll.cost`.)
+
+#: What compilers for TPUs reckon that a slice takes to be put in its place, by which they order
+#: operations: seconds, and seconds a byte. It takes a tenth of that. From the `estimated_cycles`
+#: of fusions that place 0.2 to 0.9 MB: 2115 cycles, and 2.5 (v5p) to 2.8 (v6e) for 1000 bytes.
+PLACING = 1.2e-6, 1 / 650e9
+
+#: How often a matmul that joins its operands reads a factor that the memory beside the core does
+#: not hold: it joins them again for every block of that. One program: 2048 x 8192 x 28672 on
+#: v5p:2x2x2, 62.8 us a piece where one of operands that were joined before takes 42.8.
+AGAIN = 1.5
+#: How many times the bytes of a sum a matmul that adds to it moves, if the memory beside the core
+#: does not hold it: the sum twice, and as much again of its factors, because their blocks have the
+#: less room. Gathers of w by rows, 65536 x 8192 x 28672, sums of 470 MB, per round: v5p 1.21 ms,
+#: v6e 1.48, v5e 3.10; by this 1.17, 1.36, 3.18.
+SUMMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The matmuls beside a collective: their FLOPs, and the bytes of memory that they move.
+
+    Attributes:
+        flops: of the whole.
+        added: bytes that adding partial results moves each round, if they are cut into pieces: of
+            a scatter, all; of a gather, the result.
+        once: bytes that are read or written once, whether they are cut or not.
+        again: bytes that every piece reads, and that the whole reads once.
+        placed: bytes of the result, if every piece is put in its place in it.
+        sliced: bytes of a factor of which every piece takes a slice: compilers copy that before
+            they start the hop.
+    """
+
+    flops: float
+    added: float = 0.0
+    once: float = 0.0
+    again: float = 0.0
+    placed: float = 0.0
+    sliced: float = 0.0
+
+
+class Round(NamedTuple):
+    """What a round of a gather brings a rank; in front of all rounds, what it has itself.
+
+    Attributes:
+        parts: how many messages.
+        shards: how many shards these are together.
+        load: of the busiest way of a link, in shards.
+    """
+
+    parts: int
+    shards: float
+    load: float
+
+
+@lru_cache(maxsize=256)
+def rounds_of(algorithm: str, ranks: int) -> tuple[Round, ...]:
+    """`rounds` of a gather by name."""
+    schedule = algorithms.build("all_gather", algorithm, (ranks,))
+    assert isinstance(schedule, Schedule)  # stages are for all-reduces
+    return rounds(schedule)
+
+
+def rounds(schedule: Schedule) -> tuple[Round, ...]:
+    """What a rank has itself, and the rounds of a gather whose messages go to neighbours."""
+    found = [Round(schedule.lanes, 1.0, 0.0)]
+    for moves in schedule.rounds:
+        loads: dict[tuple[int, int], float] = {}
+        for move in moves:
+            way = move.axis, move.shift
+            loads[way] = loads.get(way, 0) + len(move.offsets) / schedule.lanes
+        found.append(Round(len(moves), sum(loads.values()), max(loads.values())))
+    return tuple(found)
+
+
+#: How what comes in one round by several messages is multiplied; see `quickest.joining`.
+APART, FUSED, COPIED = "apart", "fused", "copied"
+
+
+def hidden_seconds(
+    works: Sequence[Work],
+    shard_bytes: float,
+    ranks: int,
+    model: Model,
+    made: Sequence[Round],
+    joining: str | None = None,
+) -> float:
+    """Seconds of a collective under its matmuls, which are cut into a piece for every round.
+
+    A piece is multiplied while a round is on the wire; the first or the last alone.
+
+    Args:
+        works: of the whole matmuls.
+        shard_bytes: of a rank's shard.
+        ranks: n.
+        model: of the machine.
+        made: `rounds` of the gather, or of the gather that is run backward.
+        joining: of a gather, how parts are multiplied: `APART`, `FUSED` or `COPIED`. Compilers
+            copy what is read again into the memory beside the core before the first piece, if
+            it fits there. Of a scatter, None: then the first piece reads it from the main memory,
+            and the later pieces from the memory beside the core, if it fits there.
+    """
+    again, added = (sum(getattr(work, name) for work in works) for name in ("again", "added"))
+    adding = added * (model.near if model.holds(again + added) else model.memory)
+    if joining and _sums_afar(added, again, model):
+        adding = 0.0  # it is in the pieces
+    filled = 0.0
+    if model.holds(again):
+        filled = again * model.memory
+        if joining is None:  # under the first piece
+            first = made[-1].shards / ranks
+            near, far = (
+                sum(piece_seconds(w, first, model, x) for w in works) for x in (True, False)
+            )
+            filled = far - near
+    total = filled
+    for came, going in zip_longest(made, made[1:]):
+        pieces = _pieces(works, came, shard_bytes, ranks, model, joining)
+        seconds = sum(piece.seconds for piece in pieces)
+        slicing = sum(work.sliced for work in works) * came.shards / ranks * model.memory
+        total += slicing + seconds + adding
+        if going:
+            hop = model.alpha + model.beta * shard_bytes * going.load
+            under = _covered(pieces, shard_bytes * going.load, model)
+            if came is made[0] and joining and under >= seconds:
+                under += filled
+            # What a scatter adds it sends on, so that the next hop waits for it.
+            total += max(0.0, hop - under - (adding if joining else 0.0))
+    return total
+
+
+class _Piece(NamedTuple):
+    """Seconds of something that is done in a round, and those that compilers reckon for it."""
+
+    seconds: float
+    reckoned: float
+
+
+def _pieces(
+    works: Sequence[Work],
+    came: Round,
+    shard_bytes: float,
+    ranks: int,
+    model: Model,
+    joining: str | None,
+) -> list[_Piece]:
+    """What is done in a round with what came; last comes what is done after the next hop's start.
+
+    Of several products compilers put the small ones last.
+    """
+    parts = came.parts if joining == APART else 1
+    share, is_near = came.shards / ranks / parts, model.holds(sum(work.again for work in works))
+    is_joined = joining is not None and came.parts > parts
+    products, places = [], []
+    for work in works:
+        seconds = piece_seconds(work, share, model, is_near)
+        if is_joined and joining == FUSED and came.load:
+            seconds = seconds * (1 if is_near else AGAIN) + came.shards * shard_bytes * model.memory
+        if joining and _sums_afar(work.added, work.again, model):
+            seconds = max(seconds, SUMMED * work.added * model.far)
+        products.append(_Piece(seconds, seconds))
+        if is_joined and work.placed:
+            reckoned = came.parts * PLACING[0] + work.placed * share * PLACING[1]
+            places.append(_Piece(0.0, reckoned))
+    copies = []
+    if is_joined and joining == COPIED and came.load:
+        copies.append(_Piece(2 * came.shards * shard_bytes * model.memory, 0.0))
+    return copies + sorted(products, reverse=True) * parts + places
+
+
+def _sums_afar(added: float, again: float, model: Model) -> bool:
+    """Whether matmuls add to a sum in the main memory, on a machine whose matmuls wait for it."""
+    return added > 0 and model.far > 0 and not model.holds(again + added)
+
+
+def _covered(pieces: Iterable[_Piece], sent: float, model: Model) -> float:
+    """Seconds of a hop that something is done under.
+
+    Compilers start a hop when what comes after that is, as they reckon, as long as it.
+    """
+    under = reckoned = 0.0
+    for piece in reversed(list(pieces)):
+        if reckoned >= model.reckons(sent):
+            break
+        under, reckoned = under + piece.seconds, reckoned + piece.reckoned
+    return under
+
+
+def piece_seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
+    """Seconds of a share of the matmuls: to compute or to read, whichever is longer.
+
+    Args:
+        work: of the whole.
+        share: how much of it.
+        model: of the machine.
+        is_near: whether what is read again, or sliced, is in the memory beside the core.
+    """
+    rate = model.near if is_near else model.far
+    reading = work.once * share * model.far + (work.again + work.sliced * share) * rate
+    return max(model.start + work.flops * share * model.delta, reading)
+
+
+def bare_seconds(
+    works: Sequence[Work],
+    shard_bytes: float,
+    ranks: int,
+    model: Model,
+    links: float = 2,
+    gathers: bool = False,
+) -> float:
+    """Seconds of the matmuls whole, before or after their collective, which takes no latency.
+
+    Args:
+        works, shard_bytes, ranks, model: as for `hidden_seconds`.
+        links: how many the collective comes in by at once.
+        gathers: whether the matmuls take what the collective brings. The memory beside the core is
+            filled while a gather is under way.
+    """
+    wire = (ranks - 1) * model.beta * shard_bytes / links
+    held = sum(work.again + work.sliced for work in works)
+    fills = model.holds(held)
+    filling = fills * held * model.memory
+    taken = max(wire, filling) if gathers else wire + filling
+    return taken + sum(piece_seconds(work, 1, model, fills) for work in works)

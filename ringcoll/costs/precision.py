@@ -1,0 +1,89 @@
+"""How exact a sum is: how often it is rounded, and the bound on its error.
+
+Both are read off the schedule, as the price is. So an algorithm has its bound as soon as it is
+written.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ringcoll.schedules.registry import Algorithm, build
+from ringcoll.schedules.schedule import Schedule
+
+__all__ = ["error_bound", "roundings"]
+
+
+def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
+    """The most roundings that any one contribution goes through on its way into a sum.
+
+    This is read off the schedule run backward, for any order of the additions of one round. It is
+    0 if nothing is rounded. The division of a pmean is one more.
+
+    Raises:
+        ValueError: as `algorithms.build`.
+
+    >>> [precision.roundings("psum", name, (8,)) for name in ("ring", "two_ended", "bruck")]
+    [7, 5, 3]
+    """
+    made = build(collective, algorithm, tuple(shape))
+    if collective not in ("psum_scatter", "psum", "pmean"):
+        return 0
+    # A stage adds up its ranks one after the other.
+    added = sum(s.size - 1 for s in made) if isinstance(made, tuple) else _depth(made)
+    return added + (collective == "pmean")
+
+
+def _depth(schedule: Schedule) -> int:
+    """The additions on the longest way into the shard that a rank keeps."""
+    depth: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
+    for moves in reversed(schedule.rounds):
+        arriving = defaultdict(list)
+        for move in moves:
+            for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
+                arriving[move.lane, offset].append(depth[move.lane, arrival])
+        for slot, came in arriving.items():
+            depth[slot] = max(depth[slot], *came) + len(came)
+    return max(depth[lane, 0] for lane in range(schedule.lanes))
+
+
+def error_bound(
+    collective: str,
+    algorithm: Algorithm,
+    shape: Sequence[int],
+    eps: float,
+    accumulate_eps: float | None = None,
+) -> float:
+    """The bound on the error of a sum, relative to the sum of the absolute values.
+
+    For k roundings to nearest, each with u = eps/2, it is gamma_k = k u / (1 - k u): Higham,
+    "Accuracy and Stability of Numerical Algorithms", section 4.2. Sums in a wider dtype have the
+    gamma_k of that dtype, and are rounded once more at the end. Overflow and underflow are left
+    out.
+
+    Args:
+        collective, algorithm, shape: as for `algorithms.build`.
+        eps: the spacing above 1 of the operand's dtype, `finfo(dtype).eps`.
+        accumulate_eps: that of the wider dtype that sums are kept in, if any.
+
+    Raises:
+        ValueError: as `algorithms.build`; or k u >= 1, where nothing is known.
+
+    >>> eps = jnp.finfo(jnp.bfloat16).eps
+    >>> print(f"{precision.error_bound('psum_scatter', 'ring', (8,), eps):.4f}")
+    0.0281
+    >>> wide = precision.error_bound("psum_scatter", "ring", (8,), eps, jnp.finfo(jnp.float32).eps)
+    >>> print(f"{wide:.4f}")
+    0.0039
+    """
+    count = roundings(collective, algorithm, shape)
+    # float(): a finfo's eps is of its own dtype, too coarse to compute a bound in.
+    unit = float(eps if accumulate_eps is None else accumulate_eps) / 2
+    if count * unit >= 1:
+        raise ValueError(
+            f"{collective}: no bound after {count} roundings of {unit:g}; "
+            "accumulate in a wider dtype"
+        )
+    gamma = count * unit / (1 - count * unit)
+    if count == 0 or accumulate_eps is None:
+        return gamma
+    return gamma + (1 + gamma) * float(eps) / 2

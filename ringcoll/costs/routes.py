@@ -1,0 +1,165 @@
+"""Where the messages of a schedule go: over a ring or torus link by link, or between hosts.
+
+Rounds whose moves have the same shifts, and as many offsets, load a network alike: each kind
+of round is routed once, so that a ring of 65,536 ranks is a matter of milliseconds.
+"""
+
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from ringcoll.costs.slices import along
+from ringcoll.schedules.schedule import Schedule, ScheduleError
+
+#: What tells how a round loads a network: shift, axis and number of offsets of every move.
+Kind = tuple[tuple[int, int, int], ...]
+#: Messages of a round that are routed one by one; more would take gigabytes.
+MOST_MESSAGES = 2**22
+
+
+class Load(NamedTuple):
+    """The alphas that are paid one after the other, and the shards on the busiest link."""
+
+    startups: int
+    link: Fraction
+
+
+class HostRound(NamedTuple):
+    """A round on hosts of several ranks, and how many there are like it.
+
+    `inner` is the load of a rank's own port, by what stays within its host, `outer` that of a
+    host's port, which its ranks share. Both carry as much each way at once. Ranks start their
+    messages at once, each its own one after the other.
+    """
+
+    times: int
+    inner: Load
+    outer: Load
+
+
+def on_torus(
+    schedule: Schedule, network: tuple[int, ...], closed: tuple[bool, ...] | None = None
+) -> Load:
+    """The load of a schedule on a physical ring, torus or grid, summed over its rounds.
+
+    Args:
+        schedule: of any kind.
+        network: the sizes of its axes.
+        closed: which of them are rings; None: all. The others are lines, along which
+            `slices.along` places the ranks.
+
+    Startups are the most that leave a rank by one port, which is an axis and a direction, and
+    one for every link that the farthest message passes after its first.
+
+    Raises:
+        ScheduleError: it cannot be routed: see `MOST_MESSAGES`.
+    """
+    startups, halves = 0, 0
+    for kind, times in _kinds(schedule).items():
+        started, load = _round_on_torus(schedule, kind, network, closed or (True,) * len(network))
+        startups, halves = startups + times * started, halves + times * load
+    return Load(startups, Fraction(halves, 2 * schedule.lanes))
+
+
+def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
+    """The load of every kind of round, the ranks in order on `hosts` of as many each.
+
+    Raises:
+        ScheduleError: the ranks do not divide, or cannot be routed: see `MOST_MESSAGES`.
+    """
+    if hosts < 1 or schedule.size % hosts:
+        raise ScheduleError(f"{schedule.size} ranks do not divide among {hosts} hosts")
+    local = schedule.size // hosts
+    rounds = []
+    for kind, times in _kinds(schedule).items():
+        source, target, shards = _messages(schedule, kind, np.arange(schedule.size))
+        loads = []
+        for there, ports in ((False, 1), (True, local)):  # a rank's port, a host's
+            those = (source // local != target // local) == there
+            busiest = _most(source[those] // ports, shards[those])  # none gets more than one sends
+            loads.append(Load(_most(source[those]), Fraction(busiest, schedule.lanes)))
+        rounds.append(HostRound(times, *loads))
+    return rounds
+
+
+def _kinds(schedule: Schedule) -> Counter[Kind]:
+    return Counter(
+        tuple((move.shift, move.axis, len(move.offsets)) for move in moves)
+        for moves in schedule.rounds
+    )
+
+
+def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.ndarray, ...]:
+    """All that those ranks send in a round: from where, to where, how many shards."""
+    if len(kind) * len(ranks) > MOST_MESSAGES:
+        raise ScheduleError(
+            f"{len(ranks)} ranks that send {len(kind)} messages each in a round are too many to "
+            "be routed; price them on a switch, or on a network of the schedule's own shape"
+        )
+    to = [schedule.step(ranks, axis, shift) for shift, axis, _ in kind]
+    shards = [number for *_, number in kind]
+    return (
+        np.tile(ranks, len(kind)),
+        np.concatenate([ranks[:0], *to]),
+        np.repeat(shards, len(ranks)),
+    )
+
+
+def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
+    """What the place with most has."""
+    return int(np.bincount(places, weights).max(initial=0))
+
+
+def _round_on_torus(
+    schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
+) -> tuple[int, int]:
+    """Startups, and the load of the busiest link in half lane shares."""
+    # On a torus of its own shape, what one rank sends is what all send.
+    alike = schedule.shape == network and all(closed)
+    ranks = np.arange(1 if alike else schedule.size)
+    source, target, shards = _messages(schedule, kind, ranks)
+    here, there = (_places(r, network, closed) for r in (source, target))
+    at, loads, far = here.copy(), [0], np.zeros(len(source), int)
+    starts = np.zeros((3, len(network), len(ranks)), int)  # ahead, back, as far either way
+    for axis, length in enumerate(network):  # one dimension after the other
+        ahead = (there[axis] - here[axis]) % length
+        back = -ahead % length
+        longer = ahead - back if closed[axis] else here[axis] - there[axis]
+        way = np.select([longer < 0, longer > 0], [0, 1], 2)
+        far += np.where(way == 1, back, ahead)
+        first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
+        np.add.at(starts, (way[first], axis, source[first]), 1)
+        for sign, hops in enumerate([ahead, back]):
+            halves = np.select([way == sign, way == 2], [2, 1]) * shards  # a tie splits the load
+            if alike:  # a link is passed by as many messages as one message passes links
+                loads.append(int(hops @ halves))
+            else:
+                at[axis] = (here[axis] - sign * hops) % length
+                loads.append(_busiest_link(network, axis, at, hops, halves))
+        at[axis] = there[axis]
+    # Of ties, each message goes whole, by the port that fewer leave by.
+    one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
+    return int(one_port.max()) + max(int(far.max(initial=0)) - 1, 0), max(loads)
+
+
+def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...]) -> np.ndarray:
+    """Where ranks are, a row for each axis."""
+    numbers = np.unravel_index(ranks, network)
+    laid = [np.array(along(n, is_ring)) for n, is_ring in zip(network, closed, strict=True)]
+    return np.array([places[number] for places, number in zip(laid, numbers, strict=True)])
+
+
+def _busiest_link(
+    network: tuple[int, ...], axis: int, at: np.ndarray, hops: np.ndarray, load: np.ndarray
+) -> int:
+    """The most that a link along an axis carries, of messages over so many links from `at` on."""
+    twice = [2 * n if i == axis else n for i, n in enumerate(network)]  # once round, not cut
+    change = np.zeros(twice, int)
+    np.add.at(change, tuple(at), load)
+    end = at.copy()
+    end[axis] += hops
+    np.add.at(change, tuple(end), -load)
+    once, again = np.split(change.cumsum(axis), 2, axis)
+    return int((once + again).max())

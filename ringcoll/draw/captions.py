@@ -1,0 +1,166 @@
+"""What a round does, in words that hold for every rank r."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby
+from math import prod
+
+from ringcoll.draw.plan import Plan
+from ringcoll.schedules.phases import Carries, Phase
+from ringcoll.schedules.schedule import Move, digits
+
+_MOST = 4  # names in a list before it is shortened
+_LETTERS = "ijklmnopqstuvwxyz"
+_NOUNS = {"pmax": "maximum", "pmin": "minimum"}  # the others: sum
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the ranks around a rank r are called.
+
+    r+1 on one axis; r^2 where all axes are of two, so that the sum is an exclusive or; else
+    (i, j+1), digit by digit.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def _by_digit(self) -> bool:
+        return len(self.shape) > 1 and set(self.shape) != {2}
+
+    def of(self, offset: int, sign: int = 1) -> str:
+        """The rank r + offset, said as r - so much with a sign of -1."""
+        if not self._by_digit:
+            return _plus("r", offset, sign, self.shape)
+        return self._digits([{digit} for digit in digits(offset, self.shape)], sign)
+
+    def listed(self, offsets: Sequence[int], sign: int = 1) -> str:
+        """Several of them; all that differ along an axis in a word: (*, j)."""
+        if self._by_digit:
+            every = [digits(offset, self.shape) for offset in offsets]
+            sets = [set(along) for along in zip(*every, strict=True)]
+            whole = all(len(s) in (1, n) for s, n in zip(sets, self.shape, strict=True))
+            if whole and prod(map(len, sets)) == len(offsets):
+                return self._digits(sets, sign)
+        return _listed([self.of(offset, sign) for offset in offsets])
+
+    def _digits(self, sets: Sequence[set[int]], sign: int) -> str:
+        """Along each axis, one digit or all."""
+        said = [
+            "*" if len(some) == n > 1 else _plus(letter, min(some), sign, (n,))
+            for letter, some, n in zip(_LETTERS, sets, self.shape, strict=False)
+        ]
+        return f"({', '.join(said)})"
+
+    def explained(self) -> str:
+        """What the names mean, where that is not plain."""
+        if self._by_digit:
+            letters = ", ".join(_LETTERS[: len(self.shape)])
+            sizes = " x ".join(map(str, self.shape))
+            return f"Rank r is ({letters}) of {sizes}, row-major, each modulo its own; * is all."
+        if len(self.shape) > 1:
+            return "r^s is the exclusive or: the partner across the binary digits of s."
+        return ""
+
+
+def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
+    if offset == 0:
+        return name
+    if len(shape) > 1:
+        return f"{name}^{offset}"
+    return f"{name}+{offset}" if sign > 0 else f"{name}-{shape[0] - offset}"
+
+
+def explained(plan: Plan) -> list[str]:
+    """What the names of ranks and lanes mean, where there is something to say."""
+    shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
+    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
+    said = [Names(shape).explained() for shape in shapes]
+    if lanes > 1:
+        said.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
+    return list(filter(None, said))
+
+
+def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
+    """What every rank sends in a round of a phase, numbered from 0: "to r+1: shard r"."""
+    made = []
+    for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
+        targets = _listed([_target(phase, move) for move in moves], "each of ")
+        made.append(f"to {targets}: {what}")
+    return made or ["nothing"]
+
+
+def sentence(plan: Plan, phase: Phase, number: int) -> str:
+    """The same as one sentence."""
+    rank = Names(phase.schedule.shape).of(0)
+    return f"every rank {rank} sends " + "; ".join(parts(plan, phase, number))
+
+
+def priced(plan: Plan) -> str:
+    """What it costs, in a line: bytes are in units of the full vector."""
+    paid, n = plan.paid, plan.size
+    added = f", adds {paid.additions / n}" if paid.additions else ""
+    return (
+        f"Each rank: {_counted(paid.rounds, 'round')}, {_counted(paid.messages, 'message')}; "
+        f"sends {_decimal(paid.sent / n)} full vector{'' if paid.sent == n else 's'}{added}."
+    )
+
+
+def _decimal(x: Fraction) -> str:
+    return f"{x}" if x.denominator == 1 else f"{x} ({float(x):.3g})"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _target(phase: Phase, move: Move) -> str:
+    to = phase.schedule.step(0, move.axis, move.shift)
+    return Names(phase.schedule.shape).of(to, 1 if move.shift > 0 else -1)
+
+
+def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
+    """What one move carries. A shard that moves up comes from below."""
+    lane = f" (lane {move.lane})" if phase.schedule.lanes > 1 else ""
+    if phase.carries is Carries.BLOCKS:
+        return _blocks(phase, number, move) + lane
+    columns = [phase.along(0, offset, -1) for offset in move.offsets]
+    whose = Names(phase.schedule.shape).listed(columns, -1 if move.shift > 0 else 1)
+    s = _s(columns)
+    if phase.carries is Carries.VECTORS:
+        return f"the whole vector{s} of {whose}{lane}"
+    if phase.carries is Carries.SHARDS:
+        return f"shard{s} {whose}{lane}"
+    noun = _NOUNS.get(plan.collective, "sum")
+    if columns == [phase.schedule.step(0, move.axis, move.shift)]:
+        return f"its {noun} of that rank's shard{lane}"
+    return f"its {noun} of shard{s} {whose}{lane}"
+
+
+def _blocks(phase: Phase, number: int, move: Move) -> str:
+    """Blocks are named by whom they are for; and whose they are, if that is not the sender."""
+    names = Names(phase.schedule.shape)
+    went = dict.fromkeys(move.offsets, 0)
+    for moves in phase.rounds[:number]:
+        for earlier in moves:
+            for slot in went.keys() & set(earlier.offsets):
+                went[slot] = phase.schedule.step(went[slot], earlier.axis, earlier.shift)
+    to = phase.schedule.step(0, move.axis, move.shift)
+    ends = list(dict.fromkeys(phase.along(slot, w, -1) for slot, w in went.items()))
+    sources = list(dict.fromkeys(phase.along(0, w, -1) for w in went.values()))
+    count = f"{len(went)} blocks" if len(went) > 1 else "its block"
+    whom = "it" if ends == [to] else names.listed(ends)
+    if sources == [0]:
+        return f"{count} for {whom}"
+    return f"{count} for {whom} from {names.listed(sources, -1)}"
+
+
+def _s(things: Sequence[object]) -> str:
+    return "s" if len(things) > 1 else ""
+
+
+def _listed(names: Sequence[str], before: str = "") -> str:
+    if len(names) > _MOST + 1:
+        return f"{before}{', '.join(names[: _MOST - 1])}, ..., {names[-1]} ({len(names)} of them)"
+    return (before if len(names) > 1 else "") + ", ".join(names)

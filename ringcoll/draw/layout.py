@@ -1,0 +1,87 @@
+"""Where the ranks are in a picture: on a circle, or on the grid of their torus."""
+
+from dataclasses import dataclass
+from math import ceil, cos, pi, prod, sin, sqrt
+
+Point = tuple[float, float]
+
+
+def squared(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that have more than one rank."""
+    return tuple(n for n in shape if n > 1) or (1,)
+
+
+def grid(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Column and row of each rank's cell: as on the torus; of one axis, in few rows.
+
+    Of two axes the longer lies; of three, planes are side by side.
+    """
+    axes = squared(shape)
+    if len(axes) == 1:
+        n = axes[0]
+        columns = n if n <= 5 else ceil(n / 2) if n <= 8 else ceil(sqrt(n))
+        return [(rank % columns, rank // columns) for rank in range(n)]
+    if len(axes) == 2 and axes[0] > axes[1]:
+        return [(i, j) for i in range(axes[0]) for j in range(axes[1])]
+    *planes, rows, columns = axes
+    return [
+        (plane * columns + column, row)
+        for plane in range(prod(planes))
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The middles of all ranks, whose boxes are of one size."""
+
+    shape: tuple[int, ...]
+    box: Point
+    gap: float
+    middles: tuple[Point, ...]
+
+    @property
+    def is_circle(self) -> bool:
+        """Whether the ranks are on a circle."""
+        return len(squared(self.shape)) == 1
+
+
+def plane(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Columns and rows of a plane of the grid."""
+    axes = squared(shape)
+    if len(axes) == 1:
+        return axes[0], 1
+    return (axes[0], axes[1]) if len(axes) == 2 and axes[0] > axes[1] else (axes[-1], axes[-2])
+
+
+def machine(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
+    """Ranks of a shape, placed so that messages have room.
+
+    Args:
+        shape: the sizes of the axes.
+        box: width and height of a rank.
+        gap: what is left free between two.
+    """
+    width, height = box
+    axes = squared(shape)
+    if len(axes) > 1:
+        middles = [
+            (column * (width + gap) + column // plane(shape)[0] * gap, row * (height + gap))
+            for column, row in grid(shape)
+        ]
+        return Layout(shape, box, gap, tuple(middles))
+    n = axes[0]
+    first = pi if n == 2 else -pi / 2  # two side by side, more from the top on
+    unit = [(cos(first + 2 * pi * r / n), sin(first + 2 * pi * r / n)) for r in range(n)]
+    radius = _radius(unit, (width + gap, height + gap)) if n > 1 else 0.0
+    return Layout(shape, box, gap, tuple((x * radius, y * radius) for x, y in unit))
+
+
+def _radius(unit: list[Point], room: Point) -> float:
+    """The least radius that leaves every two boxes so far apart, sideways or up and down."""
+    return max(
+        min(room[0] / max(abs(ax - bx), 1e-9), room[1] / max(abs(ay - by), 1e-9))
+        for i, (ax, ay) in enumerate(unit)
+        for bx, by in unit[:i]
+    )

@@ -1,0 +1,95 @@
+"""The small things of a picture: colours, shapes and the cell that shows whose data is held."""
+
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from ringcoll.draw.steps import RankSet
+
+Element = ElementTree.Element
+Box = tuple[float, float, float, float]  # x, y, width, height
+
+#: By shard, or rank: as far apart as sixteen can be, for readers who see no red or no green
+#: too (the least distance in OKLab is 0.08, under the simulation of Machado, Oliveira and
+#: Fernandes, IEEE TVCG 15, 2009), and from the empty cell.
+COLOURS = (
+    *("#2c71b7", "#e4a249", "#4db491", "#9c2e5a", "#9b8df5", "#362988", "#51400d", "#efdc3a"),
+    *("#8f5d04", "#671650", "#b96367", "#ab8704", "#71c1f7", "#c3d491", "#6094b0", "#62488c"),
+)
+PAPER, INK, FAINT, EMPTY, LINE = "#ffffff", "#1d2433", "#667085", "#eceff4", "#98a2b3"
+FONT = "ui-sans-serif, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+
+
+def shape(parent: Element, tag: str, **attributes: Any) -> Element:
+    """An element; numbers are cut to what a pixel can show, and _ in a name is -."""
+    return ElementTree.SubElement(
+        parent,
+        tag,
+        {
+            name.replace("_", "-"): value if isinstance(value, str) else f"{value:.4g}"
+            for name, value in attributes.items()
+        },
+    )
+
+
+def rect(parent: Element, box: Box, fill: str, **look: Any) -> None:
+    """A rectangle."""
+    x, y, width, height = box
+    shape(parent, "rect", x=x, y=y, width=width, height=height, fill=fill, **look)
+
+
+def label(parent: Element, at: tuple[float, float], text: str, size: float, **look: Any) -> None:
+    """A line of text, centred unless `text_anchor` says otherwise."""
+    look = {"text_anchor": "middle", **look}
+    shape(parent, "text", x=at[0], y=at[1], font_size=size, **look).text = text
+
+
+def outline(parent: Element, box: Box) -> None:
+    """What is new in a round."""
+    rect(parent, box, "none", stroke=INK, stroke_width=1.8)
+
+
+def cell(
+    parent: Element, box: Box, lanes: Sequence[RankSet], of: int, colours: Sequence[str]
+) -> None:
+    """What is held of one column: a band for each lane, and in it a stripe for each rank.
+
+    Args:
+        parent: to draw into.
+        box: where.
+        lanes: whose data is in what is held.
+        of: how many stripes; 1 if who contributed is plain from the column.
+        colours: of the stripes, or one of all.
+    """
+    x, y, width, height = box
+    rect(parent, box, EMPTY)
+    if len(set(lanes)) == 1:
+        lanes = lanes[:1]
+    band = height / len(lanes)
+    high = band - (0.8 if len(lanes) > 1 else 0)
+    for lane, held in enumerate(lanes):
+        top = y + band * lane
+        if held and of > 1 and len(colours) == 1:  # a tint says that something is held
+            rect(parent, (x, top, width, high), colours[0], fill_opacity=0.22)
+        for start, stop in _runs(held, of, len(colours) == 1):
+            stripe = (x + width * start / of, top, width * (stop - start) / of, high)
+            rect(parent, stripe, colours[start % len(colours)])
+
+
+def _runs(held: RankSet, of: int, joined: bool) -> list[tuple[int, int]]:
+    """Stripes of one colour that touch, as one."""
+    if of == 1:
+        return [(0, 1)] if held else []
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(held):
+        if joined and runs and runs[-1][1] == rank:
+            runs[-1] = (runs[-1][0], rank + 1)
+        else:
+            runs.append((rank, rank + 1))
+    return runs
+
+
+def is_dark(colour: str) -> bool:
+    """Whether white is read better on it than ink."""
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.3

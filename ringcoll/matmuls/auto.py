@@ -1,0 +1,313 @@
+"""What "auto" is for a matmul with a collective: the quickest form by `ringcoll.costs.matmul`.
+
+Either the collective runs under the products, in as many rounds as ranks, or it runs beside
+them as the built-in does. (For a collective by itself, "auto" is what `ringcoll.collectives.table`
+has: there is nothing to weigh it against but what was measured.)
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from ringcoll.collectives.table import LAX
+from ringcoll.costs.counts import price
+from ringcoll.costs.matmul import (
+    APART,
+    COPIED,
+    FUSED,
+    Round,
+    Work,
+    bare_seconds,
+    hidden_seconds,
+    piece_seconds,
+    rounds,
+    rounds_of,
+)
+from ringcoll.costs.model import DEVICES, KINDS, Model, links, scatter_links
+from ringcoll.costs.slices import rings
+from ringcoll.io.strict_json import version
+from ringcoll.matmuls.labels import Gather, Scatter
+from ringcoll.schedules.schedule import Schedule
+
+#: By which a collective is hidden: half of each shard goes round either way.
+HIDDEN = "bidirectional_ring"
+#: Over several axes, of up to so many ranks: its rounds are written out, and programs would grow.
+HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
+#: Or a gather: whole shards go either way, in half as many rounds. The factor that every piece
+#: reads is read half as often.
+TWO_ENDED = "two_ended"
+#: By what factor what is taken must be quicker than what stands before it in `_SURE`; chosen, not
+#: measured: about the median error of the price (`tests/costs/test_matmul_cost.py`). A tie goes to
+#: the built-in collective, then to halves.
+SURE = 1.02
+_SURE = {LAX: 1.0, HIDDEN: SURE, HIDDEN_ON_SEVERAL_AXES: SURE, TWO_ENDED: SURE**2}
+#: What is better there. The devices of a CPU share what they compute with. The scheduler for
+#: GPUs keeps one permute in flight: of two directions, one would be bare.
+BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
+#: Between hosts on CPU, whose runtime sends one message at a time.
+BETWEEN_HOSTS = "ring"
+#: How much longer the ring takes there at most than a built-in that sends as much.
+LONGER = 1.05
+#: Such hosts over gloo: measured, by `python -m benchmarks cluster`, but for the rate of the
+#: links, which is an assumption (500 Mbit/s) and decides little: where a built-in collective
+#: sends as much as the ring, both take as long on any wire.
+GLOO = Model(alpha=1e-3, beta=1 / 62.5e6, gamma=3 / 10e9, delta=1 / 80e9, axes=0)
+
+
+def machine(device_kind: str | None) -> Model:
+    """That of a device; of one that is not known, v6e's, whose compute is quick beside its wire."""
+    return DEVICES[KINDS.get(device_kind or "", "v6e")]
+
+
+@lru_cache(maxsize=256)
+def ways(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]]:
+    """The algorithms that may hide a gather on axes of these sizes, and the rounds of each.
+
+    The first may hide a scatter too. Several axes are taken for those of the slice; if there are
+    more than a chip has, they share. On a line of more than two ranks, a message over two links
+    holds both: half as much again, as compiled (v5e:4x4 as 4 x 4, [32768, 8192] x [8192, 28672]:
+    8800 us).
+    """
+    ranks = prod(sizes)
+    if len(sizes) < 2:
+        return {name: rounds_of(name, ranks) for name in (HIDDEN, TWO_ENDED)}
+    algorithm = HIDDEN if ranks > MOST_RANKS else HIDDEN_ON_SEVERAL_AXES
+    closed = rings(model.axes, sizes)
+    load = float(price("all_gather", algorithm, sizes, sizes, closed).link) / (ranks - 1)
+    load *= max(1, len(sizes) / model.axes)
+    if any(n > 2 and not ring for n, ring in zip(sizes, closed, strict=True)):
+        load *= 1.5
+    own = Round(2 * len(sizes), 1.0, 0.0)
+    return {algorithm: (own, *[own._replace(load=load)] * (ranks - 1))}
+
+
+def to_gather(
+    gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
+) -> tuple[str, tuple[int, ...]]:
+    """By which algorithm x is gathered, and the numbers of the products that are made late.
+
+    A product that is added up reads and writes all of its result in every round. Where that
+    takes longer than what it hides, it is made once, of the whole x: after the others, which
+    then hide the wire alone, or, if there are none, after a built-in gather.
+    """
+    if not _are_known(x, *others):
+        return LAX, ()
+    late = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
+    choices = [
+        (_SURE[algorithm] * seconds, algorithm, numbers if algorithm != LAX else ())
+        for numbers in ((), late)
+        for algorithm, seconds in gather_seconds(gather, x, others, sizes, model, numbers).items()
+    ]
+    _, algorithm, numbers = min(choices, key=lambda choice: choice[0])
+    return algorithm, numbers
+
+
+def gather_seconds(
+    gather: Gather,
+    x: Any,
+    others: Sequence[Any],
+    sizes: tuple[int, ...],
+    model: Model,
+    late: Sequence[int] = (),
+) -> dict[str, float]:
+    """Seconds by algorithm, on axes of these sizes; the products numbered in `late` are made late.
+
+    Where products are added up, whole shards are no choice: compilers then copy what came.
+    """
+    ranks, shard = prod(sizes), _bytes(x)
+    works = _works(gather, x, others, ranks)
+    early = [work for i, work in enumerate(works) if i not in late]
+    after = sum(piece_seconds(works[i], 1, model, False) for i in late)
+    found = {LAX: bare_seconds(works, shard, ranks, model, links(ranks, model), gathers=True)}
+    for algorithm, made in ways(sizes, model).items():
+        if algorithm != TWO_ENDED or not any(work.added for work in early):
+            joinings = _by_joining(early, shard, ranks, model, made)
+            found[algorithm] = after + min(joinings.values())
+    return found
+
+
+def _by_joining(
+    works: Sequence[Work], shard_bytes: int, ranks: int, model: Model, made: Sequence[Round]
+) -> dict[str, float]:
+    """Seconds of a gather under its products, by how they are joined; see `joining`."""
+    # Apart, sums would be added to once for each part. Of three products it was slower than
+    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943.
+    may_be_apart = len(works) < 3 and not any(work.added for work in works)
+    return {
+        how: hidden_seconds(works, shard_bytes, ranks, model, made, how)
+        for how in (FUSED, COPIED, *((APART,) if may_be_apart else ()))
+    }
+
+
+def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
+    """By which algorithm x is gathered between hosts on CPU."""
+    if not _are_known(x, *others):
+        return LAX
+    if ranks == 2 and _widened(x.dtype) == 1:
+        return LAX  # measured: the ring takes 1.2 to 1.5 times as long, for two hops of one way
+    return _between(_works(gather, x, others, ranks), _bytes(x), _widened(x.dtype), ranks)
+
+
+def to_scatter_between(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, jax: str
+) -> str:
+    """By which algorithm a sum of products is scattered between hosts on CPU.
+
+    Args:
+        scatter, pairs: as for `to_scatter`.
+        ranks: n.
+        jax: the version of JAX. Before 0.11 lax's own psum_scatter is sometimes silently wrong
+            there (github.com/jax-ml/jax/issues/40830): it is not taken.
+    """
+    if not _are_known(*(x for pair in pairs for x in pair)):
+        return LAX
+    if version(jax) < (0, 11):
+        return BETWEEN_HOSTS
+    work, block = _summed(scatter, pairs, ranks)
+    return _between([work], block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
+
+
+def _between(works: Sequence[Work], shard_bytes: int, sends: int, ranks: int) -> str:
+    """Where the built-in collective sends so many times the bytes of the ring."""
+    swaps = 2 if ranks == 2 else 1  # by gloo, one way after the other
+    one_way = 2 * swaps * shard_bytes  # no half either way
+    hidden = hidden_seconds(works, LONGER * one_way, ranks, GLOO, rounds_of(HIDDEN, ranks))
+    bare = bare_seconds(works, sends * shard_bytes, ranks, GLOO, 1)
+    return BETWEEN_HOSTS if hidden < bare else LAX
+
+
+def _widened(dtype: Any) -> int:
+    """How many times its bytes the built-in collectives of XLA:CPU send of a dtype."""
+    return 2 if dtype.kind in "fV" and dtype.itemsize < 4 else 1  # NumPy's bfloat16 is of kind V
+
+
+def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, model: Model) -> str:
+    """How what comes in one round by several messages is multiplied: "apart", "fused" or "copied".
+
+    Apart: each matmul reads the other factors, which counts where the memory is the limit, and
+    compilers may start a hop before the last of them only. Fused: parts are put together within
+    the matmul, which reads them once more. Copied: they are put together before. If they are
+    joined, each part of the result is put in its place by itself, under which compilers may start
+    the hop. By `hidden_seconds`, whichever is quickest.
+    """
+    if not _are_known(x, *others):
+        return FUSED
+    works = _works(gather, x, others, schedule.size)
+    costs = _by_joining(works, _bytes(x), schedule.size, model, rounds(schedule))
+    return min(costs, key=lambda how: costs[how] * (1 if how == FUSED else SURE))
+
+
+def pairs_pay(
+    gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, device_kind: str | None
+) -> bool:
+    """Whether rounds that only forward are a loop of two rounds a turn: a smaller program.
+
+    Only on TPUs, and where a hop is shorter than the products of a round: there is one hop more.
+    (Not where the gathered factor is kept as well: with both gradients, 8192 x 8192 x 28672 would
+    take 8337 us on v5e:4x2 instead of 8078, and 4516 us on v5p:2x2x2 instead of 3762.)
+    """
+    if device_kind not in KINDS or not _are_known(x, *others):
+        return False
+    model, n = machine(device_kind), schedule.size
+    works = _works(gather, x, others, n)
+    hop = model.alpha + model.beta * _bytes(x) / schedule.lanes
+    is_near = model.holds(sum(work.again for work in works))
+    return hop < sum(piece_seconds(work, 1 / n, model, is_near) for work in works)
+
+
+def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:
+    """What each product is."""
+    whole = dict(zip(gather.moving, x.shape, strict=True))
+    whole[gather.label] *= ranks
+    works = []
+    for p, other in zip(gather.products, others, strict=True):
+        sizes = whole | dict(zip(p.other, other.shape, strict=True))
+        result = prod(sizes[of] for of in p.out) * p.dtype.itemsize
+        is_placed, is_sliced = gather.label in p.out, gather.label in p.other
+        works.append(
+            Work(
+                flops=2 * prod(sizes.values()),
+                # The matmul reads and writes the sum; compilers hide about half of that under it.
+                added=0 if is_placed else result,
+                once=ranks * _bytes(x) + is_placed * result,
+                again=0 if is_sliced else _bytes(other),
+                sliced=_bytes(other) if is_sliced else 0,
+                placed=result if is_placed else 0,
+            )
+        )
+    return works
+
+
+def _bytes(x: Any) -> int:
+    return x.size * x.dtype.itemsize
+
+
+def to_scatter(
+    scatter: Scatter,
+    pairs: Sequence[tuple[Any, Any]],
+    sizes: tuple[int, ...],
+    model: Model,
+) -> str:
+    """By which algorithm a sum of products is scattered."""
+    if not _are_known(*(x for pair in pairs for x in pair)):
+        return LAX
+    found = scatter_seconds(scatter, pairs, sizes, model)
+    return min(found, key=lambda algorithm: _SURE[algorithm] * found[algorithm])
+
+
+def scatter_seconds(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], sizes: tuple[int, ...], model: Model
+) -> dict[str, float]:
+    """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
+    ranks = prod(sizes)
+    work, block = _summed(scatter, pairs, ranks)
+    algorithm, made = next(iter(ways(sizes, model).items()))
+    return {
+        LAX: bare_seconds([work], block, ranks, model, scatter_links(ranks, model)),
+        algorithm: hidden_seconds([work], block, ranks, model, made),
+    }
+
+
+def turns_pay(
+    scatter: Scatter,
+    factors: Sequence[Any],
+    whole: Sequence[Any],
+    ranks: int,
+    device_kind: str | None,
+) -> bool:
+    """Whether to make a sum of products of halves, by turns (see `ringcoll.runtime.turns`).
+
+    Only on TPUs (under turns the scheduler for GPUs hides nothing), and only where the wire is
+    longer than the products of a round: by turns, the first product, which hides nothing, is half
+    as long. Twice as many matmuls then read the factors that are not cut, so the products must
+    also take longer than that reading.
+    """
+    if device_kind not in KINDS or not _are_known(*factors):
+        return False
+    model = machine(device_kind)
+    pairs = list(zip(factors[::2], factors[1::2], strict=True))
+    work, block = _summed(scatter, pairs, ranks)
+    hop = model.alpha + model.beta * block / 2
+    return hop > work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
+
+
+def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
+    """What a sum of products is, and the bytes of a rank's block of it."""
+    flops, block, once, again = 0, 0, 0, 0
+    for (a, b), pair in zip(scatter.terms, pairs, strict=True):
+        sizes: dict[str, int] = {}
+        for labels, x in zip((a, b), pair, strict=True):
+            sizes |= zip(labels, x.shape, strict=True)
+            is_sliced = scatter.label in labels
+            once, again = once + is_sliced * _bytes(x), again + (not is_sliced) * _bytes(x)
+        flops += 2 * prod(sizes.values())
+        block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
+    # What came and what was made of it are read, and their sum is written.
+    return Work(flops, 3 * block, once + ranks * block, again), block
+
+
+def _are_known(*arrays: Any) -> bool:
+    """Whether all sizes are numbers (those of `jax.export` may be symbols)."""
+    return all(isinstance(size, int) for x in arrays for size in x.shape)

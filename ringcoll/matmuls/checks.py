@@ -1,0 +1,85 @@
+"""What every call of a product of two factors checks before anything is sent."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.collectives.front_door import AxisName, Call
+from ringcoll.collectives.table import Table
+from ringcoll.matmuls.labels import Labels
+from ringcoll.matmuls.options import Options
+from ringcoll.runtime.value_types import varying
+
+
+class FactorsCall(Call):
+    """One call of an einsum of two factors, without these."""
+
+    def __init__(
+        self, name: str, spec: Any, axis_name: AxisName, algorithm: Any, wide: Any, said: Any
+    ) -> None:
+        operands = f"{spec!r}, x, w"
+        super().__init__(name, axis_name, None, algorithm, wide, said, operands)
+
+    def how(self, precision: Any, residuals: str = "save") -> Options:
+        """By whom and how exactly, if it can be."""
+        for axis in self.axes:
+            if isinstance(axis, int):
+                words = f"{axis} is no name; axes by position are lax's own"
+                raise self.refusal(ValueError, words, "name an axis of the mesh")
+            self.ask(lax.axis_size, axis)
+        if residuals not in ("regather", "save"):
+            words = f"residuals={residuals!r}"
+            raise self.refusal(ValueError, words, "choose from regather, save")
+        if isinstance(self.algorithm, Table):
+            cure = "pass a name, a Schedule, or a function that makes one"
+            raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
+        # A sum by a schedule: of algorithms there are the same as for psum_scatter.
+        algorithm = self.settled("psum_scatter")
+        self.check_accumulation(np.dtype(np.int32))  # whether it is a dtype
+        return Options(self.axes, algorithm, precision, self.wide, residuals == "save")
+
+    def labels(self, spec: Any) -> Labels:
+        """Those of the spec."""
+        if not isinstance(spec, str):
+            raise self.refusal(TypeError, f"the spec is {spec!r}, no string", "write 'mk,kf->mf'")
+        return self.ask(Labels.of, spec)
+
+    def check_label(self, label: Any, labels: str, of: str) -> None:
+        """Refuse what is none of `labels`."""
+        if label not in tuple(labels):  # "mk" is in "mkf"
+            cure = f"choose from {', '.join(labels)}"
+            raise self.refusal(ValueError, f"{label!r} is no label of {of}", cure)
+
+    def array(self, factor: Any) -> Array:
+        """A factor, which has to be an array."""
+        self.ask(jax.typeof, factor)
+        return jnp.asarray(factor)
+
+    def sizes(self, labels: Labels, x: Array, w: Array, times: Any) -> dict[str, int]:
+        """As `Labels.sizes`."""
+        return self.ask(labels.sizes, x.shape, w.shape, times)
+
+    def dtype(
+        self, labels: Labels, sizes: Any, x: Array, w: Array, precision: Any, preferred: Any
+    ) -> np.dtype:
+        """Of the result: what `jax.numpy.einsum` says, which may refuse."""
+        whole = [
+            jax.ShapeDtypeStruct([sizes[label] for label in own], factor.dtype)
+            for own, factor in ((labels.x, x), (labels.w, w))
+        ]
+        how = {"precision": precision, "preferred_element_type": preferred}
+        einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **how)
+        dtype = self.ask(jax.eval_shape, einsum, *whole).dtype
+        if jnp.issubdtype(dtype, jnp.bool_):  # of which lax has no sum over ranks
+            raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
+        self.check_accumulation(dtype)
+        return dtype
+
+    def typed_alike(self, *factors: Array) -> list[Array]:
+        """Each typed as varying where any is, so that derivatives have the types of factors."""
+        types = [jax.typeof(factor).mat.varying for factor in factors]
+        return [varying(factor, (*self.axes, *frozenset().union(*types))) for factor in factors]

@@ -1,0 +1,305 @@
+"""Matmuls that hide their communication: each shard is multiplied while the next one travels.
+
+x: [m/n, k] and w: [k, f] give [m, f], and the gathered x is never held. x: [m, k/n] and w: [k/n, f]
+give [m/n, f], and the whole sum is never held.
+
+`algorithm=` says how shards travel, as for the collectives (see `ringcoll.lax`): "auto", the name
+of a gather in `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather,
+then multiply; multiply, then scatter).
+
+"auto" picks what is faster by `ringcoll.costs.matmul`, for these shapes on the devices of the mesh
+(`hidden_seconds` against `bare_seconds`):
+
+- on TPUs "bidirectional_ring", where half of the payload travels in each direction (over several
+  axes "hamiltonian", which uses the links of all of them), or "lax";
+- on GPUs "ring" or "lax", because their compiler keeps one permute in flight at a time;
+- on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
+
+"lax" is faster for small matmuls, whose hops are all latency; for few rows, because each round
+reads w again; and where products would be added up in large results (shard w by columns rather than
+rows). Of several products, those that would be added up in large results may be computed once, from
+the whole gathered operand, after the others.
+
+Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
+refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type` and `precision`
+are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also when they
+travel.
+
+Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
+`jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
+an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
+sharded over one. JAX cannot lower the scatter of "lax" there, so "auto" is a ring.
+
+Before anything is sent, all raise NameError if an axis is not bound, TypeError if an argument is
+not an array, dtype or integer, and ValueError if shapes or specs do not fit or an algorithm cannot
+run.
+"""
+
+import string
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from ringcoll.collectives.all_gather import all_gather
+from ringcoll.collectives.all_reduce import psum
+from ringcoll.collectives.front_door import AxisName, Call, axes_of
+from ringcoll.collectives.table import Algorithm
+from ringcoll.matmuls.checks import FactorsCall
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
+from ringcoll.runtime.value_types import is_checked, varying
+
+#: An array, or a pytree of some that share a gather.
+Arrays = Any
+
+
+def all_gather_einsum(
+    spec: str,
+    x: Arrays,
+    w: Arrays,
+    axis_name: AxisName,
+    *,
+    gather: str,
+    operand: int = 0,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
+) -> Any:
+    """The einsum of two factors; one of them is gathered along the dimension `gather`.
+
+    `all_gather_einsum("bsd,df->bsf", x, w, "x", gather="s")`: x: [b, s/n, d], w: [d, f] ->
+    [b, s, f]. If `gather` is contracted, products are added up as shards arrive:
+    `"mk,kf->mf", gather="k"` with x: [m, k/n]. `operand` says whether x (0) or w (1) is
+    gathered. The other may be a pytree of factors, whose products share one gather.
+
+    n-1 rounds of one shard by a ring, half of it each way by "bidirectional_ring".
+
+    Gradient: for the gathered factor, `einsum_reduce_scatter`; for the other one, a product
+    with the gathered factor. `residuals="save"` keeps the gathered factor for that, as
+    autodiff of the plain form does; `"regather"` gathers it again (less memory, more time).
+
+    Raises:
+        ValueError: the spec does not have two factors, lacks `gather`, or has another size.
+
+    Source: Wang et al., "Overlap communication with dependent computation via decomposition
+    in large deep learning models", ASPLOS (2023).
+
+    >>> def product(x, w):
+    ...     return ringcoll.all_gather_einsum("sd,df->sf", x, w, "x", gather="s", algorithm="ring")
+    >>> x, w = jnp.arange(8.0).reshape(4, 2), jnp.arange(8.0).reshape(2, 4)
+    >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
+    True
+    """
+    said = {"gather": gather, "operand": operand}
+    call = FactorsCall("all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said)
+    options, labels = call.how(precision, residuals), call.labels(spec)
+    if operand not in (0, 1):
+        raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
+    moving, still = (w, x) if operand else (x, w)
+    moving_labels, other = (labels.w, labels.x) if operand else (labels.x, labels.w)
+    call.check_label(gather, moving_labels, "the factor that is gathered")
+    shard = call.array(moving)
+    factors, tree = jax.tree.flatten(still)
+    factors = [call.array(factor) for factor in factors]
+    times = {gather: (1, call.rank_count()) if operand else (call.rank_count(), 1)}
+    products = []
+    for factor in factors:
+        first, second = (factor, shard) if operand else (shard, factor)
+        sizes = call.sizes(labels, first, second, times)
+        dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
+        products.append(Product(other, labels.out, dtype))
+    shard, *factors = call.typed_alike(shard, *factors)
+    results = gather_and_multiply(
+        options, Gather(gather, moving_labels, tuple(products)), shard, factors
+    )
+    return jax.tree.unflatten(tree, results)
+
+
+def einsum_reduce_scatter(
+    spec: str,
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    scatter: str,
+    algorithm: Algorithm = "auto",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
+) -> Array:
+    """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
+
+    `einsum_reduce_scatter("bsf,fd->bsd", x, w, "x", scatter="s")`: x: [b, s, f/n], w:
+    [f/n, d] -> [b, s/n, d]. A block is multiplied just before its partial sum travels on.
+
+    n-1 rounds of one block of the result by a ring, half of it each way by
+    "bidirectional_ring".
+
+    Gradient: both factors' are products of one gather of the cotangent.
+
+    Raises:
+        ValueError: the spec is none of two factors, its result lacks `scatter`, or the size
+            of that does not divide by n (pad it).
+
+    Source: as `all_gather_einsum`.
+
+    >>> def product(x, w):
+    ...     return ringcoll.einsum_reduce_scatter("sf,fd->sd", x, w, "x", scatter="s")
+    >>> x, w = jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))
+    >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
+    [[ 6. 22. 38. 54.]]
+    """
+    said = {"scatter": scatter}
+    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said)
+    options, labels = call.how(precision), call.labels(spec)
+    call.check_label(scatter, labels.out, "the result")
+    x, w = call.array(x), call.array(w)
+    sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
+    if sizes[scatter] % n:
+        words = f"label {scatter!r} of size {sizes[scatter]} does not divide by {n}"
+        raise call.refusal(ValueError, words, "pad it to a multiple")
+    dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+    x, w = call.typed_alike(x, w)
+    terms = ((labels.x, labels.w),)
+    return multiply_and_scatter(options, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
+
+
+def all_gather_matmul(
+    x: Arrays, w: Arrays, axis_name: AxisName, *, operand: int = 0, dimension: int = -2, **options
+) -> Any:
+    """x @ w; one factor is gathered along one of its last two dimensions.
+
+    - `x: [..., m/n, k], w: [k, f] -> [..., m, f]`;
+    - `dimension=-1`, summed as shards arrive: `x: [..., m, k/n], w: [k, f] -> [..., m, f]`;
+    - `operand=1`, FSDP: `x: [..., m, k], w: [k/n, f] -> [..., m, f]`;
+    - `operand=1, dimension=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
+
+    Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
+    this calls. The other factor may be a pytree.
+
+    >>> matmul = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm="two_ended")
+    >>> x, w = jnp.arange(8.0).reshape(4, 2), jnp.ones((2, 4))
+    >>> print(ranks(matmul, (P("x"), P(None, "x")), P(None, "x"))(x, w)[:, 0])
+    [ 1.  5.  9. 13.]
+    """
+    call = Call("all_gather_matmul", axis_name, said={"dimension": dimension}, operands="x, w")
+    rows = _rows(call, x)
+    of = "kf" if operand else f"{rows}k"
+    dimension = call.integer("dimension")
+    if dimension not in (-1, -2) or len(of) < -dimension:
+        words = f"dimension {dimension} is none of the last two of a matrix"
+        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
+    spec, gather = f"{rows}k,kf->{rows}f", of[dimension]
+    return all_gather_einsum(spec, x, w, axis_name, gather=gather, operand=operand, **options)
+
+
+def matmul_reduce_scatter(
+    x: Array, w: Array, axis_name: AxisName, *, scatter_dimension: int = -2, **options
+) -> Array:
+    """The sum over ranks of x @ w; rank r keeps block r of a dimension.
+
+    `x: [..., m, k/n], w: [k/n, f] -> [..., m/n, f]`; `scatter_dimension=-1`: [..., m, f/n].
+
+    Steps and bytes, gradient, raises, source and options: as `einsum_reduce_scatter`.
+
+    >>> matmul = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
+    >>> x, w = jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))
+    >>> print(ranks(matmul, (P(None, "x"), P("x")))(x, w).T)
+    [[ 6. 22. 38. 54.]]
+    """
+    said = {"scatter_dimension": scatter_dimension}
+    call = Call("matmul_reduce_scatter", axis_name, said=said, operands="x, w")
+    rows = _rows(call, x)
+    out = f"{rows}f"
+    dim = call.integer("scatter_dimension")
+    if not -len(out) <= dim < len(out):
+        words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
+        raise call.refusal(ValueError, words)
+    scatter = out[dim]
+    return einsum_reduce_scatter(f"{rows}k,kf->{out}", x, w, axis_name, scatter=scatter, **options)
+
+
+def matmul_all_reduce(
+    x: Array, w: Array, axis_name: AxisName, *, fused: bool = True, **options
+) -> Array:
+    """The sum over ranks of x @ w, on every rank.
+
+    `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. A
+    `matmul_reduce_scatter` along the rows, then an all-gather. Rows that do not divide by n
+    are padded, and the padding is cut off again. With `fused=False` the whole product is
+    computed first, and `ringcoll.psum` sums it with this `algorithm` and
+    `accumulate_dtype`. That is best for results of a few kilobytes, as for one token, by
+    "exchange" or "one_shot".
+
+    2(n-1) rounds of 1/n of the result by a ring; if fused, the product hides the first half.
+
+    Gradient: under `check_vma=True`, where every rank has the same cotangent, a product for
+    each factor, and nothing is sent; otherwise the gradients of the two parts.
+
+    Raises, source and options: as `einsum_reduce_scatter`.
+
+    >>> matmul = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
+    >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
+    [[4. 4.]]
+    """
+    call = Call("matmul_all_reduce", axis_name, operands="x, w")
+    if (ndim := call.ask(jax.typeof, x).ndim) < 2:
+        raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
+    options = {k: options[k] for k in ("precision", "preferred_element_type") if k in options}
+    product = partial(jnp.matmul, **options)
+    if not fused:
+        rest = {k: v for k, v in options.items() if k not in options}
+        return psum(call.ask(product, x, w), axis_name, **rest)
+    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
+    call.ask(call.rank_count)  # or an axis is not bound
+    x, w = (varying(factor, tuple(axes)) for factor in (x, w))
+    run = partial(_reduced_and_gathered, axis_name, options)
+    return _replicated(run, product, x, w) if is_checked() else run(x, w)
+
+
+def _reduced_and_gathered(axis_name: AxisName, options: dict, x: Array, w: Array) -> Array:
+    rows = x.shape[-2]
+    n = prod(lax.axis_size(axis) for axis in axes_of(axis_name))
+    padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
+    mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)
+    # The gather sums in its gradient, where types are not checked.
+    options = {k: options[k] for k in ("algorithm", "accumulate_dtype") if k in options}
+    whole = all_gather(mine, axis_name, axis=x.ndim - 2, tiled=True, to="invarying", **options)
+    return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _replicated(run: Any, product: Any, x: Array, w: Array) -> Array:
+    """`run`, the sum over ranks of `product`: its cotangent is already on every rank."""
+    return run(x, w)
+
+
+def _replicated_forward(run: Any, product: Any, x: Array, w: Array) -> tuple[Array, Any]:
+    return run(x, w), (x, w)
+
+
+def _replicated_backward(run: Any, product: Any, factors: Any, ct: Array) -> Any:
+    _, pull_back = jax.vjp(product, *factors)
+    return pull_back(varying(ct, tuple(jax.typeof(factors[0]).mat.varying)))
+
+
+_replicated.defvjp(_replicated_forward, _replicated_backward)
+
+
+_LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")  # for rows
+
+
+def _rows(call: Call, x: Arrays) -> str:
+    """A letter for each dimension of x, or of its first leaf, but the last."""
+    leaves = jax.tree.leaves(x)
+    ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
+    if not ndim:
+        raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
+    return _LETTERS[: ndim - 1]

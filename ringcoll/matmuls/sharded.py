@@ -1,0 +1,115 @@
+"""A product of two sharded matrices: which collective it needs, and where that is hidden."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from ringcoll.matmuls.functions import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+
+Axes = tuple[Hashable, ...]
+
+
+def sharded_matmul(
+    a: Array,
+    b: Array,
+    a_spec: PartitionSpec,
+    b_spec: PartitionSpec,
+    out_spec: PartitionSpec,
+    **options: Any,
+) -> Array:
+    """This rank's shard of a @ b, sharded by `out_spec`; a and b are shards too, inside
+    `shard_map`.
+
+    A[I, J] B[J, K] -> C[I, K]. An index X or Y names the axis over which a dimension is sharded:
+
+    | case | | what it takes |
+    |---|---|---|
+    | no contraction is | A[I_X, J] B[J, K_Y] -> C[I_X, K_Y] | nothing |
+    | one is | A[I, J_X] B[J, K] -> C[I, K] | an all-gather of A, under the product |
+    | both are | A[I, J_X] B[J_X, K] -> C[I, K] | an all-reduce; its first half hides |
+    | | ... -> C[I_X, K] or C[I, K_X] | a reduce-scatter, under the product |
+    | outer ones, on one axis | A[I_X, J] B[J, K_X] -> C[I_X, K] or C[I, K_X] | an all-gather of \
+the other, under the product |
+
+    The last case has no C[I_X, K_X]: rank r would hold the diagonal block r only. A
+    dimension that is sharded here, and whole in `out_spec`, is gathered in the same way. A
+    call uses at most one collective.
+
+    Steps and bytes, gradient, and `options`: as the functions of `ringcoll.matmuls.functions`.
+
+    Raises:
+        TypeError: a or b is no array, or a spec no `PartitionSpec`.
+        ValueError: they are not of matrices, a spec names an axis twice or leaves one open, or
+            they need more than one collective; with what is needed.
+
+    Source: the four cases are those of "How to Scale Your Model" (2025), chapter 3.
+
+    >>> specs = P(None, "x"), P("x", None), P("x", None)
+    >>> matmul = ranks(lambda a, b: ringcoll.sharded_matmul(a, b, *specs), specs[:2], specs[2])
+    >>> print(matmul(jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))).T)
+    [[ 6. 22. 38. 54.]]
+    """
+
+    def refusal(words: str, kind: type[Exception] = ValueError) -> Exception:
+        return kind(f"ringcoll.sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec}): {words}")
+
+    for name, x in (("a", a), ("b", b)):
+        ndim = getattr(x, "ndim", None)
+        if ndim is None:
+            raise refusal(f"{name} is {x!r}, no array; pass this rank's shard", TypeError)
+        if ndim != 2:
+            raise refusal(f"{name} has {ndim} dimensions; pass a shard of a matrix")
+    (a_i, a_j), (b_j, b_k), (c_i, c_k) = (
+        _axes(spec, refusal) for spec in (a_spec, b_spec, out_spec)
+    )
+    if set(c_i) & set(c_k):
+        raise refusal("a rank would hold blocks of a diagonal only; shard one of I and K")
+    needed = []
+    if a_j != b_j:
+        if a_j and b_j:
+            raise refusal(f"J is sharded over {a_j} in a and {b_j} in b; reshard one")
+        which = {"operand": 0, "dimension": -1} if a_j else {"operand": 1, "dimension": -2}
+        needed.append((all_gather_matmul, a_j or b_j, which))
+    if a_j == b_j != ():
+        if (c_i, c_k) == (a_i + a_j, b_k):
+            needed.append((matmul_reduce_scatter, a_j, {"scatter_dimension": -2}))
+            c_i = a_i
+        elif (c_i, c_k) == (a_i, b_k + b_j):
+            needed.append((matmul_reduce_scatter, a_j, {"scatter_dimension": -1}))
+            c_k = b_k
+        else:
+            needed.append((matmul_all_reduce, a_j, {}))
+    for have, want, name, which in (
+        (a_i, c_i, "I", {"operand": 0, "dimension": -2}),
+        (b_k, c_k, "K", {"operand": 1, "dimension": -1}),
+    ):
+        if have == want:
+            continue
+        if want:
+            raise refusal(f"{name} is sharded over {have or 'nothing'}, the result's over {want}")
+        needed.append((all_gather_matmul, have, which))
+    if len(needed) > 1:
+        names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
+        raise refusal(f"it takes more than one collective ({names}); do one of them before")
+    ((function, axes, which),) = needed or [(all_gather_matmul, (), {})]  # of one rank
+    return function(a, b, axes, **which, **options)
+
+
+def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
+    """The axes of rows and columns."""
+    if not isinstance(spec, PartitionSpec):
+        raise refusal(f"{spec!r} is no spec; write P('x', None)", TypeError)
+    if PartitionSpec.UNCONSTRAINED in spec:
+        raise refusal(f"{spec} leaves a dimension open; say how the shards are")
+    entries = (*spec, None, None)[: max(2, len(spec))]
+    if len(entries) > 2:
+        raise refusal(f"{spec} is not the spec of a matrix")
+    rows, columns = (
+        () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        for entry in entries
+    )
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise refusal(f"{spec} names an axis twice")
+    return rows, columns

@@ -1,0 +1,229 @@
+"""Messages between ranks: who takes part, who is where, and one hop.
+
+Every hop of a schedule is a `Ppermute`; only this file sends, save what `permutes` leaves
+to lax.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.runtime import built_in
+from ringcoll.runtime.primitive import Collective
+from ringcoll.runtime.progress import marked, scope
+from ringcoll.schedules.schedule import Round
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def as_bits(
+    x: Array, floats: tuple[int, ...] | None = (8, 16)
+) -> tuple[Array, Callable[[Array], Array]]:
+    """x as unsigned integers of its own width if it is a narrow float, and the way back.
+
+    XLA:CPU (and no other) promotes narrow floats in collectives, even where nothing is
+    computed: bf16 travels as f32, float8 as f16, twice the bytes and two conversions.
+    Integers of the same width travel as they are, and a bitcast costs nothing there.
+
+    Args:
+        x: anything but a complex array.
+        floats: the widths of floats that are made bits; None makes bits of every dtype.
+    """
+    dtype = x.dtype
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if floats is not None and not (is_float and jnp.finfo(dtype).bits in floats):
+        return x, lambda y: y
+    if dtype == jnp.bool_:
+        return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
+    bits = jnp.dtype(f"uint{jax.dtypes.itemsize_bits(dtype)}")
+    return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(y, dtype)
+
+
+def scaled(index: Array, by: int, start: int = 0) -> Array:
+    """index * by + start, of the type of the index and without what adds or multiplies nothing."""
+    if by != 1:
+        index = lax.mul(index, np.int32(by))
+    return lax.add(index, np.int32(start)) if start else index
+
+
+def moved_as_bits(collective: Collective, x: Array) -> Array:
+    """What jax.lax makes of x, for a collective that only moves data: moved as bits."""
+    bits, back = as_bits(x)
+    return back(collective.by_lax(bits))
+
+
+def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashable, ...], Pairs]:
+    """Several axes and the ranks over them, renumbered in the order of the mesh.
+
+    `ppermute` over a tuple of axes counts in mesh order whatever order it is given
+    (JAX 0.10: silently; 0.12: raises), so it is given that order.
+    """
+    mesh = jax.sharding.get_abstract_mesh().axis_names
+    ordered = tuple(sorted(axes, key=mesh.index))
+    sizes = {a: lax.axis_size(a) for a in axes}
+
+    def renumber(rank: int) -> int:
+        digits = {}
+        for a in reversed(axes):
+            rank, digits[a] = divmod(rank, sizes[a])
+        for a in ordered:
+            rank = rank * sizes[a] + digits[a]
+        return rank
+
+    return ordered, tuple((renumber(s), renumber(d)) for s, d in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ppermute(Collective, name="ppermute"):
+    """Rank s of each pair (s, d) sends its operand to rank d; the others get zeros."""
+
+    pairs: Pairs
+    is_hop: bool = True  # of a round, which has the name and the marks
+
+    def by_lax(self, x: Array) -> Array:
+        if len(self.axes) == 1:
+            return built_in.ppermute(x, self.axes[0], self.pairs)
+        axes, pairs = in_mesh_order(self.axes, self.pairs)
+        return built_in.ppermute(x, axes, pairs)
+
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+        send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax
+        if self.is_hop:
+            return [send(x) for x in xs]
+        with scope("ringcoll.ppermute"):
+            return [marked(send, x, self.axes, to=self.pairs) for x in xs]
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        back = replace(self, pairs=tuple((d, s) for s, d in self.pairs))
+        return [back(ct) for ct in cts]
+
+    def under_vmap(self, x, dim, axis):  # by hand: lax's own rule wants every rank to send
+        if len(self.axes) > 1:
+            raise NotImplementedError(
+                f"ppermute over {self.axes}, of which {axis.name!r} is the axis of a vmap; "
+                "permute one axis at a time"
+            )
+        source = {d: s for s, d in self.pairs}
+        sources = jnp.asarray([source.get(rank, axis.size) for rank in range(axis.size)])
+        return jnp.take(x, sources, dim, mode="fill", fill_value=0), dim
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks a schedule runs on, numbered as the schedule numbers them.
+
+    They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
+    `groups`, the members of each group by their place in it. `digits` are the axes of
+    the schedule that the number is cut into, major first; a schedule that speaks of a
+    few of them only, such as a stage of an exchange, runs on `part` (start, stop).
+    """
+
+    axes: tuple[Hashable, ...]
+    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...] | None
+    digits: tuple[int, ...]
+    part: tuple[int, int]
+
+    @staticmethod
+    def over(
+        axes: Sequence[Hashable],
+        groups: tuple[tuple[int, ...], ...] | None,
+        *,
+        all_axes: bool = False,
+    ) -> "Ranks":
+        """The ranks over `axes` (less those of size 1, unless all), or in groups."""
+        sizes = {a: lax.axis_size(a) for a in axes if all_axes or lax.axis_size(a) > 1}
+        digits = (len(groups[0]),) if groups else tuple(sizes.values()) or (1,)
+        return Ranks(tuple(sizes), tuple(sizes.values()), groups, digits, (0, len(digits)))
+
+    def cut(self, digits: tuple[int, ...], part: tuple[int, int] | None = None) -> "Ranks":
+        """The same ranks in the digits of a schedule, or a part of these."""
+        return replace(self, digits=digits, part=part or (0, len(digits)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The digits a schedule on these ranks sees."""
+        return self.digits[slice(*self.part)]
+
+    @property
+    def size(self) -> int:
+        """How many ranks a schedule on these sees."""
+        return prod(self.shape)
+
+    def number(self) -> Array:
+        """This rank's number among all."""
+        if not self.axes:
+            return jnp.int32(0)
+        index = lax.axis_index(self.axes if len(self.axes) > 1 else self.axes[0])
+        if self.groups is None:
+            return index
+        place = {rank: i for group in self.groups for i, rank in enumerate(group)}
+        return jnp.asarray([place[rank] for rank in range(len(place))], jnp.int32)[index]
+
+    def origin(self, offset: int, axis: int = 0, further: Array | None = None) -> Array:
+        """The number, within the shape, of this rank - offset - further (along axis)."""
+        return self._moved(-1, offset, axis, further)
+
+    def target(self, offset: int) -> Array:
+        """The number, within the shape, of this rank + offset."""
+        return self._moved(1, offset)
+
+    def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | None = None) -> Array:
+        # Python's // and % are many operations of XLA; what is not negative needs but one, and
+        # some digits none. There is an index for every shard: a program is half indices.
+        number, moved = self.number(), []
+        for i, n in enumerate(self.shape):
+            n32 = np.int32(n)  # by name: a Python int is an int64 where jax_enable_x64 is on
+            inner = np.int32(prod(self.digits[self.part[0] + i + 1 :]))
+            digit = number if inner == 1 else lax.div(number, inner)
+            if self.part[0] + i > 0:  # else there is no greater digit to take away
+                digit = lax.rem(digit, n32)
+            stride = prod(self.shape[i + 1 :])
+            by: Array | np.int32 = np.int32(sign * (offset // stride) % n)
+            if i == axis and further is not None:
+                by += sign * further % n
+            if isinstance(by, Array) or by:
+                digit = lax.rem(lax.add(digit, by), n32)
+            moved.append(scaled(digit, stride))
+        return functools.reduce(lax.add, moved)
+
+    def hops(
+        self, name: str, moves: Round, messages: Sequence[Array], *, back: bool = False
+    ) -> list[Array]:
+        """What the moves of a round bring, or backward; profiles have them under its name."""
+        sign = -1 if back else 1
+
+        def send(messages: list[Array]) -> list[Array]:
+            pairs = zip(moves, messages, strict=True)
+            return [self.hop(x, move.axis, sign * move.shift) for move, x in pairs]
+
+        with scope(name):
+            shifts = [(move.axis, sign * move.shift) for move in moves]
+            return marked(send, list(messages), self.axes, self.groups, to=shifts)
+
+    def hop(self, x: Array, axis: int, shift: int) -> Array:
+        """x from the rank `shift` before this one along an axis of the schedule."""
+        digit = self.part[0] + axis
+        stride, n = prod(self.digits[digit + 1 :]), self.digits[digit]
+
+        def pairs(size: int, stride: int) -> Pairs:
+            ahead = ((r // stride % n + shift) % n - r // stride % n for r in range(size))
+            return tuple((r, r + a * stride) for r, a in enumerate(ahead))
+
+        if self.groups:
+            place = pairs(prod(self.digits), stride)
+            within = tuple((group[s], group[d]) for group in self.groups for s, d in place)
+            return Ppermute(axes=self.axes, pairs=within)(x)
+        # One mesh axis holds the digit, if any does: then there is no order of axes to mind.
+        for i, name in enumerate(self.axes):
+            inner = prod(self.sizes[i + 1 :])
+            if stride % inner == 0 and inner * self.sizes[i] % (stride * n) == 0:
+                return Ppermute(axes=(name,), pairs=pairs(self.sizes[i], stride // inner))(x)
+        return Ppermute(axes=self.axes, pairs=pairs(prod(self.sizes), stride))(x)

@@ -1,0 +1,100 @@
+"""Which ranks share a host.
+
+It is known when a program is lowered, because its devices are known then. (A trace knows only the
+names and sizes of axes, and may serve several meshes of devices.) A process of JAX counts as one
+host: its ranks share memory, and ranks of several processes have a network between them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import Mesh
+
+from ringcoll.runtime.value_types import device_kind
+
+T = TypeVar("T")
+
+
+class OnHosts(NamedTuple):
+    """How the ranks of a collective are spread over hosts, for `Table.pick`.
+
+    Attributes:
+        hosts: the number of hosts.
+        ranks_a_host: the most ranks that one host has.
+    """
+
+    hosts: int
+    ranks_a_host: int
+
+
+@lru_cache(maxsize=512)
+def on_hosts(
+    mesh: Mesh, axes: tuple[Hashable, ...], groups: tuple[tuple[int, ...], ...] | None = None
+) -> OnHosts:
+    """How the ranks along some axes of a mesh, or in each group of them, are spread over hosts.
+
+    If lines of ranks or groups differ, each number is the largest of them, because all ranks
+    run a collective in the same way.
+    """
+    hosts = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    places = [mesh.axis_names.index(axis) for axis in axes]
+    ranks = np.moveaxis(hosts, places, range(-len(axes), 0))
+    ranks = ranks.reshape(-1, math.prod(mesh.shape[axis] for axis in axes))
+    if groups:
+        ranks = ranks[:, np.array(groups)].reshape(-1, len(groups[0]))
+    counts = [Counter(some.tolist()).values() for some in np.unique(ranks, axis=0)]
+    return OnHosts(max(map(len, counts)), max(map(max, counts)))
+
+
+def mesh_of(context: mlir.LoweringRuleContext) -> Mesh | None:
+    """The devices that a program is lowered for, or None if only the names and sizes of axes are
+    known, as inside another `shard_map`.
+    """
+    mesh = getattr(context.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, Mesh) else None
+
+
+def are_cpu_processes() -> bool:
+    """Whether the program that is being traced runs on CPUs, in several processes."""
+    # In this order, because process_count() starts the backend.
+    return device_kind() == "cpu" and jax.process_count() > 1
+
+
+def by_hosts(
+    axes: tuple[Hashable, ...],
+    within: Callable[..., T],
+    between: Callable[..., T],
+    *operands: Any,
+) -> T:
+    """`between(*operands)` if the ranks along some axes are on several hosts, else `within`.
+
+    The condition is a constant when lowered, so the compiler removes the other branch.
+    """
+    if not are_cpu_processes():
+        return within(*operands)
+    return lax.cond(_are_several.bind(axes=axes), between, within, *operands)
+
+
+_are_several = Primitive("ringcoll_are_several_hosts")
+_are_several.def_abstract_eval(lambda *, axes: jax.core.ShapedArray((), jnp.bool_))
+
+
+def _constant(context: mlir.LoweringRuleContext, *, axes: tuple[Hashable, ...]) -> Any:
+    mesh = mesh_of(context)
+
+    def are_several() -> Array:
+        return jnp.asarray(mesh is not None and on_hosts(mesh, axes).hosts > 1)
+
+    return mlir.lower_fun(are_several, multiple_results=False)(context)
+
+
+mlir.register_lowering(_are_several, _constant)

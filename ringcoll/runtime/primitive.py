@@ -1,0 +1,223 @@
+"""A collective as a JAX primitive, so that its type, gradient and batching are lax's.
+
+A plain ring of `ppermute` cannot have the type of a `psum`: no public cast turns a
+varying value into a replicated one. A primitive can. Each subclass of `Collective` is
+one; an instance is a collective with all its arguments but the operand, and says
+
+- `by_lax`: what JAX's own collective makes of the operand. It is asked for the *type* of
+  the result, and run only where the built-in is chosen or an axis is a `vmap`: so ours is
+  lax's in shape, dtype, weak type, sharding and varying axes, by definition and in every
+  JAX version;
+- `by_hand`: what the ranks do, traced when the program is lowered, where the platform is
+  known and the type of the result is settled;
+- `transpose`: the collective of the cotangent, by the same algorithm;
+- `under_vmap`: what remains of it when one of its axes is a `vmap` and not a mesh.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import Mesh
+
+from ringcoll.runtime import cpu_order, joining
+from ringcoll.runtime.hosts import mesh_of
+
+_PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective with all its arguments but the operand; with a name, a primitive.
+
+    `dims` are the positional dimensions it speaks of. A call may mean the form that adds or removes
+    one (`tiled=False`). No primitive is bound so: it is brought into the other form before, and
+    `vmap` only has to count past its own dimension.
+
+    The `mesh` is that of a program that is lowered, if its devices are known; a trace may be
+    of several.
+    """
+
+    axes: tuple[Hashable, ...]
+    dims: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] | None = None
+    tiled: bool = True
+    mesh: Mesh | None = None
+
+    primitive: ClassVar[Primitive]
+    #: Whether it works element by element, so that neighbours may be joined.
+    joins: ClassVar[bool] = False
+
+    def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
+        if name is not None:
+            cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable, cls.joins)
+
+    @property
+    def adds_dim(self) -> bool:
+        """Whether `dims` are those of a result with one more than the operand."""
+        return False
+
+    @property
+    def is_only_lax_s(self) -> bool:
+        """Whether only lax can do it."""
+        return False
+
+    def __call__(self, x: Array) -> Array:
+        return self.joint(x)[0]
+
+    def joint(self, *xs: Array) -> list[Array]:
+        """Of several operands at once; those that work element by element join them."""
+        return self.primitive.bind(*xs, collective=self)
+
+    def by_lax(self, x: Array) -> Array:
+        """The same by jax.lax."""
+        raise NotImplementedError
+
+    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+        """The same by hand, of one operand or, if they join, of several."""
+        raise NotImplementedError
+
+    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
+        """Whether operands of these types travel by hand, and not by lax."""
+        raise NotImplementedError
+
+    def transpose(self, cts: Sequence[Array]) -> list[Array]:
+        """The linear transpose, applied to the cotangents of all operands."""
+        raise NotImplementedError
+
+    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
+        """The same where `axis` (its name and size) is a vmap, mapped at `dim` of x.
+
+        All data along that axis is on one device: there is nothing to send, and lax's
+        own batching rule says what to compute.
+        """
+        return jax.vmap(self.by_lax, dim, 0, axis_name=axis.name)(x), 0
+
+    def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
+        """The same over fewer axes."""
+        return replace(self, axes=axes)(x) if axes else x
+
+    def axes_around(self, axis: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
+        """The axes before and after one of them."""
+        i = self.axes.index(axis.name)
+        return self.axes[:i], self.axes[i + 1 :]
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        """The part of it along a vmapped axis, mapped at `dim` of x, at `out` of the result."""
+        along = replace(self, axes=(axis.name,))
+        return jax.vmap(along.by_lax, dim, out, axis_name=axis.name)(x)
+
+    def batched(self, dim: int) -> Self:
+        """The same on operands with a batch dimension at `dim`."""
+        return replace(self, dims=tuple(d + (dim <= d) for d in self.dims))
+
+
+def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primitive:
+    """Give a primitive the rules that are the same for every collective."""
+    primitive.multiple_results = True
+    primitive.def_effectful_abstract_eval(_abstract)
+    primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
+    batching.fancy_primitive_batchers[primitive] = _batch  # the plain one is not told the axis
+    if joins:
+        mlir.register_lowering(primitive, _now_or_later, cacheable=False)  # each call by itself
+    else:
+        _register_platforms(primitive)
+    if differentiable:
+        ad.primitive_jvps[primitive] = _jvp
+        ad.primitive_transposes[primitive] = _transpose
+    return primitive
+
+
+def _abstract(*avals, collective: Collective):
+    """The types and effects that lax's own collective would have."""
+    programs = {aval: jax.make_jaxpr(collective.by_lax)(aval) for aval in dict.fromkeys(avals)}
+    effects = set().union(*(p.effects for p in programs.values()))
+    return [programs[aval].out_avals[0] for aval in avals], effects
+
+
+@lru_cache(maxsize=512)
+def _jitted(collective: Collective):
+    """Eager `shard_map` compiles a call as `jit` would: one way to run, not two."""
+    return jax.jit(collective.joint)
+
+
+def _register_platforms(primitive: Primitive) -> None:
+    for platform, kind in _PLATFORMS.items():
+        mlir.register_lowering(primitive, partial(_lower, platform=kind), platform=platform)
+
+
+def _lower(ctx, *xs, collective: Collective, platform: str, **_):
+    by_hand = partial(replace(collective, mesh=mesh_of(ctx)).by_hand, platform)
+    if platform == "cpu":
+        cpu_order.watch(ctx)
+    return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
+
+
+#: A collective that may be joined, in a program for several platforms: it is lowered for each.
+_joined = Primitive("ringcoll_joined")
+_joined.multiple_results = True
+_joined.def_abstract_eval(lambda *_, collective, results: results)
+_register_platforms(_joined)
+
+
+def _now_or_later(ctx, *xs, collective: Collective):
+    if joining.may_wait(ctx):
+        kind = _PLATFORMS.get(*ctx.module_context.platforms)  # of one, and maybe unknown
+        placed = replace(collective, mesh=mesh_of(ctx))
+        if kind and placed.is_by_hand(ctx.avals_in, kind):
+            return joining.lower_later(ctx, collective, _lower_joined, xs)
+    return _lower_joined(ctx, *xs, collective=collective)
+
+
+def _lower_joined(ctx, *xs, collective: Collective):
+    first, *others = ctx.module_context.platforms
+    if not others and first in _PLATFORMS:
+        return _lower(ctx, *xs, collective=collective, platform=_PLATFORMS[first])
+    bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
+    return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
+
+
+def _jvp(primals, tangents, *, collective: Collective):
+    """Linear; what does not move is not sent."""
+    results = collective.joint(*primals)
+    moving = [t for t in tangents if type(t) is not ad.Zero]
+    moved = iter(collective.joint(*moving) if moving else ())
+    return results, [
+        ad.Zero(jax.typeof(y).to_tangent_aval()) if type(t) is ad.Zero else next(moved)
+        for y, t in zip(results, tangents, strict=True)
+    ]
+
+
+def _transpose(cts, *xs, collective: Collective):
+    moving = [ct for ct in cts if type(ct) is not ad.Zero]
+    moved = iter(collective.transpose(moving) if moving else ())
+    return [
+        ad.Zero(x.aval) if type(ct) is ad.Zero else next(moved)
+        for ct, x in zip(cts, xs, strict=True)
+    ]
+
+
+def _batch(axis, operands, dims, *, collective: Collective):
+    if axis.name in collective.axes:
+        if collective.groups is not None:
+            raise NotImplementedError(
+                f"axis_index_groups not supported in vmap collectives: "
+                f"{collective.primitive.name} over the vmapped axis {axis.name!r} with "
+                f"axis_index_groups={collective.groups}; use a mesh axis, or reshape the batch"
+            )
+        pairs = [
+            (jnp.broadcast_to(x, (axis.size, *jnp.shape(x))), 0) if dim is None else (x, dim)
+            for x, dim in zip(operands, dims, strict=True)
+        ]
+        results = [collective.under_vmap(x, dim, axis) for x, dim in pairs]
+        return [y for y, _ in results], [dim for _, dim in results]
+    if len(operands) > 1:  # element by element: where the batch is does not matter
+        return collective.joint(*operands), dims
+    (x,), (dim,) = operands, dims
+    return [collective(x) if dim is None else collective.batched(dim)(x)], dims

@@ -1,0 +1,83 @@
+"""The pieces of arrays that a round brings or asks for: where they are, taken and put."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.runtime.contributions import Shard, Slot
+from ringcoll.runtime.hop import scaled
+from ringcoll.runtime.value_types import device_kind, empty
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a dimension of a shard is shared out among the lanes: as evenly as may be."""
+
+    size: int
+    lanes: int
+
+    def of(self, lane: int) -> tuple[int, int]:
+        """Where a lane's share of the shard starts, and how long it is."""
+        start, stop = (i * self.size // self.lanes for i in (lane, lane + 1))
+        return start, stop - start
+
+    def places(self, slots: Sequence[Slot | Shard]) -> list[tuple[Any, int]]:
+        """The same in the whole, of the ranks that the slots are of."""
+        return [
+            (scaled(slot.origin, self.size, start), width)
+            for slot in slots
+            for start, width in [self.of(slot.lane)]
+        ]
+
+
+def joined(pieces: Sequence[Array], dim: int) -> Array:
+    """End to end, if they are several. (Two small products are slower than one.)"""
+    return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
+
+
+def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
+    """Its slices along `label`, if it has that, put together."""
+    if label not in labels:
+        return x
+    dim = labels.index(label)
+    slices = [
+        lax.dynamic_slice_in_dim(x, at, width, dim, allow_negative_indices=False)
+        for at, width in places
+    ]
+    return joined(slices, dim)
+
+
+def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
+    """`whole` with the parts of y, which follow on each other along `dim`, in their places."""
+    # No index here is negative. Negative ones are allowed only because JAX then gives each place
+    # index operations of its own, and these decide when permutes start. XLA's scheduler works from
+    # the last instruction to the first. Between a matmul and the start of a permute it takes the
+    # one that makes more other operations ready (`kCreatesMoreReadyNodes` in its
+    # latency_hiding_scheduler.cc). That is a matmul with an index of its own, so both permutes of a
+    # round start before its two matmuls. If a later round uses the same index, there is a tie, and
+    # one permute a round starts between the matmuls (v5e:4x2, libtpu 0.0.52: 2728 us, 7 % exposed,
+    # instead of 2549 and 0 %). Along the last dimension these operations would hide that an index
+    # is a multiple of a tile's width, and matmuls would write more slowly (gathered columns of w:
+    # 22495 us instead of 21650).
+    # On CPUs they gain nothing, and with jax 0.10 they round some sums otherwise in one process
+    # than in several.
+    may_be_negative = dim < whole.ndim - 1 and device_kind() != "cpu"
+    start = 0
+    for at, width in places:
+        part = lax.slice_in_dim(y, start, start + width, axis=dim)
+        whole = lax.dynamic_update_slice_in_dim(
+            whole, part, at, dim, allow_negative_indices=may_be_negative
+        )
+        start += width
+    return whole
+
+
+def spread(y: Array, dim: int, size: int) -> Array:
+    """A buffer of this size along `dim`, to be overwritten; it is there after y."""
+    shape = (*y.shape[:dim], size, *y.shape[dim + 1 :])
+    if not y.shape[dim]:
+        return empty(shape, y, ())
+    return jnp.broadcast_to(lax.slice_in_dim(y, 0, 1, axis=dim), shape)

@@ -1,0 +1,73 @@
+"""A reduce by turns: one half of every shard is computed while the sums of the other half travel.
+
+`engine.reduce` makes contributions while sums travel, and adds them when the sums arrive. By
+turns, a contribution is made after the sum that it is added to has arrived. So a compiler makes one
+matmul of a product and its addition, and the sums of the other half travel under that matmul.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.runtime.contributions import Slot
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.value_types import varying
+from ringcoll.schedules.schedule import Schedule, stretches
+
+#: `(slots, received) -> sums`: this rank's contributions, added to what was received for them.
+Add = Callable[[Sequence[Slot], Sequence[Array]], Sequence[Array]]
+
+
+def are_possible(schedule: Schedule) -> bool:
+    """Whether every round of a schedule only forwards, and each lane sends one shard."""
+    if len(stretches(schedule, 0)) > 1 or len(schedule.rounds) < 2:
+        return False
+    sent = [(move.lane, move.offsets) for move in schedule.rounds[0]]
+    return sorted(sent) == [(lane, (0,)) for lane in range(schedule.lanes)]
+
+
+def reduce(
+    schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], Array]
+) -> list[Array]:
+    """Sum, for every rank, what all ranks contribute to its shard.
+
+    Args:
+        schedule: the gather that is run backward, for which turns `are_possible`.
+        ranks: those that run it, cut into the digits of the schedule.
+        add: see `Add`; called with a half of the shares at a time.
+        start: zeros of the shape and dtype of the sum for a slot, to which the first
+            contributions are added.
+
+    Returns:
+        This rank's shard, in twice as many shares as there are lanes.
+    """
+    moves, count = schedule.rounds[-1], len(schedule.rounds)
+
+    def slots(half: int, turn: Array) -> list[Slot]:
+        return [
+            Slot(ranks.origin(offset, m.axis, -turn * m.shift), half * schedule.lanes + m.lane)
+            for m in moves
+            for offset in schedule.arrivals(m)
+        ]
+
+    def added(half: int, turn: Array, received: Sequence[Array]) -> list[Array]:
+        return [varying(x, ranks.axes) for x in add(slots(half, turn), received)]
+
+    def sent_back(sums: list[Array]) -> list[Array]:
+        return ranks.hops(f"rounds 1 to {count}", moves, sums, back=True)
+
+    def body(state: Any, turn: Array) -> tuple[Any, None]:
+        first, second = state  # sums that are to be sent, and sums that have come
+        arriving = sent_back(first)
+        second = sent_back(added(1, turn, second))
+        return (added(0, turn + 1, arriving), second), None
+
+    before, after = jnp.int32(0), jnp.int32(count)
+    first = added(0, before, [start(slot) for slot in slots(0, before)])
+    second = [varying(start(slot), ranks.axes) for slot in slots(1, before)]
+    (first, second), _ = lax.scan(body, (first, second), jnp.arange(count, dtype=jnp.int32))
+    sums = [*first, *added(1, after, second)]
+    lanes = [half * schedule.lanes + move.lane for half in (0, 1) for move in moves]
+    return [sums[lanes.index(lane)] for lane in range(len(lanes))]

@@ -1,0 +1,152 @@
+"""The registry: algorithms are listed in it, and collectives find them there by name."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
+from inspect import signature
+from math import prod
+from typing import Any, Protocol, TypeVar
+
+from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, ScheduleError, product
+
+#: One gather after the other, each along its digit of the ranks, major first.
+Stages = tuple[Schedule, ...]
+#: What may be given as an algorithm: a name, a schedule or what makes one of a shape.
+Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
+
+# By name, each kind filled by `listed` and by nothing else.
+#: All-gather; backward, reduce-scatter; one after the other, all-reduce.
+GATHERS: dict[str, Callable[..., Schedule]] = {}
+#: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
+STAGED: dict[str, Callable[..., Stages]] = {}
+#: All-to-all.
+ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
+
+Kind = TypeVar("Kind", bound=Schedule, covariant=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class OnSeveralAxes(Protocol[Kind]):
+    """An algorithm, of the sizes of its axes, major first, and what options it has."""
+
+    def __call__(self, *shape: int, **options: int) -> Kind: ...
+
+
+def listed(kind: dict[str, Any], name: str | None = None) -> Callable[[Function], Function]:
+    """Put an algorithm into the list of its kind, under its own name or another."""
+
+    def add(function: Function) -> Function:
+        kind[name or function.__name__] = function
+        return function
+
+    return add
+
+
+def along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
+    """Let an algorithm for one axis serve several, as a product."""
+
+    @wraps(one_axis)
+    def several(*shape: int, **options: int) -> Kind:
+        return product([one_axis(n, **options) for n in shape])
+
+    of_one = signature(one_axis)  # what `help` shows is of several
+    n, *options = of_one.parameters.values()
+    shape = n.replace(name="shape", kind=n.VAR_POSITIONAL)
+    vars(several)["__signature__"] = of_one.replace(parameters=[shape, *options])
+    return several
+
+
+ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
+_KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]] = {
+    "all_gather": (GATHERS,),
+    "psum_scatter": (GATHERS,),
+    **dict.fromkeys(ALL_REDUCES, (GATHERS, STAGED)),
+    "all_to_all": (ALL_TO_ALLS,),
+}
+#: The collectives that schedules serve.
+COLLECTIVES = tuple(_KINDS)
+#: The literature's names of collectives that are called otherwise in `jax.lax`.
+ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
+
+
+def in_lax(collective: str) -> str:
+    """The name that `jax.lax` has for a collective.
+
+    >>> algorithms.in_lax("reduce_scatter")
+    'psum_scatter'
+    """
+    return ALIASES.get(collective, collective)
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """The names of the algorithms that a collective can run by.
+
+    Raises:
+        ValueError: no such collective.
+
+    >>> "exchange" in algorithms.names("psum"), "exchange" in algorithms.names("all_gather")
+    (True, False)
+    """
+    if collective not in _KINDS:
+        raise ValueError(f"no collective {collective!r}; there are {', '.join(_KINDS)}")
+    return tuple(name for kind in _KINDS[collective] for name in kind)
+
+
+@lru_cache(maxsize=1024)
+def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Schedule | Stages:
+    """The checked schedule (or stages) of a collective on axes of `shape`, major first.
+
+    Args:
+        collective: one of `COLLECTIVES`.
+        algorithm: one of `names(collective)`, a `Schedule`, a tuple of stages, or a
+            function that makes one when called as `algorithm(*shape)`; hashable.
+        shape: the sizes of the axes; a schedule may cut them into finer digits.
+
+    Raises:
+        ValueError: no such collective or algorithm, a size below 1, or a schedule of
+            another kind or another number of ranks.
+        ScheduleError: (a ValueError) the schedule is wrong; or, a SizeError, there is none of
+            this shape.
+        TypeError, ScheduleError: the function that makes it raises what is chained to this.
+
+    >>> algorithms.build("all_gather", "ring", (4,)) == algorithms.ring(4)
+    True
+    >>> len(algorithms.build("psum", "exchange", (12,)))  # stages of 2, 2 and 3 ranks
+    3
+    """
+    choices = names(collective)
+    if isinstance(algorithm, str) and algorithm not in choices:
+        raise ValueError(
+            f"{collective}: no algorithm {algorithm!r}; choose from {', '.join(choices)}"
+        )
+    if not shape or min(shape) < 1:
+        raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
+    if isinstance(algorithm, str):
+        algorithm = next(kind[algorithm] for kind in _KINDS[collective] if algorithm in kind)
+    made = _called(algorithm, shape) if callable(algorithm) else algorithm
+    # Any: what a caller made is looked at below.
+    stages: tuple[Any, ...] = (
+        made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
+    )
+    kind = AllToAllSchedule if collective == "all_to_all" else Schedule
+    for stage in stages:
+        if type(stage) is not kind:
+            raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
+        if stage.lanes > 1 and kind is AllToAllSchedule:
+            raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
+        stage.check()
+    if prod(stage.size for stage in stages) != prod(shape):
+        sizes = " x ".join(str(stage.size) for stage in stages) or "no"
+        raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
+    return made
+
+
+def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
+    """What an algorithm makes; what it raises says whose it is."""
+    try:
+        return algorithm(*shape)
+    except ScheduleError:  # says all
+        raise
+    except Exception as error:
+        call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
+        kind = TypeError if isinstance(error, TypeError) else ScheduleError
+        raise kind(f"{call} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,293 @@
+"""A collective algorithm as plain data: rounds of moves, and their proof.
+
+An all-gather on n ranks is a list of rounds; a round is a few moves that happen at
+once; a move is `(shift, offsets)`: *every rank r sends to rank r + shift the shards it
+holds from the ranks r - offset*. Each rank starts with offset 0, its own shard:
+
+    ring, n = 4         (+1, [0])               (+1, [1])      (+1, [2])
+    two-ended, n = 4    (+1, [0])  (-1, [0])    (+1, [1])
+    Bruck, n = 4        (+1, [0])               (+2, [0, 1])
+
+Every rank does the same thing, so one short list describes the whole machine. Ranks
+are added modulo n or, on a schedule of several axes, digit by digit: a schedule of
+shape (4, 2) numbers its ranks row-major and adds each digit modulo its axis. (Shape
+(2, 2, 2) therefore adds as XOR does: recursive doubling is a torus of twos.)
+
+Run forward, the list is an all-gather. Run backward with the shifts negated, it is a
+reduce-scatter: the partial sum of the shard at `offset + shift` returns to `offset`.
+This file knows nothing of JAX; `ringcoll.runtime.engine` executes what is written here.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import count
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+
+Ranks = TypeVar("Ranks", int, np.ndarray)
+_WHOLE = (int, np.integer)
+
+
+class ScheduleError(ValueError):
+    """The error of a schedule that is wrong; it says where."""
+
+
+class SizeError(ScheduleError):
+    """An algorithm has no schedule for a number of ranks; its docstring says so under `Raises:`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Every rank r sends to r + shift, along one axis, its shards of r - offset."""
+
+    shift: int
+    offsets: tuple[int, ...]
+    axis: int = 0
+    lane: int = 0
+
+
+Round = tuple[Move, ...]
+
+
+def digits(rank: int, shape: Sequence[int]) -> list[int]:
+    """Where a rank of a shape is along each axis."""
+    return [rank // prod(shape[axis + 1 :]) % n for axis, n in enumerate(shape)]
+
+
+def _hashable(move: Any) -> Move:
+    if not isinstance(move, Move):
+        raise ScheduleError(f"a round holds {move!r}, which is no Move")
+    offsets = _as_tuple(f"the offsets of {move!r}", move.offsets)
+    return move if offsets is move.offsets else replace(move, offsets=offsets)
+
+
+def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
+    """What is given, with a hash: lists would have none."""
+    try:
+        return tuple(given)
+    except TypeError as error:
+        raise ScheduleError(f"{what}: {given!r} is no list") from error
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rounds of moves on ranks of `shape`, in `lanes` lanes of an equal payload each.
+
+    A lane is a schedule that carries its share of every shard; the lanes run in
+    lockstep, so that the moves of one round can use different links.
+    """
+
+    shape: tuple[int, ...]
+    rounds: tuple[Round, ...]
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _as_tuple("the shape", self.shape))
+        rounds = (
+            _as_tuple("a round of moves", moves) for moves in _as_tuple("the rounds", self.rounds)
+        )
+        object.__setattr__(self, "rounds", tuple(tuple(map(_hashable, moves)) for moves in rounds))
+        if wrong := [x for x in (*self.shape, self.lanes) if not isinstance(x, _WHOLE)]:
+            raise ScheduleError(
+                f"shape {self.shape}, lanes {self.lanes}: {wrong[0]!r} is no whole number"
+            )
+        if min(self.shape, default=0) < 1:
+            raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
+
+    @cached_property  # of what is frozen: asked for in loops
+    def size(self) -> int:
+        """The number of ranks."""
+        return prod(self.shape)
+
+    def step(self, rank: Ranks, axis: int, shift: int) -> Ranks:
+        """The rank `shift` further along `axis`; of an array of ranks, those."""
+        stride = prod(self.shape[axis + 1 :])
+        digit = rank // stride % self.shape[axis]
+        return rank + ((digit + shift) % self.shape[axis] - digit) * stride
+
+    def arrivals(self, move: Move) -> tuple[int, ...]:
+        """The offsets under which the receiver knows what `move` brings it."""
+        return tuple(self.step(o, move.axis, move.shift) for o in move.offsets)
+
+    def numbered_moves(self) -> Iterator[tuple[int, Move]]:
+        """Every move with the number of its round, from 1."""
+        for number, moves in enumerate(self.rounds, 1):
+            for move in moves:
+                yield number, move
+
+    def check(self) -> "Schedule":
+        """Prove it an all-gather (so backward a reduce-scatter), or say what is wrong.
+
+        Every move sends only what is held when its round starts, each offset arrives
+        exactly once in each lane, and at the end all are held.
+
+        Raises:
+            ScheduleError: with the round, the offset and the lane.
+        """
+        self._check_moves()
+        # By lane, then by offset: its round. Nothing is made that grows with ranks or lanes.
+        came: defaultdict[int, dict[int, int]] = defaultdict(lambda: {0: 0})
+        for number, move in self.numbered_moves():
+            of_lane = came[move.lane]
+            for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
+                if of_lane.get(sent, number) == number:
+                    raise ScheduleError(
+                        f"round {number}: rank r sends the shard of offset {sent} "
+                        f"before holding it{self._in_lane(move.lane)}"
+                    )
+                if arrived in of_lane:
+                    raise ScheduleError(
+                        f"round {number}: offset {arrived} arrives twice{self._in_lane(move.lane)}"
+                    )
+                of_lane[arrived] = number
+        for lane in self._lanes_to_look_at():
+            if len(came[lane]) < self.size:
+                missing = next(offset for offset in count() if offset not in came[lane])
+                raise ScheduleError(f"offset {missing} never arrives{self._in_lane(lane)}")
+        return self
+
+    def _lanes_to_look_at(self) -> range:
+        """The lanes, up to one that no move can be in."""
+        return range(min(self.lanes, 1 + sum(map(len, self.rounds))))
+
+    def _check_moves(self) -> None:
+        if self.lanes < 1:
+            raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
+        for number, move in self.numbered_moves():
+            where = f"round {number}: "
+            numbers = (move.shift, move.axis, move.lane, *move.offsets)
+            if wrong := [x for x in numbers if not isinstance(x, _WHOLE)]:
+                raise ScheduleError(where + f"{wrong[0]!r} is no whole number")
+            if not 0 <= move.axis < len(self.shape):
+                raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")
+            if not 0 <= move.lane < self.lanes:
+                raise ScheduleError(where + f"lane {move.lane}, but there are {self.lanes} lanes")
+            if move.shift % self.shape[move.axis] == 0:
+                raise ScheduleError(where + f"shift {move.shift} sends to oneself")
+            if not move.offsets:
+                raise ScheduleError(where + f"a move of shift {move.shift} sends nothing")
+            for offset in move.offsets:
+                if not 0 <= offset < self.size:
+                    raise ScheduleError(where + f"offset {offset} is not in 0..{self.size - 1}")
+
+    def _in_lane(self, lane: int) -> str:
+        return f" (lane {lane})" if self.lanes > 1 else ""
+
+
+class AllToAllSchedule(Schedule):
+    """The same data read as an all-to-all: slot d of rank r is the block for rank r + d.
+
+    A move sends the slots in `offsets`; a slot keeps its number on the way and must
+    travel exactly its number in all.
+    """
+
+    def check(self) -> "AllToAllSchedule":
+        """Prove that every block ends at its rank, or say which does not.
+
+        Raises:
+            ScheduleError: with the slot and how far it went.
+        """
+        self._check_moves()
+        went: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by lane, then by slot
+        for number, moves in enumerate(self.rounds, 1):
+            sent: set[tuple[int, int]] = set()
+            for move in moves:
+                for slot in move.offsets:
+                    if (move.lane, slot) in sent:
+                        raise ScheduleError(
+                            f"round {number}: the block for rank r + {slot} is sent twice"
+                            f"{self._in_lane(move.lane)}"
+                        )
+                    sent.add((move.lane, slot))
+                    so_far = went[move.lane].get(slot, 0)
+                    went[move.lane][slot] = self.step(so_far, move.axis, move.shift)
+        for lane in self._lanes_to_look_at():
+            for slot in range(self.size):  # no further than to the first that no move sends
+                if slot != (end := went[lane].get(slot, 0)):
+                    raise ScheduleError(
+                        f"the block for rank r + {slot} ends at r + {end}{self._in_lane(lane)}"
+                    )
+        return self
+
+
+Kind = TypeVar("Kind", bound=Schedule)
+
+
+def in_lanes(*schedules: Kind) -> Kind:
+    """Schedules of one lane and the same shape, side by side, each with its share.
+
+    Raises:
+        ScheduleError: they are of several shapes or lanes.
+    """
+    if {(s.shape, s.lanes) for s in schedules} != {(schedules[0].shape, 1)}:
+        raise ScheduleError("in_lanes takes schedules of one shape, of one lane each")
+    depth = max(len(s.rounds) for s in schedules)
+    rounds = []
+    for number in range(depth):
+        moves: list[Move] = []
+        for lane, schedule in enumerate(schedules):
+            if number < len(schedule.rounds):
+                moves += (replace(move, lane=lane) for move in schedule.rounds[number])
+        rounds.append(tuple(moves))
+    return type(schedules[0])(schedules[0].shape, tuple(rounds), len(schedules))
+
+
+def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
+    """One schedule for each axis: gather along the first, then gather all of that along the next.
+
+    Args:
+        schedules: one for each axis (or run of axes), major first, of equal lanes.
+        order: which of them run, in which order; all as given, unless said otherwise.
+
+    Raises:
+        ScheduleError: they are of several numbers of lanes.
+    """
+    factors = range(len(schedules)) if order is None else tuple(order)
+    if len({schedules[factor].lanes for factor in factors}) > 1:
+        raise ScheduleError("product takes schedules of one number of lanes")
+    shape = tuple(p for s in schedules for p in s.shape)
+    kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
+    moving = kind is AllToAllSchedule  # then every slot is there from the start
+    held = list(range(prod(shape))) if moving else [0]
+    rounds: list[Round] = []
+    for factor in factors:
+        schedule = schedules[factor]
+        first_axis = sum(len(s.shape) for s in schedules[:factor])
+        stride = prod(p for s in schedules[factor + 1 :] for p in s.shape)
+        rest = [h for h in held if h // stride % schedule.size == 0]
+        for moves in schedule.rounds:
+            everything = []
+            for move in moves:
+                offsets = tuple(h + o * stride for o in move.offsets for h in rest)
+                everything.append(replace(move, offsets=offsets, axis=first_axis + move.axis))
+            rounds.append(tuple(everything))
+        if not moving:
+            held = [h + o * stride for o in range(schedule.size) for h in rest]
+    return kind(shape, tuple(rounds), lanes)
+
+
+@lru_cache(maxsize=512)
+def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
+    """The rounds in runs (start, stop): single ones, and long ones that only forward.
+
+    In a run of more than `unroll_up_to` rounds every move sends exactly what it brought the
+    round before.
+    """
+    runs, start = [], 0
+    while start < len(schedule.rounds):
+        stop = start + 1
+        while stop < len(schedule.rounds) and _forwards(schedule, stop):
+            stop += 1
+        long = stop - start > max(unroll_up_to, 2)  # up to two of them are run beside it
+        runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
+        start = stop
+    return runs
+
+
+def _forwards(schedule: Schedule, number: int) -> bool:
+    before, moves = schedule.rounds[number - 1], schedule.rounds[number]
+    return moves == tuple(replace(m, offsets=schedule.arrivals(m)) for m in before)

@@ -1,0 +1,73 @@
+"""The benchmark of sharded layers: its programs agree, what is wrong is seen, all compile."""
+
+import json
+from importlib.util import find_spec
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import check_doubling, doubling_times, make_mesh, python
+
+from benchmarks.__main__ import main
+from benchmarks.compiled import fsdp, stack
+from benchmarks.compiled.programs import COMPILER, PLAIN
+from benchmarks.measuring import side_by_side
+
+SHAPE = "3x8x64x96"
+MEASURED = ["fsdp", "--shape", SHAPE, "-g", "4", "-n", "3"]
+TOLERANCE = fsdp.tolerance(SHAPE, 4)
+
+
+def test_stacks_are_compared_and_timed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(side_by_side, "interleave", doubling_times)
+    path = tmp_path / "json"
+    ours = ["auto", "two_ended", "fused", "linear/regather"]
+    chosen = ["--algorithm", ",".join(["plain/tuned", COMPILER, *ours]), "-J", str(path)]
+    assert main([*MEASURED, *chosen]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    check_doubling(rows, capsys.readouterr().out)
+    names = [PLAIN, COMPILER, *ours]
+    assert [row["algorithm"] for row in rows] == [*names, *names]
+    assert [row["kept"] for row in rows] == ["nothing"] * 6 + ["products"] * 6
+    assert max(row["error"] for row in rows) < TOLERANCE < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [("ring", "scan_layers"), ("fused", "scan_layers"), ("linear", "linear")],
+)
+def test_a_wrong_stack_is_seen(monkeypatch, capsys, algorithm, name):
+    right = getattr(stack.fsdp, name)
+    monkeypatch.setattr(stack.fsdp, name, lambda *of, **how: right(*of, **how) * 1.001)
+    chosen = ["--kept", "nothing", "--algorithm", f"compiler,{algorithm}"]
+    assert main([*MEASURED, *chosen]) == 1
+    *_, by_shardings, ours, _, _ = capsys.readouterr().out.split("\n")
+    assert float(by_shardings.split()[-1]) < TOLERANCE < float(ours.split()[-1])
+
+
+@pytest.mark.parametrize("kept", stack.POLICIES)
+def test_plain_is_right(kept):
+    """All else is compared with it: so once with a loop over whole arrays, in float64."""
+    function, (x, weights) = stack.stack(SHAPE, kept, PLAIN, make_mesh(4), jnp.float32)
+    rng = np.random.default_rng(1)
+    values = {
+        name: rng.standard_normal(of.shape) / of.shape[-2] ** 0.5 for name, of in weights.items()
+    }
+    y = start = rng.standard_normal(x.shape)
+    for gate, up, down in zip(*(values[name] for name in ("gate", "up", "down")), strict=True):
+        y = y + (y @ gate / (1 + np.exp(-y @ gate)) * (y @ up)) @ down
+    mine = function(jnp.float32(start), {name: jnp.float32(of) for name, of in values.items()})
+    np.testing.assert_allclose(mine, y, rtol=0, atol=TOLERANCE * np.abs(y).max())
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_stacks_are_compiled_for_chips_that_are_not_there(tmp_path):
+    path = tmp_path / "json"
+    chosen = ["--algorithm", "plain,compiler/tuned,fused", "-J", str(path)]
+    flags = ["--topology", "v5e:2x2", "--shape", "3x256x512x1024", "--kept", "products"]
+    done = python("-m", "benchmarks", "fsdp", *flags, *chosen)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())
+    assert [row["algorithm"] for row in rows] == ["plain", "compiler/tuned", "fused"]
+    assert all(0 < row["exposed"] < row["total"] for row in rows)

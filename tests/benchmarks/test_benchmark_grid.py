@@ -1,0 +1,133 @@
+"""The grid of collective matmuls: its programs agree; its page; programs are compiled once."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+from benchmarks.__main__ import main
+from benchmarks.compiled import compile_cache, compiling, grid, halves
+from benchmarks.compiled.figures import Figures
+from benchmarks.compiled.grid import Cell, Times
+from benchmarks.compiled.programs import BUILT_IN, with_gradient
+from ringcoll import overlap
+
+CELL = Cell("all_gather_matmul", "forward", "v5e:4x2", 28672, 512)
+
+
+@pytest.mark.parametrize("name", halves.FORMS)
+def test_all_programs_of_a_half_compute_the_same(name):
+    mesh, shape = make_mesh(8), "16x32x2048"
+    results = []
+    for algorithm in ("auto", "ring", *BUILT_IN):
+        function, operands = halves.half(name, shape, algorithm, mesh, jnp.float32)
+        rng = np.random.default_rng(0)
+        made = jax.tree.map(
+            lambda of, rng=rng: jax.device_put(
+                rng.standard_normal(of.shape, np.float32) / of.shape[-2] ** 0.5, of.sharding
+            ),
+            operands,
+        )
+        results.append(jax.tree.leaves(jax.jit(with_gradient(function))(*made)))
+    for other in results[1:]:
+        for expected, actual in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_grid_is_that_of_the_issue():
+    cells = grid.cells(grid.TOPOLOGIES, tuple(grid.FORMS), grid.DIRECTIONS)
+    assert len(cells) == len(set(cells)) == 6 * 6 * 2 * 2 * 4
+    assert grid.cells(["v5e:4x2"], ["gated_mlp"], ["both"], ["128x8192x14336"]) == [
+        Cell("gated_mlp", "both", "v5e:4x2", 14336, 128)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (Times(102, 100, 200), "102 / 100 / 200"),
+        (Times(104, 100, 200), "104 / 100 / 200 **!**"),
+        (Times(104, 200, 100), "104 / 200 / 100 **!**"),
+        (Times(104, None, 100), "104 / - / 100 **!**"),
+        (Times(None, 100, 100), ""),
+        (Times(100, None, None), ""),
+    ],
+)
+def test_a_cell_is_marked_where_auto_is_slower_than_the_quickest_other(times, said):
+    assert str(times) == said
+
+
+def found(algorithm, total):
+    which = next(one for one in CELL.programs() if one["algorithm"] == algorithm)
+    return Figures(which, total, 1.0, 1.0, None, None, 1.0, False, True, {})
+
+
+def test_the_page_tells_of_all_that_was_found_in_any_run(monkeypatch, tmp_path, capsys):
+    made = []
+
+    def find_all(args, todo, make):
+        assert all(one in todo for one in (which.which for which in made[0]))
+        return made.pop(0), []
+
+    monkeypatch.setattr(compiling, "find_all", find_all)
+    page = tmp_path / "page.md"
+    flags = ["overlap", "--grid", "--page", str(page), "--direction", "forward"]
+    first = [found("auto", 250), found("plain", 240), found("compiler", 220)]
+    made[:] = [first, [found("auto", 200), found("compiler/tuned", 210)]]
+    assert main(flags) == 0
+    assert "auto loses 1 of them" in capsys.readouterr().out
+    assert "250 / 240 / 220 **!**" in page.read_text()
+    assert main(flags) == 0
+    text = page.read_text()
+    assert "| v5e:4x2 | 28672 |  | 200 / 240 / 210 |  |  |" in text
+    assert "1 of 576 cells have been compiled; auto loses 0 of them." in text
+    assert jax.__version__ in text
+    assert len(json.loads(page.with_suffix(".json").read_text())) == 4
+
+
+def test_what_was_refused_is_no_time_and_turns_the_status(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(compiling, "find_all", lambda *_: ([found("auto", 2)], ["why"]))
+    assert main(["overlap", "--grid", "--page", str(tmp_path / "page.md")]) == 1
+    assert "0 of 576" in (said := capsys.readouterr().out)
+    assert "failed why" in said
+
+
+def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path):
+    calls = []
+
+    def compile_for(topology, function, *operands, **how):
+        calls.append(how)
+        return overlap.Program("text", kind="TPU v5e", temporaries=3, notes=("note",))
+
+    monkeypatch.setattr(overlap, "compile_for", compile_for)
+    mesh = make_mesh(4)
+    x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+
+    def made(
+        function=lambda x: x + 1, topology="v5e:2x2", folder=tmp_path, profile=False, **options
+    ):
+        before = len(calls)
+        program, seconds = compile_cache.compiled(
+            folder, topology, function, (x,), options, profile
+        )
+        assert (program.text, program.temporaries, program.notes[0]) == ("text", 3, "note")
+        assert seconds >= 0
+        return len(calls) - before
+
+    assert made() == 1
+    assert made() == 0
+    assert made(lambda y: y + 1) == 0  # the same program by another name
+    assert made(lambda x: x + 2) == 1
+    assert made(topology="v5e:4x1") == 1
+    assert made(option="on") == 1
+    assert made(folder=None) == 1
+    assert made(profile=True) == 1  # there was no profile, so it is not kept
+    assert made(profile=True) == 1
+    for package in ("libtpu", "jax-cuda13-pjrt"):
+        monkeypatch.setattr(compile_cache, "installed", lambda _, of=package: {of: "another"})
+        assert made() == 1

@@ -1,0 +1,278 @@
+"""The benchmarks: what they count, that they see what is wrong, what they write."""
+
+import argparse
+import csv
+import json
+from dataclasses import replace
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from support import check_doubling, doubling_times, is_part
+
+from benchmarks.__main__ import main
+from benchmarks.collectives import join, loop
+from benchmarks.collectives.cases import AXIS, CASES, LAX
+from benchmarks.compiled import matmul, programs
+from benchmarks.measuring import measure, model, options, trace
+from benchmarks.measuring.data import count_wrong, exact
+from benchmarks.measuring.measure import Point
+from benchmarks.measuring.row import Quartiles
+from ringcoll import Schedule, algorithms, cost
+from ringcoll.runtime import joining
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def mesh_of(n):
+    return Mesh(np.array(jax.devices()[:n]), (AXIS,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("512", 512), ("1K", 1024), ("64m", 64 << 20), ("2G", 2 << 30)]
+)
+def test_sizes_are_read(text, expected):
+    assert options.size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "K", "0", "-4", "1.5K", "ten"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write 512, 1K"):
+        options.size(text)
+
+
+def test_sizes_grow_by_a_factor_or_by_a_step():
+    args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
+    assert options.sizes(args) == [4096, 1024, 16384]  # every second first
+    args.stepbytes = 8192
+    assert options.sizes(args) == [9216, 1024, 17408]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["-g", "99"], "JAX_NUM_CPU_DEVICES=99"),
+        (["-b", "2K", "-e", "1K"], "no sizes"),
+        (["-f", "1"], "give 2 or more"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags, words):
+    with pytest.raises(SystemExit, match=words):
+        main(["-c", "0", "--collective", "psum", *flags])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
+def test_data_sums_exactly_in_any_order_and_differs_by_rank(dtype):
+    x = exact((8, 256), jnp.dtype(dtype), 8)
+    wide = x.astype(np.float64).sum(0)
+    for order in list(permutations(range(8)))[::5000]:
+        total = x[order[0]]
+        for rank in order[1:]:
+            total = total + x[rank]
+        np.testing.assert_array_equal(total.astype(np.float64), wide)
+    assert len({row.tobytes() for row in x}) == 8
+
+
+def test_a_sum_that_cannot_be_exact_is_refused():
+    with pytest.raises(ValueError, match="no sum over 9 ranks is exact in float8_e5m2"):
+        exact((9, 2), jnp.float8_e5m2, 9)
+
+
+def test_wrong_is_counted_in_bits_and_against_every_truth():
+    x = np.array([0.0, 1.0, 2.0], np.float32)
+    assert count_wrong(x, x, x) == 0
+    assert count_wrong(x, x, np.array([0.0, 1.0, 3.0], np.float32)) == 1
+    assert count_wrong(x, np.array([-0.0, 1.0, 2.0], np.float32)) == 1
+    assert count_wrong(x, x.astype(np.float64)) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_references_agree_with_lax(name, n, dtype):
+    point = Point(BY_NAME[name], jnp.dtype(dtype), 120, mesh_of(n))
+    by_numpy, by_lax = point.truths
+    assert len(by_lax) == n
+    assert sum(map(count_wrong, by_lax, by_numpy)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "size", "operand", "factor"),
+    [
+        ("all_gather", 32, 1024, 128, 7 / 8),
+        ("psum_scatter", 32, 1024, 1024, 7 / 8),
+        ("psum", 256, 1024, 1024, 14 / 8),
+        ("all_to_all", 32, 1024, 1024, 7 / 8),
+        ("pbroadcast", 256, 1024, 1024, 1),
+        ("ppermute", 256, 1024, 1024, 1),
+    ],
+)
+def test_sizes_and_rates_are_those_of_nccl_tests(name, count, size, operand, factor):
+    row = Point(BY_NAME[name], np.float32, 1024, mesh_of(8)).row(LAX)
+    assert (row.count, row.size, row.operand_bytes) == (count, size, operand)
+    assert row.busbw(2.0) == factor * 512
+
+
+def test_a_spread_is_half_of_what_the_middle_half_spans():
+    assert Quartiles.of(np.array([1.0, 2.0, 3.0, 4.0, 9.0])) == Quartiles(2, 3, 4)
+    assert Quartiles(2, 4, 5).spread == 3 / 2 / 4
+
+
+def test_programs_take_turns_in_changing_order():
+    ran = []
+    programs = {name: lambda name=name: ran.append(name) for name in "ab"}
+    times = measure.interleave(programs, 50, end=0)
+    assert ran == list("abbaba")
+    assert [len(some) for some in times.values()] == [measure.FEWEST] * 2
+
+
+def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
+    times = {LAX: [1.0, 2.0, 4.0], "ring": [3.0, 8.0, 20.0]}
+    made = {name: np.array(of) for name, of in times.items()}
+    monkeypatch.setattr(measure, "interleave", lambda *_: made)
+    point = Point(BY_NAME["psum"], np.float32, 64, mesh_of(2))
+    by_lax, ring = measure.measure(point, ["ring"], 1, 3, 1, checks=False)
+    assert (by_lax.seconds.median, by_lax.vs_lax) == (2, Quartiles(1, 1, 1))
+    assert ring.seconds.median == 8
+    assert (ring.vs_lax.low, ring.vs_lax.median, ring.vs_lax.high) == (3.5, 4, 4.5)
+
+
+def test_time_is_shared_by_weight_until_there_is_none():
+    shares = measure.sharing([1, 3], 100, lambda weight: weight)
+    assert next(shares) == (1, pytest.approx(25, abs=1))
+    assert next(shares) == (3, pytest.approx(100, abs=1))
+    assert list(measure.sharing([1, 3], -1, lambda weight: weight)) == [(1, 0), (3, 0)]
+
+
+def test_predictions_come_from_the_model_of_the_run():
+    true = cost.Model(alpha=1e-5, beta=1e-9, gamma=2e-9)
+    rows = []
+    for name, algorithm in [("psum", "ring"), ("psum", "exchange"), ("ppermute", "hop")]:
+        for size in (2**10, 2**16, 2**22):
+            row = Point(BY_NAME[name], np.float32, size, mesh_of(8)).row(algorithm)
+            rows.append(replace(row, seconds=Quartiles(0, model.predict(row, true), 0)))
+    fitted, predicted = model.fit_rows([*rows, replace(rows[0], algorithm=LAX, resolved=LAX)])
+    assert fitted["float32"].error < 1e-6
+    assert predicted[0].predicted == pytest.approx(rows[0].seconds.median)
+    assert predicted[-1].predicted is None
+
+
+def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
+    files = {kind: str(tmp_path / kind) for kind in ("json", "csv", "plot")}
+    flags = [part for kind, path in files.items() for part in (f"--{kind}", path)]
+    chosen = ["--collective", "all_gather,psum", "--algorithm", "auto,ring", "-d", "bfloat16"]
+    assert main([*["-b", "1K", "-e", "4K", "-n", "4", "-g", "3"], *chosen, *flags]) == 0
+    out = capsys.readouterr().out
+    for word in ("algbw", "busbw", "#wrong", "vs_lax", "predicted", "auto: lax", "median error"):
+        assert word in out
+    assert "…" not in out
+    said = json.loads((tmp_path / "json").read_text())
+    assert said["measured_on"]["devices"] == 3
+    assert len(said["checks"]) == 2 * 3
+    assert len(said["rows"]) == 2 * 2 * 3
+    ring = said["rows"][-1]
+    assert (ring["algorithm"], ring["size"], ring["wrong"]) == ("ring", 4096, 0)
+    assert ring["busbw"] == pytest.approx(4096 / ring["seconds"]["median"] * 4 / 3)
+    assert ring["predicted"] > 0
+    with open(files["csv"], newline="") as file:
+        assert next(csv.DictReader(file))["vs_lax_median"] == "1.0"
+    assert sorted(path.name for path in (tmp_path / "plot").iterdir()) == [
+        "all_gather.png",
+        "psum.png",
+    ]
+
+
+def test_what_there_was_no_time_for_is_said(capsys):
+    flags = ["-b", "1K", "-e", "4K", "-d", "float32", "-c", "0", "--budget", "0"]
+    assert main([*flags, "--collective", "psum,ppermute"]) == 0
+    assert "no time within --budget at 4K for psum float32, ppermute float32" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
+    def broken(n):
+        *rounds, last = algorithms.ring(n).rounds
+        return Schedule((n,), (*rounds, (replace(last[0], shift=-1),)))
+
+    monkeypatch.setitem(algorithms.GATHERS, "broken", broken)
+    monkeypatch.setattr(Schedule, "check", lambda self: self)  # which would have refused it
+    chosen = ["--collective", "all_gather", "--algorithm", "ring,broken", "-d", "float32"]
+    path = str(tmp_path / "json")
+    assert main([*["-b", "1K", "-e", "1K", "-n", "1"], *chosen, "-J", path]) == 1
+    assert "wrong: all_gather broken float32" in capsys.readouterr().out
+    said = json.loads((tmp_path / "json").read_text())
+    for rows in (said["checks"], said["rows"]):
+        wrong = {row["algorithm"]: row["wrong"] for row in rows}
+        assert wrong["ring"] == wrong["lax"] == 0
+        assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
+
+
+def test_a_ring_is_compiled_both_ways(monkeypatch):
+    monkeypatch.setattr(loop, "interleave", doubling_times)
+    found = loop.measured(256)
+    assert found["unrolled"]["instructions"] > found["looped"]["instructions"]
+    assert [found[way]["call"] for way in loop.WAYS] == [1e-3, 2e-3]  # each its own
+    assert len({found[way]["compile"] for way in loop.WAYS}) == 2
+
+
+def test_leaves_are_joined_and_not(monkeypatch, tmp_path, capsys):
+    ran = {}
+
+    def times(programs, rounds, end):
+        ran.update(programs)
+        return doubling_times(programs, rounds, end)
+
+    monkeypatch.setattr(join, "interleave", times)
+    path = tmp_path / "json"
+    flags = ["-k", "2", "-b", "256", "-e", "256", "-n", "3", "-g", "3", "-J", str(path)]
+    assert main(["join", *flags]) == 0
+    said = capsys.readouterr().out
+    cells = ["2", "256", "1000.0", "2000.0", "4000.0", "0.50"]
+    assert any(is_part(cells, line.split()) for line in said.splitlines())
+    assert f"JOIN_UP_TO = {joining.JOIN_UP_TO}: leaves of up to so many bytes join" in said
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["ratio"] == {"low": 0.5, "median": 0.5, "high": 0.5}
+    assert (row["joined"], row["leaf by leaf"], row["lax"]) == (1e-3, 2e-3, 4e-3)
+    assert set(row["compile_seconds"]) == set(ran)
+    assert list(ran) == ["joined", "leaf by leaf", "lax"]
+    leaves = [jnp.zeros(3 * 64)] * 2
+    sent = {
+        way: join._compiled(mesh_of(3), leaves, below).as_text().count(" collective-permute(")
+        for way, below in {**join.WAYS, LAX: None}.items()
+    }
+    assert sent == {"joined": 4, "leaf by leaf": 8, LAX: 0}
+
+
+MATMUL = ["matmul", "--shape", "16x16x16", "-g", "2", "-n", "3", "--algorithm", "ring,auto"]
+
+
+def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(matmul, "interleave", doubling_times)
+    path = tmp_path / "json"
+    assert main([*MATMUL, "-J", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    check_doubling(rows, capsys.readouterr().out)
+    assert len(rows) == len(programs.FORMS) * 2 * 3  # directions; plain beside two
+    assert {row["wrong"] for row in rows} == {0}
+    chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks
+    assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
+
+
+def test_what_is_done_at_once_is_counted_once():
+    wire, work = trace.union([(4, 6), (0, 2), (1, 3)]), trace.union([(2, 5)])
+    assert wire == [(0, 3), (4, 6)]
+    assert trace.length(wire) == 5
+    assert trace.both(wire, work) == [(2, 3), (4, 5)]
+    assert trace.Busy(5, 3, 3, 2).hidden == 2 / 3
+
+
+def test_a_wrong_matmul_is_seen(monkeypatch, capsys):
+    form = programs.FORMS["all_gather_matmul"]
+    wrong = replace(form, ours=lambda x, w, **how: form.ours(x, w, **how) + 1)
+    monkeypatch.setitem(programs.FORMS, "all_gather_matmul", wrong)
+    assert main([*MATMUL, "--form", "all_gather_matmul", "--direction", "forward"]) == 1
+    assert "256" in capsys.readouterr().out  # all elements

@@ -1,0 +1,200 @@
+"""Claims of compiled and modelled programs: pages say what is claimed, and what is off is red."""
+
+import argparse
+import json
+import re
+import shlex
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+
+import jax
+import pytest
+
+from benchmarks.__main__ import COMMANDS, main
+from benchmarks.compiled import claim, claims, pages
+from benchmarks.compiled.claim import Claim, ClaimedProgram
+
+SCALE = ClaimedProgram.of("scale", {"bytes": "64M", "ranks": "64", "form": "ring"})
+MATMUL = {
+    "topology": "v5e:4x2",
+    "form": "all_gather_matmul",
+    "direction": "forward",
+    "shape": "8192x8192x28672",
+    "algorithm": "auto",
+}
+COMPILED = ClaimedProgram.of("overlap", MATMUL)
+TOTAL, MIB = 2500.0, 2**20
+
+
+def claimed(total=TOTAL, exposed=2.0, temporaries=64 * MIB, **others):
+    return Claim(COMPILED, jax.__version__, "libtpu 1", total, exposed, temporaries, **others)
+
+
+@pytest.mark.parametrize("page", sorted({table.page for table in pages.tables()}))
+def test_tables_show_what_is_claimed(page):
+    text, _ = pages.written(page, pages.tables(), claim.load())
+    assert text == (pages.ROOT / page).read_text(encoding="utf-8"), "claims --write"
+
+
+#: Tables that still hold figures from before there were claims. A name may only be taken away.
+UNCLAIMED = {
+    "a block on other meshes",
+    "a block with the compiler's options",
+    "scan_layers by each algorithm",
+    "sharded layers, products kept",
+}
+
+
+def test_every_table_is_claimed():
+    every, found = pages.tables(), claim.load()
+    missing = [pages.written(page, every, found)[1] for page in {table.page for table in every}]
+    assert {name for names in missing for name in names} == UNCLAIMED
+
+
+@pytest.mark.parametrize("page", ["fsdp", "layers", "overlap"])
+def test_prose_has_no_figures_that_nothing_computes_again(page):
+    text = (pages.ROOT / f"benchmarks/pages/{page}.md").read_text(encoding="utf-8")
+    text = re.sub(r"<!-- table .*?<!-- end -->", "", text, flags=re.DOTALL)
+    prose = [p for p in text.split("\n\n") if not p.startswith("|") and "*measured*" not in p]
+    assert len(prose) > 5
+    figure = r"\d ?(?:us|ms|MiB|%)(?!\w)|(?<![\w.:])\d+\.\d+(?![\w.])"
+    assert [found[0] for p in prose for found in re.finditer(figure, p)] == []
+
+
+def test_every_claim_is_shown():
+    """A figure that no page shows any more is one that nobody should have to keep true."""
+    shown = set(pages.programs(pages.tables()))
+    assert [one.which.command for one in claim.load() if one.which not in shown] == []
+
+
+@pytest.mark.parametrize("name", sorted({table.run for table in pages.tables()}))
+def test_a_command_is_one_that_a_reader_can_type(name):
+    parser = argparse.ArgumentParser()
+    COMMANDS[name].add_arguments(parser)
+    for which in pages.programs(pages.tables()):
+        if which.run == name:
+            _, _, _, run, *flags = shlex.split(which.command)
+            assert run == name
+            read = vars(parser.parse_args(flags))
+            assert all(value in str(read[flag]) for flag, value in which.flags if flag != "bytes")
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (claimed(), []),
+        (claimed(total=1.019 * TOTAL), []),
+        (claimed(total=1.021 * TOTAL), ["time"]),
+        (claimed(total=0.979 * TOTAL), ["time"]),
+        (claimed(exposed=2.9), []),
+        (claimed(exposed=3.1), ["exposure"]),
+        (claimed(exposed=0.9), ["exposure"]),
+        (claimed(temporaries=65 * MIB), []),
+        (claimed(temporaries=67 * MIB), ["temporaries"]),
+        (claimed(total=2 * TOTAL, exposed=50.0), ["time", "exposure"]),
+    ],
+)
+def test_what_is_off_by_more_than_the_tolerance_is_said(now, words):
+    assert claimed().off(now) == words
+
+
+def test_what_is_hidden_on_gpus_is_compared_to_the_last_collective():
+    gpu = Claim(COMPILED, "", "", 0.0, hidden=(7, 7))
+    assert gpu.off(gpu) == []
+    assert gpu.off(replace(gpu, hidden=(6, 7))) == ["hidden collectives"]
+
+
+def test_claims_are_saved_as_they_are_loaded(tmp_path):
+    file = tmp_path / "claims.json"
+    several = [claimed(hidden=(1, 2)), Claim(SCALE, "1", "", 3.0)]
+    claim.save(several, file)
+    assert sorted(claim.load(file), key=str) == sorted(several, key=str)
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    assert rows["tolerance"]["time"] == 0.02
+    assert {row["kind"] for row in rows["claims"]} == {"compiled", "modelled"}
+    assert all(row["command"].startswith("python -m benchmarks ") for row in rows["claims"])
+
+
+@pytest.mark.parametrize(("off", "status"), [(1.0, 0), (1.019, 0), (1.03, 1)])
+def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, status):
+    table = "an all-reduce at scale"
+    known = {one.which: one for one in claim.load()}
+    made = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
+    monkeypatch.setattr(claim, "find", made)
+    assert main(["claims", "--table", table]) == status
+    said = capsys.readouterr().out
+    assert "--form torus/3-D --ranks 65536" in said
+    assert f"{off - 1:+.1%}" in said
+
+
+def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
+    old = [replace(one, jax="0.1", compiler="libtpu 1") for one in claim.load()]
+    monkeypatch.setattr(claim, "load", lambda: old)
+    with pytest.raises(SystemExit) as ended:
+        main(["claims", "--table", "an all-reduce at scale"])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert "left out: 40 programs without a claim for jax" in said.out
+    assert "--update saves what is found" in said.err
+
+
+def test_without_a_compiler_what_is_modelled_is_compared(monkeypatch):
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(claim, "version", version)
+    assert main(["claims", "--table", "an all-reduce at scale"]) == 0
+    assert not [which for which in claims.here(claim.load()) if which.run != "scale"]
+
+
+def test_what_is_claimed_of_no_version_is_red(monkeypatch, capsys):
+    first, *others = [one for one in claim.load() if one.which.run == "scale"]
+    monkeypatch.setattr(claim, "load", lambda: others)
+    assert main(["claims", "--table", "an all-reduce at scale"]) == 1
+    assert "1 of these have no claim for any version" in capsys.readouterr().out
+    assert first.which not in claims.here(others)
+
+
+def test_update_claims_what_is_found_and_writes_the_page(monkeypatch, tmp_path, capsys):
+    (tmp_path / "page.md").write_text("Before.\n<!-- table t -->\n<!-- end -->\nAfter.\n")
+    table = pages.PageTable(
+        name="t",
+        page="page.md",
+        run="scale",
+        jax="any",
+        columns=[
+            {"title": "ring", "form": "ring"},
+            {"title": "both", "form": ["ring", "torus/2-D"]},
+        ],
+        rows=[{"title": "64", "ranks": "64"}],
+        where={"bytes": "64M"},
+        cell="{time}",
+        bold="row",
+    )
+    monkeypatch.setattr(pages, "tables", lambda: [table])
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    file = tmp_path / "claims.json"
+    load, save = claim.load, claim.save
+    monkeypatch.setattr(claim, "load", lambda: load(file))
+    monkeypatch.setattr(claim, "save", lambda found: save(found, file))
+    assert main(["claims", "--table", "t", "--update"]) == 0
+    assert (tmp_path / "page.md").read_text() == (
+        "Before.\n<!-- table t -->\n|  | ring | both |\n| --- | --- | --- |\n"
+        "| 64 | 1.67 ms | **467 us** |\n\n"
+        '*Modelled*: `python -m benchmarks claims --table "t"`.\n<!-- end -->\nAfter.\n'
+    )
+    assert "written: page.md" in capsys.readouterr().out
+    assert main(["claims", "--table", "t"]) == 0
+
+
+def test_a_page_without_a_place_for_its_table_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "page.md").write_text("<!-- table other -->\n<!-- end -->\n")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    (first, *_) = pages.tables()
+    with pytest.raises(ValueError, match=r"page.md has places for the tables \['other'\]"):
+        pages.written("page.md", [replace(first, page="page.md")], [])
+
+
+def test_headline_programs_are_ours_and_the_plain_forms():
+    found = {dict(which.flags)["algorithm"] for which in pages.headline(pages.tables())}
+    assert found == {"auto", "plain"}

@@ -1,0 +1,238 @@
+"""Hosts made on this machine, and collectives between them against the wire."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax import __version__
+from support import HERE
+
+from benchmarks.__main__ import main
+from benchmarks.collectives.cases import CASES
+from benchmarks.hosts import namespaces, network
+from benchmarks.hosts.links import Wire, bits
+from benchmarks.hosts.wire import chosen
+from benchmarks.measuring.row import Measurement
+from ringcoll.collectives.table import default_table
+
+as_root = pytest.mark.skipif(bool(namespaces.cannot()), reason=namespaces.cannot())
+
+
+def namespaces(processes="[0-9]*"):
+    """The network namespaces that processes of this machine are in."""
+    found = set()
+    for link in Path("/proc").glob(f"{processes}/ns/net"):
+        with suppress(OSError):  # it has ended
+            found.add(os.readlink(link))
+    return found
+
+
+def made_by(pid):
+    """Those that its children are in, and it is not."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return set().union(*map(namespaces, children)) - namespaces(pid)
+
+
+def within(seconds, holds):
+    end = time.monotonic() + seconds
+    while not (done := holds()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return done
+
+
+def measured(path, *arguments):
+    """What `cluster` has written; its rows by algorithm."""
+    assert main(["cluster", *arguments, "-n", "2", "--budget", "20", "-J", str(path)]) == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["wire"], {row["algorithm"]: row for row in found["rows"]}
+
+
+@as_root
+@pytest.mark.parametrize("links", ["star", "ring"])
+def test_what_crosses_links_is_what_schedules_say(links, tmp_path, capfd):
+    made = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
+    algorithms = "ring,two_ended,direct"
+    how = "--collective", "all_gather", "--algorithm", algorithms
+    wire, rows = measured(tmp_path / "found.json", *made, *how)
+    assert wire["links"] == links
+    assert (wire["hosts"], wire["local"], wire["rate"]) == (3, 1, 5e7)
+    assert 0.5 * 5e7 < wire["tcp"] < 1.1 * 5e7
+    for name in algorithms.split(","):
+        assert rows[name]["wrong"] == 0
+        # Headers and acknowledgements add to it; what the processes say besides is little.
+        assert rows[name]["of_price"] == pytest.approx(1, abs=0.03), name
+        assert rows[name]["of_bound"] > 0.9
+    assert rows["lax"]["sent"] > 0
+    assert "#wrong 0" in capfd.readouterr().out
+
+
+@as_root
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_hosts_go_with_who_made_them(how):
+    command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
+        assert within(60, lambda: len(made_by(started.pid)) == 3)  # two hosts and the switch
+        made = made_by(started.pid)
+        started.send_signal(how)
+        assert started.wait(30) != 0
+    assert within(10, lambda: made.isdisjoint(namespaces()))
+
+
+@as_root
+@pytest.mark.parametrize("links", ["star", "ring"])
+def test_hosts_go_when_they_are_done_with(links):
+    with namespaces.made(2, links, "1gbit") as both:
+        made = set().union(*(namespaces(host.holder.pid) for host in both))
+        assert len(made) == 2
+        assert made <= namespaces()
+    assert made.isdisjoint(namespaces())
+
+
+def test_processes_on_loopback_need_no_root(tmp_path, capfd):
+    how = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
+    wire, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "ring,ring@2x2")
+    assert (wire["hosts"], wire["local"], wire["rate"]) == (2, 2, wire["tcp"])
+    assert {name: row["wrong"] for name, row in rows.items()} == {
+        "lax": 0,
+        "ring": 0,
+        "ring@2x2": 0,
+    }
+    assert "2 hosts of 2 ranks" in capfd.readouterr().out
+
+
+def test_auto_is_held_against_the_best(tmp_path, capfd):
+    how = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
+    _, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "auto")
+    assert set(rows) == {"lax", "auto", "bruck", "pairwise", "lax_as_bits"}
+    ratios = {name: row["vs_lax"][1] for name, row in rows.items()}
+    auto, least = ratios["auto"], min(ratios.values())
+    said = capfd.readouterr().out
+    assert f"over lax at most {max(auto, 1):.2f}, over the best at most {auto / least:.2f}" in said
+    picked = default_table().pick("all_to_all", "cpu", 2, 4096, "float32", __version__, hosts=2)
+    assert rows["auto"]["resolved"] == picked
+
+
+def test_a_process_that_fails_is_said(capfd):
+    assert main(["cluster", "--loopback", "--hosts", "2", "wire", "-g", "3"]) == 1
+    assert "-g 3: there are 2 devices" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local", "links", "collective", "bound"),
+    [
+        (4, 1, "star", "all_gather", 3 / 4),
+        (4, 1, "star", "psum_scatter", 3 / 4),
+        (4, 1, "star", "psum", 3 / 2),
+        (4, 2, "star", "psum", 3 / 2),  # each host sends for its ranks together
+        (4, 1, "star", "all_to_all", 3 / 4),
+        (4, 2, "star", "all_to_all", 3 / 2),  # and its ranks' blocks are all others
+        (4, 1, "ring", "all_gather", 3 / 8),
+        (4, 1, "ring", "psum", 3 / 4),
+        (2, 1, "ring", "psum", 1),
+        (4, 1, "ring", "all_to_all", (1 + 2 + 1) / 4 / 2),  # as many links are passed
+        (5, 1, "ring", "all_to_all", (1 + 2 + 2 + 1) / 5 / 2),
+        (4, 1, "star", "pbroadcast", 1),
+        (4, 1, "ring", "pbroadcast", 1 / 2),
+        (2, 1, "star", "ppermute", 1),
+    ],
+)
+def test_bounds(hosts, local, links, collective, bound):
+    case = next(case for case in CASES if case.name == collective)
+    assert Wire(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
+
+
+@pytest.mark.parametrize(
+    ("local", "links", "collective", "algorithm", "price", "paid"),
+    [
+        (1, "star", "all_gather", "ring", 3, 3),
+        (1, "star", "all_gather", "recursive_doubling", 3, 6),  # swaps go one way, then the other
+        (1, "star", "all_gather", "bruck", 3, 5),  # its last round is a swap
+        (1, "star", "psum", "exchange", 8, 16),
+        (1, "star", "all_to_all", "pairwise", 3, 4),
+        (1, "ring", "all_gather", "two_ended", 2, 3),  # two directions, one after the other
+        (2, "star", "all_gather", "ring", 7, 7),
+        (2, "star", "all_gather", "ring@4x2", 6, 6),
+    ],
+)
+def test_what_is_sent_and_how_long_that_keeps_a_link(
+    local, links, collective, algorithm, price, paid
+):
+    n = 4 * local
+    row = Measurement(collective, "", "float32", n, algorithm, algorithm, n, n, 1, 1, 1.0)
+    wire = Wire(4, local, links, 1, 1)
+    assert wire.price(row) == price
+    assert wire.paid(row).link == paid
+
+
+def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
+    both = ["all_gather", "all_to_all"]
+    assert chosen(both, "ring,bruck,ring@2x2,pairwise,auto", 2, 2) == {
+        "all_gather": ["ring", "bruck", "ring@2x2", "auto"],
+        "all_to_all": ["bruck", "pairwise", "auto"],
+    }
+    by_default, by_all = (chosen(["psum"], asked, 2, 2)["psum"] for asked in (None, "all"))
+    assert {"ring", "ring@2x2"} < set(by_default) < set(by_all)
+    assert set(by_all) - set(by_default) >= {"auto", "ring+lax_as_bits"}
+    assert chosen(["psum"], "auto", 2, 2)["psum"] == by_all
+
+
+@pytest.mark.parametrize(
+    ("collectives", "asked", "hosts", "local"),
+    [
+        (["all_gather", "psum"], "ring,rign", 4, 1),
+        (["all_gather"], "ring,pairwise", 4, 1),
+        (["psum"], "ring,recursive_doubling", 3, 1),
+        (["psum"], "ring,ring@2x2", 4, 1),
+    ],
+)
+def test_an_algorithm_that_none_of_the_collectives_has_is_refused(collectives, asked, hosts, local):
+    bad = asked.removeprefix("ring,")
+    complaint = f"--algorithm {asked}: no '{bad}'; choose from .*ring, .* or all"
+    with pytest.raises(SystemExit, match=complaint):
+        chosen(collectives, asked, hosts, local)
+
+
+def test_tcp_is_as_fast_as_the_best_of_three_tries(monkeypatch):
+    tried, rate = [], network._rate
+
+    def counted(*args):
+        tried.append(rate(*args))
+        return tried[-1]
+
+    monkeypatch.setattr(network, "_rate", counted)
+    fastest, are_hosts = network.tcp_rate(0.02)  # from this process to itself
+    assert len(set(tried)) == 3
+    assert fastest == np.float32(max(tried))
+    assert are_hosts
+
+
+@pytest.mark.parametrize(("text", "rate"), [("500mbit", 62.5e6), ("1.5gbit", 187.5e6), ("8bit", 1)])
+def test_rates(text, rate):
+    assert bits(text) == rate
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("cluster --rate fast", "--rate 'fast': give a rate such as 500mbit or 1gbit"),
+        ("cluster --hosts 0", "--hosts 0 --devices 1: give 1 or more of each"),
+        ("wire -g 1", "one process has no wire: give --coordinator"),
+    ],
+)
+def test_what_cannot_be_is_refused(flags, complaint):
+    with pytest.raises(SystemExit, match=complaint):
+        main(flags.split())
+
+
+def test_without_root_there_is_a_cure(monkeypatch):
+    monkeypatch.setattr(namespaces, "cannot", lambda: "making hosts takes root")
+    with pytest.raises(SystemExit, match="making hosts takes root; --loopback runs the same"):
+        main(["cluster"])

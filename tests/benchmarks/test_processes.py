@@ -1,0 +1,79 @@
+"""Benchmarks over several processes of this machine, each with devices of its own."""
+
+import json
+
+import pytest
+from processes import together
+
+from benchmarks.__main__ import main
+from ringcoll.collectives.table import Table
+
+SHORT = "-b 1K -e 1K -n 3 --budget 20 -d bfloat16"
+
+
+SLEEPER = "import sys, time; print('I am', sys.argv[-1], flush=True); "
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "words"),
+    [
+        ("sys.exit(3) if '=1' in sys.argv[-1] else time.sleep(99)", 60, "process 1, 3:\nI am"),
+        ("time.sleep(99)", 1, "process 1, None:"),
+    ],
+)
+def test_nobody_waits_for_who_has_failed_or_hangs(program, seconds, words):
+    with pytest.raises(RuntimeError, match=words) as failed:
+        together((1, 1), "-c", SLEEPER + program, seconds=seconds)
+    assert "process 0, None:" in str(failed.value)
+
+
+@pytest.mark.parametrize("devices", [(1, 1), (2, 2, 2)])
+def test_collectives_over_processes_are_right(devices, tmp_path):
+    path = tmp_path / "measured.json"
+    collectives = "all_gather,psum_scatter,psum,all_to_all"
+    flags = f"{SHORT} --collective {collectives} --json {path}"
+    said = together(devices, "-m", "benchmarks", *flags.split())
+    assert "#wrong 0" in said[0]
+    assert not any("Measured" in text for text in said[1:])  # the first speaks for all
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [*found["checks"], *found["rows"]]
+    assert {row["ranks"] for row in rows} == {sum(devices)}
+    assert {row["collective"] for row in rows} == set(collectives.split(","))
+    assert all(row["wrong"] == 0 for row in rows)
+
+
+def test_matmuls_over_processes_are_right_and_traced(tmp_path):
+    path = tmp_path / "matmul.json"
+    how = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
+    assert "hidden" in together((1, 1), "-m", "benchmarks", *how.split(), path)[0]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
+    for busy in (row["busy"] for row in rows):
+        assert 0 <= busy["both"] <= busy["shorter"] <= min(busy["wire"], busy["work"])
+        assert busy["shorter"] > 0
+
+
+def test_processes_choose_alike_and_write_one_table(tmp_path):
+    path = tmp_path / "table.json"
+    how = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"
+    said = together((1, 1, 1), "-m", "benchmarks", *how.split(), path)
+    assert "#wrong 0" in said[0]
+    table = Table.load(path)
+    assert "3 processes" in table.measured_on
+    for row in table.rows:
+        assert (row.ranks, row.hosts, row.ranks_a_host) == ((3, 4), (3, 4), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--num-processes 2", "--coordinator, --process-id: give all of --coordinator, --num-"),
+        (
+            "--coordinator localhost:1 --num-processes 2 --process-id 2",
+            "--process-id 2: the processes are 0 to 1",
+        ),
+    ],
+)
+def test_processes_that_cannot_be_are_refused(flags, complaint):
+    with pytest.raises(SystemExit, match=complaint):
+        main(flags.split())

@@ -1,0 +1,252 @@
+"""A soak that is short; and that it sees what is wrong, finds it again, and calls a leak a leak."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import reduce
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from processes import together
+
+from benchmarks.__main__ import main
+from benchmarks.collectives.references import REFERENCES
+from benchmarks.soak import expected, memory, soak, steps, trial
+from benchmarks.soak.memory import MemorySample
+from benchmarks.soak.random_calls import TOGETHER, draw
+from ringcoll import algorithms
+from ringcoll.schedules.schedule import Schedule
+
+
+def test_a_short_soak(capsys):
+    assert main(["soak", "--count", "40", "--seed", "1"]) == 0
+    assert "#wrong 0 of 40 calls" in capsys.readouterr().out
+
+
+def test_a_soak_stops_when_its_time_is_up(capsys):
+    assert main(["soak", "--seed", "1", "--budget", "1e-9"]) == 0
+    assert "#wrong 0 of 0 calls" in capsys.readouterr().out
+
+
+def test_a_call_depends_on_its_seed_and_number_alone():
+    calls = [draw(1, i, 8) for i in range(3 * TOGETHER)]
+    assert [draw(1, i, 8) for i in reversed(range(3 * TOGETHER))] == calls[::-1]
+    assert [draw(2, i, 8) for i in range(3 * TOGETHER)] != calls
+    for i in range(0, len(calls), TOGETHER):
+        assert len({call.place for call in calls[i : i + TOGETHER]}) == 1
+    assert len({call.place for call in calls}) == 3
+
+
+def test_everything_is_drawn():
+    calls = [draw(1, i, 8) for i in range(2000)]
+    counted = Counter(label for call in calls for label in soak._labels(call))
+    assert set(REFERENCES) <= set(counted)
+    assert min(counted.values()) > 100
+    drawn = {(call.name, call.how.get("algorithm")) for call in calls}
+    for collective in algorithms.COLLECTIVES:
+        assert {(collective, name) for name in algorithms.names(collective)} <= drawn
+    assert {call.teams().shape[1] for call in calls} == set(range(1, 9))
+    assert {len(call.shapes[0]) for call in calls} == set(range(4))
+    assert any(0 in shape for call in calls for shape in call.shapes)
+
+
+def test_what_the_soak_draws_tells_wide_sums_from_narrow_and_leaf_from_leaf():
+    """Else it could not see an option that is ignored, or dims that are another leaf's."""
+    calls = [draw(1, i, 8) for i in range(2000)]
+    dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
+    deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
+    assert {call.name for call in deeper} == {*dims}
+    wide = [c for c in calls if "accumulate_dtype" in c.how and c.name in ("psum", "psum_scatter")]
+    told: Counter[str] = Counter()
+    for call in wide:
+        kind = jnp.dtype(call.dtype)
+        for x in expected.operands(call):
+            narrow = np.stack([reduce(np.add, x[team]) for team in call.teams()])
+            exact = np.stack([x[team].astype(float).sum(0) for team in call.teams()])
+            told[kind.name] += int((narrow != exact.astype(kind)).any())
+    assert min(told[kind] for kind in ("bfloat16", "float16")) > 0  # others are drawn seldom
+
+
+def test_over_processes_no_device_is_left_out():
+    places = {draw(1, i, 6, alone=False).place for i in range(0, 1000, TOGETHER)}
+    assert {prod(place.shape) for place in places} == {6}
+    assert {len(place.shape) for place in places} == {1, 2, 3}
+
+
+def test_a_soak_over_processes():
+    said = together([2, 2], "-m", "benchmarks", "soak", "--seed=3", "--count=16")
+    assert "#wrong 0 of 16 calls" in said[0]
+    assert "#wrong" not in said[1]  # the first speaks for all
+
+
+def is_misled(call):
+    """Whether it comes out wrong: two ranks are neighbours on either side."""
+    by = call.name, call.how.get("algorithm")
+    return by == ("all_gather", "misled") and call.teams().shape[1] in (3, 5, 7)
+
+
+def test_a_wrong_algorithm_is_found_and_found_again(monkeypatch, capsys):
+    def misled(*shape):
+        made = algorithms.ring(*shape)
+        *rounds, last = made.rounds or [()]
+        turned = tuple(replace(move, shift=-move.shift) for move in last)
+        return Schedule(made.shape, (*rounds, turned) if last else ())
+
+    monkeypatch.setitem(algorithms.GATHERS, "misled", misled)
+    monkeypatch.setattr(Schedule, "check", lambda self: self)  # which would have refused it
+    calls = (draw(1, i, 8) for i in range(10_000) if 0 < i % TOGETHER < TOGETHER - 1)
+    number = next(call.number for call in calls if is_misled(call))
+    assert main(f"soak --seed 1 --only {number - 1}-{number + 1}".split()) == 1
+    said = capsys.readouterr().out
+    assert f"wrong: call {number}: " in said
+    assert "#wrong 1 of 3 calls" in said
+    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    assert again == f"soak --seed 1 -g 8 --only {number}"
+    assert main(again.split()) == 1
+    said = capsys.readouterr().out
+    assert f"{number}: all_gather(" in said
+    assert "elements are wrong" in said
+
+
+def faults_where(monkeypatch, wrong):
+    """The calls that are reported, and what shows them, if calls run so."""
+    monkeypatch.setattr(trial, "attempt", lambda calls: wrong([call.number for call in calls]))
+    found = trial.faults([draw(1, i, 8) for i in range(4)])
+    return [(fault.call.number, list(fault.shown_by)) for fault in found]
+
+
+def test_what_is_wrong_is_tried_alone(monkeypatch):
+    assert faults_where(monkeypatch, lambda numbers: [""] * len(numbers)) == []
+    two = lambda numbers: ["wrong" * (number == 2) for number in numbers]  # noqa: E731
+    assert faults_where(monkeypatch, two) == [(2, [2])]
+    raises = lambda numbers: ["raised" * (2 in numbers)] * len(numbers)  # noqa: E731
+    assert faults_where(monkeypatch, raises) == [(2, [2])]
+
+
+def test_what_is_wrong_only_together_is_said_with_its_neighbours(monkeypatch):
+    together = lambda numbers: ["wrong" * (len(numbers) > 1 and i == 2) for i in numbers]  # noqa: E731
+    assert faults_where(monkeypatch, together) == [(2, [0, 1, 2, 3])]
+    both = lambda numbers: ["a" * (i == 1) or together(numbers)[k] for k, i in enumerate(numbers)]  # noqa: E731
+    assert faults_where(monkeypatch, both) == [(1, [1]), (2, [0, 1, 2, 3])]
+
+
+def test_a_call_that_raises_is_a_fault():
+    call = replace(draw(1, 0, 8), how={"algorithm": "none_such"})
+    (fault,) = trial.faults([call])
+    assert "ValueError" in str(fault)
+    assert "none_such" in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("live", "blocks", "arrays", "flat"),
+    [
+        (lambda i: 10**8 + 10**6 * (i % 3), lambda i: 10**5, lambda i: 5, True),
+        (lambda i: 10**8 + 10**6 * min(i, 10), lambda i: 10**5, lambda i: 5, True),  # warms up
+        (lambda i: 10**8 + 256 * 5000 * i, lambda i: 10**5, lambda i: 5, False),
+        (lambda i: 10**8, lambda i: 10**5 + 256 * 9 * i, lambda i: 5, False),
+        (lambda i: 10**8, lambda i: 10**5, lambda i: i, False),
+    ],
+)
+def test_a_leak_is_called_a_leak(live, blocks, arrays, flat):
+    samples = [
+        MemorySample(256 * i, 10**9 * i, live(i), blocks(i), arrays(i)) for i in range(1, 21)
+    ]
+    assert memory.is_judged(samples)
+    assert memory.is_flat(samples) is flat
+    assert not memory.is_judged(samples[:10])
+
+
+known = pytest.mark.skipif(not memory.is_known(), reason="this system does not say what is live")
+
+
+@known
+def test_what_is_live_is_what_is_not_freed():
+    before = memory.sample(0).live
+    made = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
+    assert 0.9 < (memory.sample(0).live - before) / 2**25 < 1.1
+    del made[1::2]  # what is left keeps pages of the others resident
+    assert 0.9 < (memory.sample(0).live - before) / 2**24 < 1.1
+
+
+@known
+@pytest.mark.parametrize(
+    ("leak", "flat"),
+    [
+        (lambda n: None, True),
+        (lambda n: b"." * n * 2**20, False),
+        (lambda n: [(i,) for i in range(n * 2**10)], False),  # of Python's own
+    ],
+)
+def test_a_soak_that_leaks_fails(leak, flat, monkeypatch, capsys):
+    kept = []
+
+    def faults(calls):
+        kept.append(leak(len(calls)))
+        return []
+
+    monkeypatch.setattr(soak, "faults", faults)
+    monkeypatch.setattr(soak, "EVERY", TOGETHER)
+    monkeypatch.setattr(memory, "FEWEST", 3)
+    monkeypatch.setattr(memory, "LIMIT", 2**19)  # the other tests' threads come and go
+    monkeypatch.setattr(memory, "BLOCKS", 2**9)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # of the other tests
+    assert main(["soak", "--seed", "1", "--count", str(6 * TOGETHER)]) == (not flat)
+    assert f"blocks a call: {'flat' if flat else 'not flat'} (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--only 3", "--only: of which seed? Give --seed too"),
+        ("--seed 1 --only 5-3", "'5-3' names no call; write 37, or 32-47"),
+        ("--seed x", "'x' is no seed; write a number from 0"),
+        ("--count 0", "'0' is not a number above 0"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags, words, capsys):
+    with pytest.raises(SystemExit):
+        main(["soak", *flags.split()])
+    assert words in capsys.readouterr().err
+
+
+def test_a_training_step_that_is_wrong_is_said_and_replayed(monkeypatch, capsys):
+    monkeypatch.setattr(soak.steps, "draw", lambda seed, number, devices: (seed, number, devices))
+    monkeypatch.setattr(soak.steps, "differing", lambda step: ["a leaf"] if step[1] == 1 else [])
+    monkeypatch.setattr(soak, "faults", lambda calls: [])
+    assert main(["soak", "--seed", "7", "--count", str(2 * soak.STEP_EVERY)]) == 1
+    said = capsys.readouterr().out
+    assert "wrong: a leaf of (7, 1, 8)" in said
+    assert "#wrong 1 of 128 calls" in said
+    assert "2 steps" in said
+    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    assert again == "soak --seed 7 -g 8 --program 1"
+    assert main(again.split()) == 1
+    assert main(["soak", "--seed", "7", "--program", "0"]) == 0
+
+
+def a_step(**algorithms):
+    return steps.Step((2, 2), 2, "scan", "", "gather", (1, 1, 1), algorithms)
+
+
+@pytest.mark.parametrize("leaf", ["layers", "seen"])
+def test_a_training_step_is_compared_leaf_by_leaf(leaf):
+    """One of which some leaves stay as they are."""
+    right = a_step().program(by_lax=True)
+
+    def wrong(state, batch):
+        return right(dict(state), batch) | {leaf: state[leaf]}
+
+    found = steps.differing(a_step(), wrong)
+    of_layers = ["['layers']['scale']", "['layers']['shift']"]
+    # The metrics are of the layers, too.
+    assert found == ["['seen']"] if leaf == "seen" else found[:2] == of_layers
+
+
+def test_a_training_step_runs_by_all_that_was_drawn():
+    step = a_step(psum=("ring", "lax"), all_gather=("lax",), psum_scatter=("lax",))
+    text = step.program().lower(step.state(), step.batch(0)).as_text()
+    assert "stablehlo.collective_permute" in text
+    assert "stablehlo.all_reduce" in text

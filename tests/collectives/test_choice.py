@@ -1,0 +1,141 @@
+"""What is asked for around calls: `with ringcoll.algorithm("ring"):`, `RINGCOLL_ALGORITHM`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+from ringcoll import algorithms, lax
+from ringcoll.collectives.table import runs
+from ringcoll.schedules.schedule import Schedule, ScheduleError
+
+N = 3
+MESH = make_mesh(N)
+
+
+def permutes(call):
+    """How many messages a program holds that runs a call."""
+    mapped = jax.shard_map(call, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    text = jax.jit(mapped).lower(jnp.ones((N * N, 2))).as_text()
+    return text.count("stablehlo.collective_permute")
+
+
+def psum(x, **how):
+    return lax.psum(x, "x", **how)
+
+
+def test_it_holds_for_what_says_auto_within():
+    assert permutes(psum) == 0
+    with ringcoll.algorithm("ring"):
+        assert permutes(psum) == 2 * (N - 1)
+        assert permutes(partial(psum, algorithm="lax")) == 0
+        assert permutes(partial(psum, algorithm="direct")) == 2 * (N - 1)
+        with ringcoll.algorithm("exchange"):
+            assert permutes(psum) == 2  # the nearest holds
+        with ringcoll.algorithm("auto"):
+            assert permutes(psum) == 0
+        assert permutes(psum) == 2 * (N - 1)
+    assert permutes(psum) == 0
+
+
+def test_jit_keeps_a_program_for_each():
+    mapped = jax.shard_map(psum, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    traced = []
+
+    @jax.jit
+    def program(x):
+        traced.append(x)
+        return mapped(x)
+
+    x = jnp.ones((N, 2))
+    for _ in range(2):
+        program(x)
+        with ringcoll.algorithm("ring"):
+            program(x)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "messages"),
+    [
+        ("ring", lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True), 0),
+        ("pairwise", lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True), N - 1),
+        ("pairwise", psum, 0),
+        ("exchange", lambda x: lax.all_gather(x, "x"), 0),
+        ("recursive_doubling", psum, 0),  # there is none on three ranks
+        ("lax_as_bits", psum, 0),
+        ("ring+lax_as_bits", psum, N - 1),
+        ("ring", lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]]), 0),
+        ("ring", lambda x: lax.pmean(x, "x", axis_index_groups=[[0, 1, 2]]), 2 * (N - 1)),
+        ("ring", lambda x: lax.ppermute(x, "x", [(0, 1)]), 1),
+        ("ring", lambda x: x * lax.psum(1, "x"), 0),
+        ("two_ended", lambda x: ringcoll.all_gather_matmul(x, x.T, "x"), N - 1),
+        ("ring", lambda x: ringcoll.matmul_reduce_scatter(x, x.T, "x"), N - 1),
+        ("exchange", lambda x: ringcoll.all_gather_matmul(x, x.T, "x"), 0),
+    ],
+)
+def test_what_cannot_go_by_it_goes_by_auto(name, call, messages):
+    with ringcoll.algorithm(name):
+        assert permutes(call) == messages
+
+
+def test_an_algorithm_that_is_wrong_is_not_replaced_in_silence(monkeypatch):
+    monkeypatch.setitem(algorithms.GATHERS, "idle", lambda n: Schedule((n,), ()))
+    with pytest.raises(ScheduleError, match="offset 1 never arrives"):
+        runs("psum", "idle", (N,))
+    assert not runs("psum", "recursive_doubling", (N,))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        psum,
+        lambda x: lax.all_gather(x, "x", tiled=True),
+        lambda x: ringcoll.all_gather_matmul(x, x.T, "x"),
+    ],
+)
+def test_a_gradient_goes_by_the_algorithm_of_its_function_wherever_it_is_taken(call):
+    def forward_then_backward(x):
+        with ringcoll.algorithm("ring"):
+            y, pull_back = jax.vjp(call, x)
+        return pull_back(y)[0]
+
+    def within(x):
+        y, pull_back = jax.vjp(call, x)
+        return pull_back(y)[0]
+
+    with ringcoll.algorithm("ring"):
+        expected = permutes(within)
+    assert expected > permutes(call) == 0
+    assert permutes(forward_then_backward) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("rign", ValueError, ("ringcoll.algorithm('rign')", "choose from auto, ring")),
+        ("table.json", ValueError, ("ringcoll.Table.load('table.json')",)),
+        (algorithms.ring, TypeError, ("pass a Schedule, a function or a Table to the call",)),
+        (None, TypeError, ("takes the name of an algorithm",)),
+    ],
+)
+def test_what_is_no_name_is_refused(name, kind, words):
+    with pytest.raises(kind) as caught:
+        ringcoll.algorithm(name)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_the_environment_asks_for_the_whole_program(monkeypatch):
+    monkeypatch.setenv("RINGCOLL_ALGORITHM", "ring")
+    assert permutes(psum) == 2 * (N - 1)
+    with ringcoll.algorithm("auto"):
+        assert permutes(psum) == 0
+    monkeypatch.setenv("RINGCOLL_ALGORITHM", "rign")
+    with pytest.raises(ValueError, match=r"ringcoll\.psum.*RINGCOLL_ALGORITHM=rign.*choose from"):
+        permutes(psum)
+    monkeypatch.setenv("RINGCOLL_ALGORITHM", "")
+    assert permutes(psum) == 0

@@ -1,0 +1,351 @@
+"""Bad calls are refused before anything is sent: lax's type and words, and the cure."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import data, make_mesh, per_rank
+
+from ringcoll import Table, algorithms, lax
+from ringcoll.collectives import all_gather
+
+N = 3
+MESH = make_mesh(N)
+
+
+def attempt(function, shape=(N, 2), check_vma=False):
+    """Run on every rank of three, and return the exception."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        per_rank(MESH, function, data((N, *shape)), check_vma=check_vma)
+    return caught.value
+
+
+# What both refuse: name, call by either module, words besides lax's.
+REFUSED_BY_LAX = {
+    "all_gather axis": (
+        lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
+        ("all_gather", "axis=3", "count dimensions from 0"),
+    ),
+    "all_gather to": (
+        lambda L, x: L.all_gather(x, "x", to="replicated"),
+        ("all_gather", "to='replicated'", "to='varying'"),
+    ),
+    "psum_scatter stacked": (
+        lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1),
+        ("psum_scatter", "scatter_dimension=1", f"make that dimension {N}"),
+    ),
+    "psum_scatter tiled": (
+        lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1, tiled=True),
+        ("psum_scatter", "scatter_dimension=1", f"multiple of {N}"),
+    ),
+    "all_to_all stacked": (
+        lambda L, x: L.all_to_all(x, "x", 1, 0),
+        ("all_to_all", "split_axis=1", f"make that dimension {N}"),
+    ),
+    "all_to_all tiled": (
+        lambda L, x: L.all_to_all(x, "x", 1, 0, tiled=True),
+        ("all_to_all", "split_axis=1", f"multiple of {N}"),
+    ),
+    "pswapaxes": (
+        lambda L, x: L.pswapaxes(x, "x", 1),
+        ("pswapaxes", "axis=1", f"make that dimension {N}"),
+    ),
+    "pmean of random keys": (
+        lambda L, x: L.pmean(jax.random.wrap_key_data(x.astype(jnp.uint32)), "x"),
+        ("pmean",),
+    ),
+    "psum groups": (
+        lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [1, 2]]),
+        ("psum", "axis_index_groups=[[0, 1], [1, 2]]", "exactly one group"),
+    ),
+    "psum groups, each rank twice": (
+        lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [2, 0], [1, 2]]),
+        ("psum", "axis_index_groups=[[0, 1], [2, 0], [1, 2]]", "exactly one group"),
+    ),
+    "pmean groups": (
+        lambda L, x: L.pmean(x, "x", axis_index_groups=[[0, 2]]),
+        ("pmean", "axis_index_groups=[[0, 2]]", "exactly one group"),
+    ),
+    **{
+        f"pmax groups {groups}": (
+            lambda L, x, groups=groups: L.pmax(x, "x", axis_index_groups=groups),
+            ("pmax", f"axis_index_groups={groups!r}", cure),
+        )
+        for groups, cure in [
+            ("abc", "exactly one group"),
+            ([[0, 1], [2, None]], "exactly one group"),
+            ([[0, 1, -1]], "exactly one group"),
+            (5, "pass one such as [[0, 1], [2, 3]]"),
+            ([0, 1, 2], "pass one such as [[0, 1], [2, 3]]"),
+            ([[[0], [1], [2]]], "pass one such as [[0, 1], [2, 3]]"),
+            ([[0.0, 1.0, 2.0]], "pass one such as [[0, 1], [2, 3]]"),
+        ]
+    },
+    "ppermute twice": (
+        lambda L, x: L.ppermute(x, "x", [(0, 1), (0, 2)]),
+        ("ppermute", "perm=[(0, 1), (0, 2)]", "send once"),
+    ),
+    **{
+        f"ppermute to nobody {pair}": (
+            lambda L, x, pair=pair: L.ppermute(x, "x", [pair]),
+            ("ppermute", f"perm=[{pair}]", "is no rank", f"there are {N} ranks"),
+        )
+        for pair in [(0, N), (9, 0), (0, -N - 1)]
+    },
+    **{
+        f"ppermute {perm}": (
+            lambda L, x, perm=perm: L.ppermute(x, "x", perm),
+            ("ppermute", f"perm={perm}", "a list of pairs (source, target)"),
+        )
+        for perm in (None, 5, [0, 1], [(0.0, 1.0)], [((0, 1), (1, 2))], [(0, 1, 2)], [(0, None)])
+    },
+    **{
+        f"pshuffle {perm}": (
+            lambda L, x, perm=perm: L.pshuffle(x, "x", perm),
+            ("pshuffle", f"perm={perm}", "is no list of ranks", "pass the ranks 0..n-1"),
+        )
+        for perm in (None, 5, [0.0, 1.0, 2.0], [[0], [1], [2]])
+    },
+    "pshuffle": (
+        lambda L, x: L.pshuffle(x, "x", [0, 0, 1]),
+        ("pshuffle", "perm=[0, 0, 1]", "exactly once"),
+    ),
+    **{
+        f"{name} unbound": (
+            lambda L, x, name=name: getattr(L, name)(x, "typo"),
+            (name, "axis_name='typo'", "the axes here are 'x'"),
+        )
+        for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter")
+    },
+}
+
+#: Where lax trips over Python's own errors, of which the type is enough.
+WITHOUT_WORDS = [
+    name for name in REFUSED_BY_LAX if name.startswith(("ppermute ", "pshuffle ", "pmax groups"))
+]
+WITHOUT_WORDS.remove("ppermute twice")
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_LAX)
+def test_our_refusal_is_lax_s_with_the_call_and_the_cure(case):
+    call, words = REFUSED_BY_LAX[case]
+    theirs = attempt(lambda x: call(jax.lax, x))
+    ours = attempt(lambda x: call(lax, x))
+    assert type(ours) is type(theirs)
+    assert str(theirs) in str(ours) or case in WITHOUT_WORDS
+    for word in ("ringcoll.", *words):
+        assert word in str(ours)
+
+
+# What only we refuse, or refuse where lax fails later or without a word.
+REFUSED_BY_US = {
+    "an axis that is not bound, under check_vma": (
+        NameError,
+        lambda x: lax.psum(x, "typo"),
+        ("ringcoll.psum", "unbound axis name: typo", "the axes here are 'x'"),
+    ),
+    "an axis twice": (  # by which lax 0.12 ends the process
+        ValueError,
+        lambda x: lax.psum(x, ("x", "x")),
+        ("ringcoll.psum", "axis_name=('x', 'x')", "repeated axis", "name each axis once"),
+    ),
+    "no such algorithm": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="rign"),
+        ("ringcoll.psum", "no algorithm 'rign'", "choose from auto, ring, "),
+    ),
+    "an algorithm of all-reduces": (
+        ValueError,
+        lambda x: lax.all_gather(x, "x", algorithm="exchange"),
+        ("ringcoll.all_gather", "no algorithm 'exchange'", "choose from"),
+    ),
+    "no power of two": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="recursive_doubling"),
+        ("ringcoll.psum", "got 3 ranks", "use algorithm='bruck'"),
+    ),
+    "a schedule of other ranks": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm=algorithms.ring(4)),
+        ("ringcoll.psum", "a schedule of 4 ranks", "(3,)"),
+    ),
+    "a dtype too narrow": (
+        ValueError,
+        lambda x: lax.psum(x, "x", accumulate_dtype=jnp.bfloat16),
+        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+    ),
+    "a dtype with fewer exponents": (
+        ValueError,
+        lambda x: lax.psum(x.astype(jnp.bfloat16), "x", accumulate_dtype=jnp.float16),
+        ("accumulate_dtype=float16 cannot hold every bfloat16",),
+    ),
+    "groups that leave a rank out": (
+        ValueError,
+        lambda x: lax.all_gather(x, "x", axis_index_groups=[[0, 2]]),
+        ("ringcoll.all_gather", "axis_index_groups=[[0, 2]]", "exactly one group"),
+    ),
+    "a dtype of another kind": (
+        ValueError,
+        lambda x: lax.psum(x, "x", accumulate_dtype=jnp.complex64),
+        ("accumulate_dtype=complex64 cannot hold every float32",),
+    ),
+    "a source that is no rank": (
+        ValueError,
+        lambda x: lax.pbroadcast(x, "x", N),
+        ("ringcoll.pbroadcast", f"source={N}", "not a rank"),
+    ),
+    "groups of several sizes, by hand": (
+        ValueError,
+        lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]], algorithm="ring"),
+        ("ringcoll.psum", "algorithm='ring'", "groups of one size"),
+    ),
+    "a shuffle of more ranks": (
+        ValueError,
+        lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]),
+        ("ringcoll.pshuffle", "perm=[0, 1, 2, 3]", "must be unique", "send once"),
+    ),
+    "a source that is no integer": (
+        TypeError,
+        lambda x: lax.pbroadcast(x, "x", 1.0),
+        ("ringcoll.pbroadcast", "source=1.0 is not an integer", "pass a Python int"),
+    ),
+    "a dimension that is no integer": (
+        TypeError,
+        lambda x: lax.all_gather(x, "x", axis="0"),
+        ("ringcoll.all_gather", "axis='0' is not an integer", "pass a Python int"),
+    ),
+    "a dtype that is none": (
+        TypeError,
+        lambda x: lax.psum(x, "x", accumulate_dtype="wide"),
+        ("ringcoll.psum", "accumulate_dtype='wide' is no dtype", "such as jnp.float32"),
+    ),
+    "bits that would have to be added": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="lax_as_bits"),
+        ("ringcoll.psum", "no algorithm 'lax_as_bits'", "choose from auto, ring"),
+    ),
+    "no groups": (
+        ValueError,
+        lambda x: lax.pmean(x, "x", axis_index_groups=[]),
+        ("ringcoll.pmean", "axis_index_groups=[]", "exactly one group"),
+    ),
+    "a group of nobody": (
+        ValueError,
+        lambda x: lax.psum(x, "x", axis_index_groups=[[0, 1, 2], []]),
+        ("ringcoll.psum", "a group of no ranks; leave it out"),
+    ),
+    **{
+        f"an algorithm that is {junk!r}": (
+            TypeError,
+            lambda x, junk=junk: lax.psum(x, "x", algorithm=junk),
+            ("ringcoll.psum", f"algorithm={junk!r} is no algorithm", "pass a name, a Table"),
+        )
+        for junk in (None, 5, np.array([1, 2]), np.array([]), ["ring"], b"ring", {})
+    },
+    "an algorithm without a hash": (
+        TypeError,
+        lambda x: lax.psum(x, "x", algorithm=(algorithms.ring(3), [])),
+        ("ringcoll.psum", "unhashable", "pass something hashable"),
+    ),
+    "a table by its path": (
+        ValueError,
+        lambda x: lax.psum(x, "x", algorithm="table.json"),
+        ("ringcoll.psum", "no algorithm 'table.json'", "ringcoll.Table.load('table.json')"),
+    ),
+    "a permutation by an algorithm": (
+        TypeError,
+        lambda x: lax.ppermute(x, "x", [(0, 1)], algorithm="ring"),
+        ("ringcoll.ppermute", "algorithm='ring'", "one hop", "leave it out"),
+    ),
+    "a shuffle by an algorithm": (
+        TypeError,
+        lambda x: lax.pshuffle(x, "x", [0, 1, 2], algorithm="ring"),
+        ("ringcoll.pshuffle", "algorithm='ring'", "one hop", "leave it out"),
+    ),
+    "no list of pairs": (
+        TypeError,
+        lambda x: lax.ppermute(x, "x", {0: 1}),
+        ("ringcoll.ppermute", "perm={0: 1}", "must be a list or a tuple"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_US)
+def test_what_lax_lets_pass_is_refused_in_words(case):
+    kind, call, words = REFUSED_BY_US[case]
+    refusal = attempt(call, check_vma="check_vma" in case)
+    assert type(refusal) is kind
+    for word in words:
+        assert word in str(refusal)
+
+
+@pytest.mark.parametrize("raised", [KeyError("mine"), ValueError("mine"), TypeError("mine")])
+def test_what_a_function_of_one_s_own_raises_is_chained_and_said_to_be_its_own(raised):
+    def my_algorithm(n):
+        raise raised
+
+    refusal = attempt(lambda x: lax.psum(x, "x", algorithm=my_algorithm))
+    assert type(refusal) is (TypeError if isinstance(raised, TypeError) else ValueError)
+    assert f"my_algorithm(3) raised {type(raised).__name__}: " in str(refusal)
+    while refusal is not raised:
+        refusal = refusal.__cause__
+        assert refusal is not None
+
+
+def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():
+    groups = [[0, 1, 2]]
+    theirs = attempt(lambda x: jax.lax.psum(x, "x", axis_index_groups=groups), check_vma=True)
+    ours = attempt(lambda x: lax.psum(x, "x", axis_index_groups=groups), check_vma=True)
+    assert type(ours) is type(theirs) is NotImplementedError
+    assert "check_vma=False" in str(ours)
+
+
+def test_nothing_is_sent_by_a_call_that_is_refused(monkeypatch):
+    """Not even for the leaves before the bad one."""
+    sent = []
+    monkeypatch.setattr(all_gather.PsumScatter, "__call__", lambda self, x: sent.append(x))
+    both = lambda x: lax.psum_scatter([x, x[:2]], "x", tiled=True, algorithm="ring")  # noqa: E731
+    assert "must be divisible by shard_count 3" in str(attempt(both))
+    assert not sent
+
+
+def test_a_table_of_one_s_own_is_taken():
+    ring = Table.from_json(
+        '{"rows": [{"collective": "psum", "platform": "cpu", "algorithm": "ring"}]}'
+    )
+    mapped = jax.shard_map(
+        lambda x: lax.psum(x, "x", algorithm=ring),
+        mesh=MESH,
+        in_specs=jax.P("x"),
+        out_specs=jax.P(),
+    )
+    text = jax.jit(mapped).lower(jnp.ones((N, 3))).as_text()
+    assert text.count("collective_permute") == 2 * (N - 1)
+    assert "all_reduce" not in text
+
+
+@pytest.mark.parametrize(
+    "perm",
+    [
+        lambda: zip(range(N), [1, 2, 0], strict=True),
+        lambda: ((rank, (rank + 1) % N) for rank in range(N)),
+        lambda: {(0, 1), (1, 2), (2, 0)},
+        lambda: np.array([(0, 1), (1, 2), (2, 0)]),
+        lambda: {0: 1, 1: 2, 2: 0}.items(),
+        lambda: [np.array([0, 1]), [1, 2], (np.int8(2), False)],
+    ],
+)
+def test_a_permutation_is_said_in_whatever_lax_takes(perm):
+    """0.10.2 takes what has pairs, 0.12 lists and tuples only.
+
+    (Of several leaves, lax sends the second by an iterator that is empty by then.)
+    """
+
+    def outcome(call):
+        try:
+            return np.asarray(per_rank(MESH, call, data((N, 2))))
+        except TypeError:
+            return "refused"
+
+    ours = outcome(lambda x: lax.ppermute([x, x], "x", perm())[1])
+    np.testing.assert_array_equal(ours, outcome(lambda x: jax.lax.ppermute(x, "x", perm())))

@@ -1,0 +1,99 @@
+"""Options together: every algorithm, the built-ins too, with wide sums, groups and gradients.
+
+Of data whose sums are exact in the wide dtype and not in their own: so only one answer is right,
+which is what jax.lax makes of the wide operand, rounded once. All ranks are compared, forward and
+back. (XLA on CPU adds up bfloat16 in float32 whoever asks; float32 it does not add up in float64.)
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support import assert_same, make_mesh, per_rank, runnable
+
+import ringcoll
+from ringcoll.collectives.table import choices
+
+WIDER = {"bfloat16": "float32", "float32": "float64"}
+GROUPS = {
+    "none": None,
+    "even": [[3, 0, 5, 6], [2, 7, 4, 1]],
+    "uneven": [[2, 6, 1], [3, 0, 5, 4, 7]],  # which lax does, and of all-reduces alone
+}
+
+#: The operand's shape in groups of n, and the call of either module.
+SUMS = {
+    "all_gather": (lambda n: (30, 2), lambda m, x, **how: m.all_gather(x, "x", axis=1, **how)),
+    "all_gather tiled": (
+        lambda n: (30, 2),
+        lambda m, x, **how: m.all_gather(x, "x", axis=1, tiled=True, **how),
+    ),
+    "psum_scatter": (
+        lambda n: (30, n),
+        lambda m, x, **how: m.psum_scatter(x, "x", scatter_dimension=1, **how),
+    ),
+    "psum_scatter tiled": (
+        lambda n: (2 * n, 30),
+        lambda m, x, **how: m.psum_scatter(x, "x", tiled=True, **how),
+    ),
+    "psum": (lambda n: (30, 2), lambda m, x, **how: m.psum(x, "x", **how)),
+    "pmean": (lambda n: (30, 2), lambda m, x, **how: m.pmean(x, "x", **how)),
+}
+
+
+def every(collective, n):
+    """All that can run on n ranks: "auto", the schedules, the built-ins."""
+    kinds = {"schedules": runnable(collective, n), "built-ins": ["lax"]}
+    known = [
+        name
+        for name in choices(collective)
+        if name.partition("+")[0] in kinds["schedules"] or name.startswith("lax")
+    ]
+    assert {"ring", *kinds["built-ins"]} <= {*known}
+    return [{}, *({"algorithm": name} for name in known)]
+
+
+def there_and_back(call, x, ct):
+    """The result, and what becomes of a cotangent."""
+    y, pull_back = jax.vjp(call, x)
+    return [y, *pull_back(jnp.resize(ct, y.shape).astype(y.dtype))]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "groups"),
+    [
+        *((name, dtype, "none") for name in SUMS for dtype in WIDER),
+        *((name, "float32", "even") for name in SUMS),
+        *((name, "float32", "uneven") for name in ("psum", "pmean")),
+    ],
+)
+def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
+    members, (shape, call) = GROUPS[groups], SUMS[name]
+    n, ranks = 4, 4 if members is None else 8
+    grouped = {} if members is None else {"axis_index_groups": members}
+    collective = {"pmean": "psum"}.get(name, name.partition(" ")[0])
+    hows = [{}] if groups == "uneven" else every(collective, n)
+    wide = {"accumulate_dtype": WIDER[dtype]}
+
+    def program(x, ct):
+        by_lax = there_and_back(
+            lambda x: call(lax, x, **grouped), x.astype(WIDER[dtype]), ct.astype(WIDER[dtype])
+        )
+        by_us = {
+            str(how): there_and_back(lambda x, how=how: call(ringcoll, x, **grouped, **how), x, ct)
+            for how in [*({**how, **wide} for how in hows), hows[-1]]
+        }
+        return by_us, [y.astype(dtype) for y in by_lax]
+
+    # All integers that the dtype has, of either sign: their sums have more digits.
+    most = 2 ** (int(jnp.finfo(dtype).nmant) + 1)
+    rng = np.random.default_rng(0)
+    x, ct = (rng.integers(-most, most, (ranks, *of)).astype(dtype) for of in (shape(n), (290,)))
+    with jax.enable_x64(True):
+        made, right = per_rank(make_mesh(ranks), program, x, ct, check_vma=False)
+    narrow = made.pop(str(hows[-1]))
+    for how, ours in made.items():
+        assert_same({how: ours}, {how: right})
+    if dtype == "float32":  # or this would say nothing
+        assert any((np.asarray(a) != b).any() for a, b in zip(narrow, right, strict=True))

@@ -1,0 +1,227 @@
+"""The program that is made: its messages, their bytes and dtypes, against the schedule.
+
+Programs are lowered for a mesh without devices, so also for 512 ranks.
+"""
+
+import re
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh, runnable
+
+import ringcoll
+from ringcoll import algorithms, pricing
+from ringcoll.runtime import engine
+
+SHAPES = [(2,), (3,), (5,), (8,), (4, 2), (2, 2, 2)]
+BUILT_IN = re.compile(r"all_gather|all_reduce|reduce_scatter|all_to_all|collective_broadcast")
+SHARD = 12  # elements of a shard: up to six lanes share it evenly
+
+#: What one rank gives, of shards of 12 elements, and the call.
+CALLS = {
+    "all_gather": (lambda n: (SHARD,), ringcoll.all_gather),
+    "psum_scatter": (lambda n: (n, SHARD), ringcoll.psum_scatter),
+    "all_to_all": (lambda n: (n, SHARD), partial(ringcoll.all_to_all, split_axis=0, concat_axis=0)),
+    **{
+        name: (lambda n: (n, SHARD), getattr(ringcoll, name))
+        for name in ("psum", "pmean", "pmax", "pmin")
+    },
+    "pbroadcast": (lambda n: (n, SHARD), partial(ringcoll.pbroadcast, source=1)),
+}
+
+
+class Message(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def bytes(self):
+        return prod(self.shape) * int(re.sub(r"\D", "", self.dtype)) // 8
+
+
+def lower(function, shape, operand, dtype=jnp.float32, check_vma=True):
+    """The StableHLO of a function of one rank's operand, for CPUs that are not there."""
+    mesh = AbstractMesh(shape, tuple("xyz"[: len(shape)]))
+    spec = P(mesh.axis_names)
+    mapped = jax.shard_map(
+        lambda x: jax.tree.map(lambda y: y[None], function(x[0])),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=check_vma,
+    )
+    x = jax.ShapeDtypeStruct((prod(shape), *operand), dtype, sharding=NamedSharding(mesh, spec))
+    return jax.jit(mapped).trace(x).lower(lowering_platforms=("cpu",)).as_text()
+
+
+def messages(text):
+    """Every collective-permute of a StableHLO text, in order."""
+    pattern = r"collective_permute.*pairs = dense<(.*?)> : .*-> tensor<((?:\d+x)*)(\w+)>"
+    made = []
+    for pairs, shape, dtype in re.findall(pattern, text):
+        numbers = [int(i) for i in re.findall(r"\d+", pairs)]
+        ends = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        made.append(Message(dtype, tuple(map(int, shape.split("x")[:-1])), ends))
+    assert len(made) == text.count("collective_permute")
+    return made
+
+
+def program(collective, algorithm, shape, dtype=jnp.float32, **keywords):
+    operand, call = CALLS[collective]
+    axes = tuple("xyz"[: len(shape)])
+
+    def function(x):
+        return call(x, axis_name=axes, algorithm=algorithm, **keywords)
+
+    return lower(function, shape, operand(prod(shape)), dtype)
+
+
+def check(collective, algorithm, shape, dtype=jnp.float32, wide=None):
+    keywords = {} if wide is None else {"accumulate_dtype": wide}
+    text = program(collective, algorithm, shape, dtype, **keywords)
+    sent = messages(text)
+    assert len(sent) == pricing.price(collective, algorithm, shape).messages
+    itemsize = jnp.dtype(dtype).itemsize
+    wide = None if wide is None else jnp.dtype(wide).itemsize
+    expected = pricing.wire_bytes(collective, algorithm, shape, SHARD, itemsize, wide)
+    assert sum(message.bytes for message in sent) == expected
+    assert all(len(set(message.pairs)) == prod(shape) for message in sent)
+    assert not BUILT_IN.search(text)
+    return sent
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter", "psum", "all_to_all"])
+def test_messages_and_bytes_are_those_of_the_price(collective, shape):
+    for algorithm in runnable(collective, *shape):
+        check(collective, algorithm, shape)
+
+
+@pytest.mark.parametrize("collective", ["pmean", "pmax", "pmin", "pbroadcast"])
+def test_every_all_reduce_sends_what_psum_sends(collective):
+    for algorithm in runnable(collective, 3):
+        sent = check(collective, algorithm, (3,))
+        assert [m[1:] for m in sent] == [m[1:] for m in check("psum", algorithm, (3,))]
+
+
+@pytest.mark.parametrize("shape", [(5,), (8,), (4, 2)], ids=str)
+def test_messages_go_where_the_schedule_says(shape):
+    for algorithm in runnable("all_gather", *shape):
+        schedule = algorithms.build("all_gather", algorithm, shape)
+        moves = [move for _, move in schedule.numbered_moves()]
+
+        def pairs(move, sign, schedule=schedule):
+            ranks = range(schedule.size)
+            return {(r, schedule.step(r, move.axis, sign * move.shift)) for r in ranks}
+
+        # (Along an axis of the mesh, XLA numbers the ranks as we do.)
+        for sent, move in zip(check("all_gather", algorithm, shape), moves, strict=True):
+            assert set(sent.pairs) == pairs(move, 1)
+            assert prod(sent.shape) == len(move.offsets) * SHARD // schedule.lanes
+        back = check("psum_scatter", algorithm, shape)
+        moves = [move for moves in reversed(schedule.rounds) for move in moves]
+        for sent, move in zip(back, moves, strict=True):
+            assert set(sent.pairs) == pairs(move, -1)
+
+
+@pytest.mark.parametrize("shape", [(2,), (5,), (8,), (4, 2)], ids=str)
+@pytest.mark.parametrize("collective", ["psum_scatter", "psum"])
+def test_partial_sums_travel_wide_and_nothing_else(collective, shape):
+    for algorithm in runnable(collective, *shape):
+        check(collective, algorithm, shape, jnp.bfloat16, jnp.float32)
+    n = prod(shape)
+    if len(shape) == 1:
+        dtypes = [m.dtype for m in check("psum", "ring", shape, jnp.bfloat16, jnp.float32)]
+        assert dtypes == ["ui16"] + ["f32"] * (n - 2) + ["ui16"] * (n - 1)
+        dtypes = [m.dtype for m in check("psum", "direct", shape, jnp.bfloat16, jnp.float32)]
+        assert dtypes == ["ui16"] * (2 * n - 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_floats_stay_narrow_in_the_compiled_program(dtype):
+    kind = f"u{8 * jnp.dtype(dtype).itemsize}"
+    mesh, x = make_mesh(4), jnp.ones((4, 4, SHARD), dtype)
+
+    def every(x):
+        return [
+            ringcoll.all_gather(x, "x", algorithm="ring"),
+            ringcoll.psum_scatter(x, "x", algorithm="bidirectional_ring"),
+            ringcoll.psum(x, "x", algorithm="direct"),
+            ringcoll.all_to_all(x, "x", 0, 0, algorithm="bruck"),
+            ringcoll.ppermute(x, "x", [(0, 1)]),
+        ]
+
+    mapped = jax.shard_map(
+        lambda x: [y[None] for y in every(x[0])], mesh=mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    text = jax.jit(mapped).lower(x).compile().as_text()
+    sent = re.findall(r"= (?:\()?(\w+)\[\S* collective-permute(?:-start)?\(", text)
+    assert len(sent) == 3 + 6 + 6 + 2 + 1
+    assert set(sent) == {kind}
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter", "psum"])
+@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring"])
+def test_the_program_does_not_grow_with_a_long_ring(collective, algorithm):
+    texts = {n: program(collective, algorithm, (n,)) for n in (64, 256, 512)}
+    once = 2 if algorithm == "ring" else 4  # in the loop, and beside it
+    expected = {"all_gather": once, "psum_scatter": once, "psum": 2 * once}
+    assert {len(messages(text)) for text in texts.values()} == {expected[collective]}
+    assert len({text.count("\n") for text in texts.values()}) == 1
+    long = program(collective, algorithm, (engine.UNROLL_UP_TO + 1,))  # the last without a loop
+    assert long.count("\n") > texts[512].count("\n")
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_gradient_of_psum_is_free_where_types_say_so(check_vma):
+    def loss(x):
+        return (ringcoll.psum(x, "x", algorithm="ring") ** 2).sum()
+
+    forward = len(messages(lower(loss, (4,), (8,), check_vma=check_vma)))
+    both = len(messages(lower(jax.grad(loss), (4,), (8,), check_vma=check_vma)))
+    assert (forward, both) == (6, 6 if check_vma else 12)
+
+
+def test_the_gradient_goes_by_the_same_algorithm():
+    for algorithm in runnable("all_gather", 5):
+
+        def loss(x, algorithm=algorithm):
+            return (ringcoll.all_gather(x, "x", algorithm=algorithm) ** 2).sum()
+
+        sent = messages(lower(jax.grad(loss), (5,), (SHARD,)))
+        there = [(m.shape, m.pairs) for m in messages(program("all_gather", algorithm, (5,)))]
+        back = [(m.shape, m.pairs) for m in messages(program("psum_scatter", algorithm, (5,)))]
+        assert [(m.shape, m.pairs) for m in sent] == there + back
+
+
+def test_the_built_in_is_the_built_in():
+    for collective, op in [("all_gather", "all_gather"), ("psum", "all_reduce")]:
+        text = program(collective, "lax", (4,))
+        assert BUILT_IN.search(text)[0] == op
+        assert not messages(text)
+
+
+def test_a_collective_is_one_operation_until_it_is_lowered():
+    jaxpr = jax.make_jaxpr(
+        lambda x: ringcoll.psum(ringcoll.all_gather(x, "x"), "x"), axis_env=[("x", 512)]
+    )(np.ones(3))
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    assert names.count("ringcoll_all_gather") == names.count("ringcoll_psum") == 1
+    assert "ppermute" not in names
+
+
+def test_small_leaves_share_their_messages():
+    def each(x):
+        return ringcoll.psum({"a": x, "b": 2 * x, "c": x[0]}, "x", algorithm="ring")
+
+    sent = messages(lower(each, (4,), (3, 2)))
+    assert len(sent) == 6  # of one ring
+    assert {prod(m.shape) for m in sent} == {-(-(6 + 6 + 2) // 4)}

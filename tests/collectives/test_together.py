@@ -1,0 +1,214 @@
+"""Leaves that share messages, and calls whose parts differ: each keeps its own ways."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES
+from jax import export
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import assert_same, data, make_mesh, per_rank
+
+from benchmarks.collectives.references import REFERENCES
+from ringcoll import Move, Schedule, Table, algorithms, lax
+from ringcoll.collectives.table import TableRow
+
+N = 4
+MESH = make_mesh(N)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "exchange", "lax", "auto"])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_leaf_that_is_not_batched_stays_so_beside_one_that_is(algorithm, check_vma):
+    def program(a, b):
+        both = lambda a, b: lax.psum((a, b), "x", algorithm=algorithm)  # noqa: E731
+        return jax.vmap(both, in_axes=(0, None), out_axes=(0, None))(a, b)
+
+    a, b = data((N, 3, 2)), data((N, 5))
+    ours = per_rank(MESH, program, a, b, check_vma=check_vma)
+    assert_same(ours, tuple(np.broadcast_to(x.sum(0), x.shape) for x in (a, b)))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_leaf_that_is_not_differentiated_stays_so_beside_one_that_is(check_vma):
+    def loss(module):
+        def program(a, count):
+            def one(a):
+                total, ranks = module.psum((a.sum(), count), "x")
+                return total / module.pmax(ranks, "x")  # a pmax has no derivative
+
+            return jax.grad(one)(a)
+
+        return per_rank(MESH, program, data((N, 3)), np.full(N, 2.0, "f4"), check_vma=check_vma)
+
+    assert_same(loss(lax), loss(jax.lax))
+
+
+@pytest.mark.parametrize(("leaves", "permutes"), [(1, 0), (3, 0), (4, 6)])
+def test_a_table_chooses_by_the_bytes_of_all_that_are_joined(leaves, permutes):
+    rows = (TableRow("psum", "*", "lax", bytes=(None, 200)), TableRow("psum", "*", "ring"))
+    psum = lambda xs: lax.psum(xs, "x", algorithm=Table(rows))  # noqa: E731
+    mapped = jax.shard_map(psum, mesh=MESH, in_specs=P("x"), out_specs=P())
+    text = jax.jit(mapped).lower([jnp.zeros((4, 13))] * leaves).as_text()  # 52 bytes each
+    assert text.count("stablehlo.collective_permute") == permutes
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "exchange"])
+def test_leaves_are_not_joined_where_the_compiler_would_gather_them(algorithm):
+    """Over an axis that is left to it, a leaf may be sharded; end to end they could not be."""
+    mesh = make_mesh(4, 2, axis_type=AxisType.Auto)
+    sharded = NamedSharding(mesh, P("x", "y"))
+    leaves = [jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=sharded)] * 2
+    mapped = jax.shard_map(
+        lambda a, b: lax.psum((a, b), "x", algorithm=algorithm),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P(),
+        axis_names={"x"},
+    )
+    assert "all-gather" not in jax.jit(mapped).lower(*leaves).compile().as_text()
+
+
+def test_a_wide_sum_is_wide_over_a_vmapped_axis_too():
+    """256 + 1 is 256 in bfloat16."""
+    x = jnp.array([256] + [1] * 8, jnp.bfloat16)
+    wide = lambda v: lax.psum(v, "i", accumulate_dtype=jnp.float32)  # noqa: E731
+    assert jax.vmap(wide, axis_name="i", out_axes=None)(x) == 264
+
+
+def test_a_mean_does_not_overflow_where_its_sum_would():
+    mean = lambda v: lax.pmean(v, "x", accumulate_dtype=jnp.float32, algorithm="ring")  # noqa: E731
+    assert_same(
+        per_rank(MESH, mean, np.full((N, 2), 60000, np.float16)),
+        np.full((N, 2), 60000, np.float16),
+    )
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0], [1, 2, 3]]])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_size_of_a_group_is_a_number(groups, check_vma):
+    sizes = []
+
+    def program(x):
+        for module in (lax, jax.lax):
+            sizes.append(module.psum(1, "x", axis_index_groups=groups))
+        sizes.append(lax.psum(1, "x", axis_index_groups=groups, algorithm="ring"))
+        return x
+
+    per_rank(MESH, program, data((N, 1)), check_vma=check_vma)
+    assert sizes == [sizes[1]] * 3
+    assert type(sizes[0]) is int
+
+
+@pytest.mark.parametrize("source", [2, np.int32(2)])
+def test_a_random_key_is_broadcast(source):
+    def program(number):
+        key = jax.random.key(number)
+        return jax.random.key_data(lax.pbroadcast(key, "x", source, algorithm="ring"))
+
+    keys = [jax.random.key_data(jax.random.key(2))] * N
+    assert_same(per_rank(MESH, program, np.arange(N)), np.stack(keys))
+
+
+def test_an_algorithm_of_one_s_own_sees_every_axis():
+    mesh = make_mesh(4, 1)
+    seen = []
+
+    def mine(p, q):
+        seen.append((p, q))
+        return algorithms.torus(p, q)
+
+    gather = lambda v: lax.all_gather(v, ("x", "y"), algorithm=mine)  # noqa: E731
+    x = data((4, 3))
+    assert_same(per_rank(mesh, gather, x), np.broadcast_to(x, (4, 4, 3)))
+    assert set(seen) == {(4, 1)}
+
+
+def test_a_stage_may_have_several_axes():
+    def stages(n):
+        return algorithms.ring(2, 2), algorithms.ring(n // 4)
+
+    x = data((8, 3))
+    made = per_rank(make_mesh(8), lambda v: lax.psum(v, "x", algorithm=stages), x)
+    assert_same(made, np.broadcast_to(x.sum(0), x.shape))
+
+
+def test_a_schedule_of_lists_is_one():
+    lists = Schedule([N], [[Move(1, [t])] for t in range(N - 1)])
+    assert lists == algorithms.ring(N)
+    assert hash(lists) == hash(algorithms.ring(N))
+
+
+#: Those that count dimensions from the last one alone.
+FROM_THE_LAST = [
+    case
+    for case in CASES
+    if (dims := [v for key, v in case.how(N).items() if key.endswith(("axis", "dimension"))])
+    and max(dims) < 0
+]
+
+
+@pytest.mark.parametrize("deepest_first", [True, False])
+def test_dims_are_counted_on_every_leaf_by_itself(deepest_first):
+    leaves = {str(case): [data((N, *case.shape(N)))] for case in FROM_THE_LAST}
+    for case in FROM_THE_LAST:
+        leaves[str(case)].append(data((N, 2, *case.shape(N))) + 1)
+        leaves[str(case)].sort(key=np.ndim, reverse=deepest_first)
+
+    def program(leaves):
+        calls = {str(case): (getattr(lax, case.name), case.how(N)) for case in FROM_THE_LAST}
+        return {name: call(leaves[name], "x", **how) for name, (call, how) in calls.items()}
+
+    made = per_rank(MESH, program, leaves)
+    for case in FROM_THE_LAST:
+        expected = [REFERENCES[case.name](x, **case.how(N)) for x in leaves[str(case)]]
+        assert_same({str(case): made[str(case)]}, {str(case): expected})
+    assert {case.name for case in FROM_THE_LAST} == {
+        *("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
+    }
+
+
+def test_an_axis_by_position_is_left_to_lax():
+    x = data((N, 3, 2))
+    both = [
+        per_rank(MESH, lambda v, f=f: f(v), x, check_vma=False)
+        for f in (
+            lambda v: lax.psum(v, (0, "x"), algorithm="ring"),
+            lambda v: jax.lax.psum(v, (0, "x")),
+        )
+    ]
+    assert_same(*both)
+
+
+def test_a_schedule_is_not_run_on_fewer_axes_than_it_was_made_for():
+    def over_both(algorithm):
+        one = lambda w: lax.psum(w, ("i", "x"), algorithm=algorithm)  # noqa: E731
+        return per_rank(
+            make_mesh(2), jax.vmap(one, axis_name="i"), data((2, 4, 3)), check_vma=False
+        )
+
+    by_lax = over_both("lax")
+    assert_same(over_both(algorithms.ring), by_lax)  # a function is asked again
+    with pytest.raises(ValueError, match=r"only \('x',\) are axes of a mesh.*pass a name"):
+        over_both(algorithms.ring(8))
+
+
+def test_a_dimension_may_be_an_array_that_is_known():
+    x, first = data((N, 2, 3)), jnp.int32(0)
+    gather = lambda v, dim: lax.all_gather(v, "x", axis=dim, tiled=True)  # noqa: E731
+    assert_same(
+        per_rank(MESH, lambda v: gather(v, first), x), per_rank(MESH, lambda v: gather(v, 0), x)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_symbolic_shape_is_left_to_lax(algorithm):
+    mesh = make_mesh(4)
+    total = lambda x: lax.psum(x, "x", algorithm=algorithm)  # noqa: E731
+    mapped = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()))
+    (rows,) = export.symbolic_shape("rows")
+    sharding = NamedSharding(mesh, P("x"))
+    operand = jax.ShapeDtypeStruct((4 * rows, 3), np.float32, sharding=sharding)
+    x = jax.device_put(data((8, 3)), sharding)
+    assert_same(jax.jit(export.export(mapped)(operand).call)(x), mapped(x))

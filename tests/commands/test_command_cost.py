@@ -1,0 +1,286 @@
+"""`python -m ringcoll cost`: times, formulas and crossovers against the model, by brute force."""
+
+import argparse
+import re
+from functools import partial
+from math import prod
+
+import pytest
+from support import exists
+
+from benchmarks.__main__ import main as benchmarks
+from ringcoll.__main__ import main
+from ringcoll.algorithms import ALIASES, COLLECTIVES, GATHERS, names, ring
+from ringcoll.commands.arguments import size
+from ringcoll.commands.machine import MODELS, network, shapes
+from ringcoll.cost import DEVICES, SWITCHES, Model, Range, fastest, seconds, seconds_on_hosts
+from ringcoll.io.text import bytes_in_words, seconds_in_words
+from ringcoll.pricing import price, price_on_hosts
+from ringcoll.schedules.schedule import product
+
+
+def cost(capsys, *arguments):
+    assert main(["cost", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+# -- the parts --
+
+
+def test_who_is_the_fastest_is_found_to_the_byte():
+    lines = {"low": lambda b: 9 + b, "flat": lambda b: 1000, "bent": lambda b: max(990, b - 3000)}
+    assert fastest(lines, 1, 10_000) == [
+        Range("low", 1, 981),  # where it ties with the last
+        Range("bent", 982, 3999),
+        Range("flat", 4000, 10_000),
+    ]
+    assert fastest({"one": float}, 5, 5) == [Range("one", 5, 5)]
+
+
+@pytest.mark.parametrize("n", [6, 8])
+def test_crossovers_are_those_of_every_size_tried(n):
+    model = Model(1e-6, 1 / 1e9, 1 / 3e9)  # so slow that they lie low
+    paid = {}
+    for name in names("psum"):
+        if exists(name, (n,)):
+            paid[name] = price("psum", name, (n,), network=(n,))
+    times = {a: lambda b, p=p: seconds(p, b / n, model) for a, p in paid.items()}
+    found = fastest(times, 100, 300_000)
+    assert len(found) >= 3
+    for name, least, most in found:
+        for b in {least, (least + most) // 2, most}:
+            assert times[name](b) <= min(time(b) for time in times.values()) * (1 + 1e-9)
+    assert [one.least for one in found[1:]] == [one.most + 1 for one in found[:-1]]
+
+
+def test_a_round_on_hosts_takes_the_longer_of_the_two_networks():
+    inner, outer = Model(1, 0.5, 10), Model(5, 1, 0)
+    # 7 rounds of a shard within and between; 7 shards are added.
+    paid = price_on_hosts("psum_scatter", "ring", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == 7 * 6 + 10 * 7
+    assert seconds_on_hosts(paid, 1, Model(9, 0, 0), outer) == 7 * 9
+    # A round of four messages by the port; three within hosts, of two shards each.
+    paid = price_on_hosts("all_gather", "ring", (2, 4), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 4) + 3 * (1 + 0.5 * 2)
+    # Stages of whole vectors: 8 shards each, and four ranks send them by one port.
+    paid = price_on_hosts("psum", "exchange", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 32) + 2 * (1 + 4) + 10 * 24
+
+
+@pytest.mark.parametrize(("hosts", "local"), [(4, 3), (3, 8)])
+def test_between_hosts_first_sends_least(hosts, local):
+    def port(collective, algorithm, shape):  # shards
+        rounds = price_on_hosts(collective, algorithm, shape, hosts).rounds
+        return sum(times * outer.link for times, _, outer in rounds)
+
+    def inside_first(*shape):
+        return product([ring(n) for n in shape], order=(1, 0))
+
+    shape, n = (hosts, local), hosts * local
+    assert port("all_gather", "ring", shape) == n - local  # what a host has not, once
+    assert port("all_gather", "ring", (n,)) == n - 1
+    assert port("all_gather", inside_first, shape) == local * (n - local)
+    for algorithm in ("ring", inside_first):
+        assert port("psum", algorithm, shape) == 2 * port("all_gather", algorithm, shape)
+
+
+def test_ranks_are_lists_of_shapes():
+    assert shapes("2..16") == [(2,), (4,), (8,), (16,)]
+    assert shapes("3..9,3,5") == [(4,), (8,), (3,), (5,)]
+    assert shapes("4x2,2..4x8") == [(4, 2), (2, 8), (4, 8)]
+    assert network("4x2") == (4, 2)
+    for text in ("", "0", "x4", "8..2", "3..3", "four", "2..-4"):
+        with pytest.raises(argparse.ArgumentTypeError, match="not a number of ranks; write 8, 2"):
+            shapes(text)
+
+
+def test_words():
+    assert [seconds_in_words(s) for s in (1.234e-7, 9.99e-4, 9.996e-4, 0.5, 20.42)] == [
+        *("0.123 us", "999 us", "1 ms", "500 ms", "20.42 s")
+    ]
+    assert bytes_in_words(size("64M")) == "64M"
+
+
+def test_switches_are_the_stated_constants():
+    rates = {name: 1e-9 / model.beta for name, model in SWITCHES.items()}
+    assert {name: round(rate, 2) for name, rate in rates.items()} == {
+        **{"h100": 450, "h200": 450},
+        **{"infiniband400": 50, "ethernet100": 12.5, "ethernet10": 1.25},
+    }
+    assert all(model.axes == 0 for model in SWITCHES.values())
+    assert {**DEVICES, **SWITCHES} == MODELS
+
+
+# -- the command --
+
+
+def test_a_row_for_each_number_of_ranks(capsys):
+    said = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M", "--network", "torus")
+    assert "modelled on v5e: alpha 1 us, beta 1/(45 GB/s)" in said
+    assert "two_ended           ceil((n-1)/2) alpha + ceil((n-1)/2)/n B beta\n" in said
+    rows = [line.split() for line in said.splitlines() if line[:2] in ("3 ", "8 ")]
+    three, eight = rows[:2]
+    assert "-" in three  # recursive_doubling
+    times = [f"{t} {unit}" for t, unit in zip(eight[1::2], eight[2::2], strict=False)]
+    for name, time in zip(GATHERS, times, strict=False):
+        taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
+        assert time.rstrip("*") == seconds_in_words(taken)
+    assert " ".join(eight).endswith("7 alpha + 7/16 B beta")
+    assert "\n- recursive_doubling: recursive_doubling needs a power of two, got 3 ranks" in said
+
+
+def test_a_row_for_each_algorithm_of_one_number(capsys):
+    said = cost(capsys, "reduce_scatter", "--ranks", "8", "--network", "switch")
+    assert "two_ended           1.53 ms   7 alpha + 7/8 B beta + 7/8 B gamma" in said
+    assert "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma\n" in said
+    assert "8  bruck = recursive_doubling\n" in said  # always
+
+
+def test_at_a_crossover_the_fastest_changes(capsys):
+    said = cost(capsys, "all_reduce", "--ranks", "8,16", "--network", "switch")
+    rows = [line for line in said.splitlines() if " | " in line]
+    assert len(rows) == 2
+    for row in rows:
+        n, rest = row.split(maxsplit=1)
+        first, *others = rest.split(" | ")
+        assert len(others) >= 2
+        assert len(others) % 2 == 0
+        for before, at, after in zip(
+            [first, *others[1::2]], others[::2], others[1::2], strict=False
+        ):
+            b = float(at[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[at[-1]]
+            for name, nbytes in [(before, b * 0.98), (after, b * 1.02)]:
+                taken = {
+                    a: seconds(price("psum", a, (int(n),)), nbytes / int(n), DEVICES["v5e"])
+                    for a in names("psum")
+                }
+                assert taken[name.split(" = ")[0].strip()] <= min(taken.values()) * (1 + 1e-9)
+
+
+def test_ones_own_schedule_and_network(capsys):
+    own = "--function ringcoll.algorithms:two_ended --algorithm ring --alpha 1 --beta 0 --gamma 0"
+    said = cost(capsys, "all_gather", "--ranks", "8", *own.split())
+    assert "two_ended  4 s*   4 alpha + 1/2 B beta  ceil((n-1)/2) alpha" in said
+    assert "ring       7 s " in said
+    assert "bruck" not in said
+    on_rows = cost(capsys, "all_gather", "--ranks", "8", "--network", "4x2", "--bytes", "1K,1M")
+    assert "B = 1K" in on_rows
+    assert "B = 1M" in on_rows
+    assert "(n-1) alpha" not in on_rows  # of 8 ranks only
+
+
+def test_hosts(capsys):
+    arguments = "--ranks 2..4x8,32 --local 8 --device h200 --outer ethernet10 --outer-alpha 1e-3"
+    said = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split())
+    assert "hosts of 8 ranks that share a port, ethernet10: alpha 1 ms, beta 1/(1.25 GB/s)" in said
+    for shape in ((2, 8), (4, 8), (32,)):
+        n = prod(shape)
+        paid = price_on_hosts("psum", "ring", shape, n // 8)
+        outer = Model(1e-3, SWITCHES["ethernet10"].beta, 0)
+        taken = seconds_on_hosts(paid, 2**26 / n, SWITCHES["h200"], outer)
+        assert f"\n{'x'.join(map(str, shape)):5}  {seconds_in_words(taken):>7}*" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("all_gather --algorithm rign", "--algorithm rign: all_gather has ring, bidirectional"),
+        ("all_gather --ranks 8 --network 4x4", "--network 4x4 does not have 8 ranks"),
+        ("all_gather --ranks 12 --local 8", "--local 8 of 12 ranks: they do not divide"),
+        ("all_gather --ranks 8 --local 4 --network torus", "hosts are a switch each"),
+        ("all_gather --ranks 8 --outer h200", "--outer is the network between hosts: give --local"),
+        ("all_gather --ranks 2x2x2", "a torus of 2x2x2: v5e has links along 2 axes; give another"),
+        ("all_gather --algorithm recursive_doubling --ranks 3", "a power of two, got 3 ranks"),
+        ("all_gather --ranks 4 --plot /none/such.svg", "--plot /none/such.svg: [Errno 2] No such"),
+        ("all_gather --ranks 4 --plot times.xyz", "--plot times.xyz: Format 'xyz' is not"),
+        ("all_gather --ranks 8 --network 2..8x4", "'2..8x4' is not a shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
+    with pytest.raises(SystemExit):
+        main(["cost", *arguments.split()])
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--alpha -1", "argument --alpha: '-1' is not a number of seconds; write 3e-6, or 0"),
+        ("--outer-beta nan", "argument --outer-beta: 'nan' is not a number of seconds"),
+        ("--gamma fast", "argument --gamma: 'fast' is not a number of seconds"),
+        ("--local 0", "argument --local: '0' is not a number above 0"),
+        ("--local -2", "argument --local: '-2' is not a number above 0"),
+        ("--network 2..4", "argument --network: '2..4' is not a shape"),
+        ("--function ringcoll.cost:DEVICES", "is a mappingproxy; name a function"),
+    ],
+)
+def test_what_is_no_number_is_refused(capsys, arguments, complaint):
+    with pytest.raises(SystemExit, match="2"):
+        main(["cost", "all_gather", *arguments.split()])
+    assert complaint in capsys.readouterr().err
+
+
+def of_eight(n):
+    if n != 8:
+        raise KeyError(n)
+    return ring(n)
+
+
+given, recursive_doubling = partial(ring, direction=-1), of_eight
+
+
+def test_functions_of_some_numbers_only(capsys):
+    own = f"--network torus --algorithm ring,recursive_doubling --function {__name__}"
+    said = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
+    assert re.search(r"^3 .* - +- +2 alpha", said, re.M)
+    assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in said
+    assert "sizes of the axes: KeyError: 3 (" in said
+    said = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
+                "--function", f"{__name__}:given", "--network", "torus")  # fmt: skip
+    assert "given               (n-1) alpha + (n-1)/n B beta" in said
+    said = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
+    assert "recursive_doubling (--function)  " in said  # beside the library's
+    said = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
+    assert "\n3  -\n4  recursive_doubling\n" in said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            "8",
+            [
+                "all_gather on 8 x v5e, modelled",
+                "2.06M",
+                "bidirectional_ring = torus",
+                "bytes of the full",
+            ],
+        ),
+        ("2..8,2x2", ["all_gather of 64M on v5e, modelled", "torus, 2 axes", "ranks"]),
+    ],
+)
+def test_plots(capsys, tmp_path, ranks, words):
+    path = tmp_path / "times.svg"
+    cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
+    said = path.read_text(encoding="utf-8")
+    assert [word for word in words if word not in said] == []
+
+
+def test_scale(capsys, tmp_path):
+    path = tmp_path / "scale.svg"
+    assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
+    row = capsys.readouterr().out.partition("\n  64 ")[2].split("\n")[0]
+    on_a_ring = price("psum", "ring", (64,), (64,))
+    assert row.split("us")[0].strip() == "150"
+    assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "150 us"
+    on_a_cube = price("psum", "torus", (4, 4, 4), (4, 4, 4))
+    assert seconds_in_words(seconds(on_a_cube, 2**20 / 64, DEVICES["v5p"])) in row
+    on_hosts = price_on_hosts("psum", "ring", (8, 8), 8)
+    models = SWITCHES["h200"], SWITCHES["infiniband400"]
+    assert seconds_in_words(seconds_on_hosts(on_hosts, 2**20 / 64, *models)) in row
+    assert "torus/3-D" in path.read_text(encoding="utf-8")
+
+
+def test_aliases_are_of_collectives():
+    assert set(ALIASES.values()) < set(COLLECTIVES)
+    assert not set(ALIASES) & set(COLLECTIVES)

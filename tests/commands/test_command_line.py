@@ -1,0 +1,195 @@
+"""What may be typed: sizes, names and functions are understood, or refused in a line; Ctrl-C."""
+
+import signal
+
+import pytest
+
+from benchmarks.__main__ import main as benchmarks
+from benchmarks.collectives import sweep, tune
+from ringcoll.__main__ import main
+from ringcoll.algorithms import ring
+from ringcoll.collectives.table import Table, default_table
+from ringcoll.commands.arguments import MOST_RANKS, size
+
+
+@pytest.mark.parametrize("text", ["64M", "64m", "64MB", "64mb", "64MiB", "64mib", "65536K"])
+def test_megabytes_are_powers_of_two_however_they_are_written(text):
+    assert size(text) == 2**26
+    assert (size("512B"), size("1GB"), size("3KiB")) == (512, 2**30, 3072)
+
+
+@pytest.mark.parametrize(
+    "text", ["64MBB", "64iB", "iB", "B", "1TB", "-1MB", "2000000000GiB", "9" * 99]
+)
+def test_what_is_no_size_is_refused(capsys, text):
+    with pytest.raises(SystemExit, match="2"):
+        main(["cost", "psum", f"--bytes={text}"])
+    assert f"{text!r} is not a size; write 512, 1K, 64M or 1G" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
+def test_collectives_may_have_hyphens(capsys, name):
+    said = []
+    for written in (name, name.replace("-", "_")):
+        for command in (["cost", written, "-n", "4"], ["draw", written, "-n", "4"]):
+            algorithm = (
+                ["--algorithm", "bruck"] if name != "all-reduce" else ["--algorithm", "ring"]
+            )
+            assert main([*command, *algorithm]) == 0
+            said.append(capsys.readouterr().out)
+    assert said[:2] == said[2:]
+
+
+def test_so_may_those_of_benchmarks(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sweep, "run", lambda args: asked.append(args.collective) or 0)
+    monkeypatch.setattr(tune, "run", lambda args: asked.append(args.collective) or 0)
+    assert benchmarks(["--collective", "all-reduce,reduce_scatter,all-gather"]) == 0
+    assert benchmarks(["tune", "--collective", "all-to-all,psum"]) == 0
+    assert asked == [("psum", "psum_scatter", "all_gather"), ("all_to_all", "psum")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "cost psum -n 1000000",
+        "cost psum -n 2..1048576",
+        "cost psum -n 1024x1024",
+        "draw psum --algorithm ring -n 1000000",
+        "draw psum --algorithm torus -n 100x100x100 --svg a.svg",
+        f"draw psum --function {__name__}:too_many -n {10**15}",
+    ],
+)
+def test_too_many_ranks_are_refused_with_the_bound(capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.split())
+    assert f"a schedule of more than {MOST_RANKS} ranks takes" in capsys.readouterr().err
+
+
+def too_many(n):
+    raise AssertionError("a schedule was built")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax (mine.py, line 1) ("),
+        (
+            "raise RuntimeError('of\\n my own')",
+            "RuntimeError: of my own ({folder}/mine.py, line 1)",
+        ),
+        ("import sys\n\nsys.exit(3)", "SystemExit: 3 ({folder}/mine.py, line 3)"),
+        ("import none_such", "No module named 'none_such' ({folder}/mine.py, line 1)"),
+        ("1 / 0", "ZeroDivisionError: division by zero ({folder}/mine.py, line 1)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_cause(
+    tmp_path, monkeypatch, capsys, source, said
+):
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for command in ("draw psum -n 4", "cost psum", "overlap"):
+        with pytest.raises(SystemExit, match="2"):
+            main([*command.split(), "--function", "mine:f"])
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "argument --function: 'mine:f': importing mine failed: " in line
+        assert said.format(folder=tmp_path) in line
+
+
+@pytest.mark.parametrize("text", ["", ":", "none_such:f", ".:f", "math.none:f", "math:f", "math"])
+def test_what_names_no_function_is_refused(capsys, text):
+    with pytest.raises(SystemExit, match="2"):
+        main(["draw", "psum", "-n", "4", "--function", text])
+    assert f"{text!r} is not a module:function (" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("-f 1", "-f 1: sizes would not grow"),
+        ("loop --ranks x", "argument --ranks: 'x' is not a number above 0"),
+        ("join -k 0", "argument -k/--leaves: '0' is not a number above 0"),
+        ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
+        ("matmul --shape 7x7x7", "error: --shape 7x7x7: IndivisibleError: "),
+        ("layers --mesh q", "argument --mesh: 'q' is not a mesh; write x=4,y=2"),
+        ("scale --ranks 4x4", "argument --ranks: '4x4': give powers of two from 8"),
+        ("scale --ranks 12", "argument --ranks: '12': give powers of two from 8"),
+        ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),
+    ],
+)
+def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, command, said):
+    monkeypatch.setattr(sweep, "check", stopped)
+    with pytest.raises(SystemExit) as ended:
+        benchmarks(command.split())
+    line = capsys.readouterr().err.splitlines()[-1:] or [ended.value.code]
+    assert said in line[0]
+
+
+def test_no_algorithm_is_refused_as_such(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["draw", "psum", "-n", "4", "--algorithm", ""])
+    assert "no algorithm ''; choose from ring, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", ["RINGCOLL_ALGORITHM", "RINGCOLL_TABLE"])
+def test_what_the_environment_asks_for_is_refused_before_the_work(variable, monkeypatch, capsys):
+    monkeypatch.setenv(variable, "rign")
+    default_table.cache_clear()
+    with pytest.raises(SystemExit):
+        benchmarks(["-c", "0"])
+    default_table.cache_clear()
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "error: " in line
+    assert variable in line
+    assert "rign" in line
+
+
+# -- Ctrl-C --
+
+
+def stopped(*_, **__):
+    """As Ctrl-C does, wherever the program is, also under a shell that ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+
+
+def given(n):
+    stopped()
+    return ring(n)
+
+
+def test_after_ctrl_c_a_line_is_said(capsys):
+    command = ["draw", "psum", "-n", "4", "--function", f"{__name__}:given"]
+    assert main(command) == 130
+    assert tuple(capsys.readouterr()) == ("", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "name"),
+    [(sweep, ["-c", "0", "--csv"], "measure"), (tune, ["tune", "--table"], "_measured")],
+)
+def test_what_was_measured_until_ctrl_c_is_written(
+    module, command, name, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "found"
+    path.write_text("old")
+    flags = [*command, str(path), "-b", "1K", "-e", "4K", "-g", "2", "-n", "3", "-d", "float32"]
+    flags += ["--collective", "psum_scatter"]
+    measured = getattr(module, name)
+    monkeypatch.setattr(module, name, stopped)
+    assert benchmarks(flags) == 130
+    assert path.read_text() == "old"  # nothing was measured
+
+    def first_only(*args):
+        monkeypatch.setattr(module, name, stopped)
+        return measured(*args)
+
+    monkeypatch.setattr(module, name, first_only)
+    assert benchmarks(flags) == 130
+    assert capsys.readouterr().err == "interrupted\n" * 2
+    if module is tune:
+        assert Table.load(path).measured_on.endswith(", 1 of 2 points")
+    else:
+        assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} == {
+            "psum_scatter"
+        }

@@ -1,0 +1,95 @@
+"""Closed forms found again from counts, and those of the algorithms against the literature's."""
+
+from fractions import Fraction as F
+from math import ceil, log2
+
+import pytest
+
+from ringcoll.algorithms import ring
+from ringcoll.costs.closed_forms import Formula, at, closed_form, prices, recognised
+from ringcoll.pricing import price
+from ringcoll.schedules.schedule import Move, Schedule
+
+RANKS = (*range(2, 18), 32, 64)
+TWOS = [n for n in RANKS if not n & (n - 1)]
+
+
+@pytest.mark.parametrize(
+    ("form", "count"),
+    [
+        ("0", lambda n: 0),
+        ("3", lambda n: 3),
+        ("n", lambda n: n),
+        ("n-2", lambda n: n - 2),
+        ("2n-3", lambda n: 2 * n - 3),
+        ("2(n-1)", lambda n: 2 * n - 2),
+        ("(n-1)/(2n)", lambda n: F(n - 1, 2 * n)),
+        ("2(n-1)/n", lambda n: F(2 * n - 2, n)),
+        ("2 ceil((n-1)/2)/n", lambda n: F(2 * ceil((n - 1) / 2), n)),
+        ("ceil(log2 n)+1", lambda n: ceil(log2(n)) + 1),
+        ("3 ceil(log2 n)", lambda n: 3 * ceil(log2(n))),
+        ("floor(n^2/4)/n", lambda n: F(n**2 // 4, n)),
+        ("(n^2+1)/3", lambda n: F(n * n + 1, 3)),
+    ],
+)
+def test_a_form_is_recognised(form, count):
+    assert recognised({n: count(n) for n in RANKS}) == Formula(form)
+
+
+def test_what_fits_powers_of_two_alone_says_so():
+    digits = {n: F(sum(d.bit_count() for d in range(n)), n) for n in RANKS}
+    assert str(recognised(digits)) == "(log2 n)/2 (n = 2^k)"
+    assert recognised({n: digits[n] for n in TWOS}) == Formula("(log2 n)/2")
+    assert str(recognised({n: max(1, n - 2) for n in RANKS})) == "None"
+    assert recognised({n: n for n in (2, 4, 8)}) is None  # too few to tell
+    assert recognised({n: n**3 for n in RANKS}) is None
+
+
+# Prices of the literature, p ranks, B bytes of the full vector; of two directions on a ring.
+# fmt: off
+LITERATURE = [
+    ("all_gather", "ring", False, "(n-1) alpha + (n-1)/n B beta"),
+    ("psum_scatter", "ring", False, "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma"),
+    ("all_gather", "bidirectional_ring", True, "(n-1) alpha + (n-1)/(2n) B beta"),
+    ("all_gather", "two_ended", True, "ceil((n-1)/2) alpha + ceil((n-1)/2)/n B beta"),
+    ("all_gather", "bruck", False, "ceil(log2 n) alpha + (n-1)/n B beta"),
+    ("all_gather", "recursive_doubling", False, "(log2 n) alpha + (n-1)/n B beta (n = 2^k)"),
+    ("psum_scatter", "direct", False, "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma"),
+    ("psum", "ring", False, "2(n-1) alpha + 2(n-1)/n B beta + (n-1)/n B gamma"),
+    ("psum_scatter", "recursive_doubling", False,
+     "(log2 n) alpha + (n-1)/n B beta + (n-1)/n B gamma (n = 2^k)"),
+    ("psum", "exchange", True, "(n-1) alpha + (3n-4)/4 B beta + (log2 n) B gamma (n = 2^k)"),
+    ("psum", "one_shot", False, "ceil(log2 n) alpha + (n-1) B beta + (n-1) B gamma"),
+    ("all_to_all", "pairwise", False, "(n-1) alpha + (n-1)/n B beta"),
+    ("all_to_all", "bruck", False, "ceil(log2 n) alpha + (log2 n)/2 B beta (n = 2^k)"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "on_a_ring", "form"), LITERATURE)
+def test_closed_forms_are_those_of_the_literature(collective, algorithm, on_a_ring, form):
+    adds = "gamma" in form
+    assert str(closed_form(prices(collective, algorithm, on_a_ring), adds)) == form
+
+
+def test_a_schedule_of_ones_own_gets_its_formula_too():
+    def round_about(n):  # in twice the rounds
+        moves = [Move(-1, (n + 1 - t,)) if t > 1 else Move(-1, (0,)) for t in range(1, n)]
+        return Schedule((n,), tuple(m for move in moves for m in ((move,), ())))
+
+    paid = prices("all_gather", round_about)
+    assert recognised({n: p.rounds for n, p in paid.items()}) == Formula("2(n-1)")
+    assert str(closed_form(paid, False)) == "(n-1) alpha + (n-1)/n B beta"
+
+    def odd(n):
+        return ring(n) if n % 3 else ring(n, direction=-1)
+
+    assert closed_form(prices("all_gather", odd)) == closed_form(prices("all_gather", "ring"))
+    assert closed_form({n: price("psum", "ring", (n**3,)) for n in range(2, 7)}) is None
+
+
+def test_numbers_in_place_of_n():
+    assert at(8, price("psum", "ring", (8,))) == "14 alpha + 7/4 B beta + 7/8 B gamma"
+    assert at(8, price("psum", "exchange", (8,)), adding=False) == "3 alpha + 3 B beta"
+    assert at(2, price("psum", "one_shot", (2,))) == "alpha + B beta + B gamma"
+    assert at(1, price("psum", "ring", (1,))) == "0"

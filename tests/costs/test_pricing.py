@@ -1,0 +1,286 @@
+"""Prices: of each algorithm in closed form, and against links walked hop by hop."""
+
+from collections import Counter, defaultdict
+from fractions import Fraction as F
+from itertools import product as pairs
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machine import digits, neighbour
+from support import exists
+
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED, ring
+from ringcoll.pricing import price, wire_bytes
+from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, product
+
+ANY = range(2, 65)
+TWOS = [2, 4, 8, 16, 32, 64]
+
+
+def lg(p):
+    """log2 p, rounded up."""
+    return (p - 1).bit_length()
+
+
+# -- closed forms: p ranks, bytes in full vectors --
+
+# fmt: off
+CLOSED_FORMS = [  # rounds, bytes, additions
+    ("all_gather", "ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
+    ("all_gather", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
+    ("all_gather", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), 0)),
+    ("all_gather", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), 0)),
+    ("all_gather", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), 0)),
+    ("all_gather", "direct", ANY, lambda p: (1, F(p - 1, p), 0)),
+    ("psum_scatter", "ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
+    ("psum_scatter", "direct", ANY, lambda p: (1, F(p - 1, p), F(p - 1, p))),
+    ("psum", "ring", ANY, lambda p: (2 * (p - 1), F(2 * (p - 1), p), F(p - 1, p))),
+    ("psum", "recursive_doubling", TWOS, lambda p: (2 * lg(p), F(2 * (p - 1), p), F(p - 1, p))),
+    ("psum", "exchange", TWOS, lambda p: (lg(p), lg(p), lg(p))),
+    ("psum", "exchange", range(3, 65, 2), lambda p: (lg(p), p - 1, p - 1)),
+    ("psum", "one_shot", ANY, lambda p: (lg(p), p - 1, p - 1)),
+    ("all_to_all", "pairwise", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
+    ("all_to_all", "bruck", TWOS, lambda p: (lg(p), F(lg(p), 2), 0)),
+    ("all_to_all", "bruck", ANY, lambda p: (lg(p), F(sum(d.bit_count() for d in range(p)), p), 0)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "sizes", "form"), CLOSED_FORMS)
+def test_price_is_the_closed_form(collective, algorithm, sizes, form):
+    for p in sizes:
+        paid = price(collective, algorithm, (p,))
+        assert (paid.rounds, paid.sent / p, paid.additions / p) == form(p)
+        assert paid.link == paid.sent  # a switch: one port a rank
+
+
+def half(p):
+    """Of p-1 messages, those to one side where the others go to the other."""
+    return -(-(p - 1) // 2)
+
+
+def far(p):
+    """The links that messages of shifts 1, 2, 4, ... pass on a ring."""
+    return sum(min(2**k, p - 2**k) for k in range(lg(p)))
+
+
+# Startups on a switch, with one port a rank, and on a physical ring, with two, where what goes
+# far pays for every link. (Tables that
+# charge a bidirectional ring p-1 alphas and two_ended ceil((p-1)/2) speak of two ports; those that
+# charge an all-to-all p-1, of one.)
+# fmt: off
+STARTUPS = [
+    ("all_gather", "ring", ANY, lambda p: p - 1, lambda p: p - 1),
+    ("all_gather", "bidirectional_ring", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
+    ("all_gather", "torus", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
+    ("all_gather", "hamiltonian", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
+    ("all_gather", "two_ended", ANY, lambda p: p - 1, half),
+    ("all_gather", "bruck", ANY, lg, far),
+    ("all_gather", "recursive_doubling", TWOS, lg, lambda p: p - 1),
+    ("psum_scatter", "direct", ANY, lambda p: p - 1, lambda p: max(half(p) + p // 2 - 1, 0)),
+    ("psum", "ring", ANY, lambda p: 2 * (p - 1), lambda p: 2 * (p - 1)),
+    ("psum", "two_ended", ANY, lambda p: 2 * (p - 1), lambda p: 2 * half(p)),
+    ("psum", "direct", ANY, lambda p: 2 * (p - 1), lambda p: 2 * max(half(p) + p // 2 - 1, 0)),
+    ("psum", "recursive_doubling", TWOS, lambda p: 2 * lg(p), lambda p: 2 * (p - 1)),
+    ("psum", "exchange", TWOS, lg, lambda p: p - 1),
+    ("psum", "one_shot", ANY, lg, far),
+    ("all_to_all", "pairwise", ANY, lambda p: p - 1, lambda p: p * p // 4),
+    ("all_to_all", "bruck", ANY, lg, far),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "sizes", "on_a_switch", "on_a_ring"), STARTUPS)
+def test_startups_are_the_closed_form(collective, algorithm, sizes, on_a_switch, on_a_ring):
+    for p in sizes:
+        paid = price(collective, algorithm, (p,))
+        assert paid.startups == paid.messages == on_a_switch(p)
+        paid = price(collective, algorithm, (p,), network=(p,))
+        assert (paid.startups, paid.messages) == (on_a_ring(p), on_a_switch(p))
+
+
+# On a physical ring: bytes on the busiest link, each direction, in full vectors.
+ON_A_RING = [
+    ("ring", lambda p: F(p - 1, p)),
+    ("bidirectional_ring", lambda p: F(p - 1, 2 * p)),
+    ("torus", lambda p: F(p - 1, 2 * p)),
+    ("two_ended", lambda p: F(-(-(p - 1) // 2), p)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "form"), ON_A_RING)
+def test_link_load_on_a_physical_ring_is_the_closed_form(algorithm, form):
+    for p in range(3, 65):
+        assert price("all_gather", algorithm, (p,), network=(p,)).link / p == form(p)
+    # Two links join the ranks of a ring of two: every message halves itself.
+    assert price("all_gather", algorithm, (2,), network=(2,)).link / 2 == F(1, 4)
+
+
+def test_log_step_algorithms_lose_on_a_large_physical_ring():
+    def vectors(algorithm):
+        return price("all_gather", algorithm, (64,), network=(64,)).link / 64
+
+    nearest_first = product([GATHERS["ring"](2)] * 6, order=reversed(range(6)))
+    assert vectors("two_ended") == F(1, 2)
+    assert vectors("recursive_doubling") == F(11, 4)  # the farthest partner first
+    assert vectors(nearest_first) == F(853, 64)  # about 13.3
+    assert vectors("bruck") == F(853, 64)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3, 5), (2, 3, 4), (1, 6)])
+def test_a_torus_pays_less_along_each_axis(shape):
+    p = prod(shape)
+    paid = price("psum", "ring", shape)
+    assert paid.rounds == paid.startups == sum(2 * (p_i - 1) for p_i in shape)
+    # The reduce-scatter goes last axis first; what is left for the others is 1/p_j of it.
+    order = shape[::-1]
+    axes = [F(p_i - 1, p_i) / prod(order[:i]) for i, p_i in enumerate(order)]
+    assert paid.sent / p == 2 * sum(axes) == F(2 * (p - 1), p)  # the sum telescopes
+    assert paid.additions / p == sum(axes)
+    rounds = iter(reversed(GATHERS["ring"](*shape).rounds))
+    for p_i, vectors in zip(order, axes, strict=True):
+        moves = [next(rounds)[0] for _ in range(p_i - 1)]
+        assert F(sum(len(move.offsets) for move in moves), p) == vectors
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 5), (3, 3, 3)])
+def test_no_link_of_a_square_torus_is_idle(shape):
+    paid = price("all_gather", "torus", shape, network=shape)
+    assert paid.link == F(prod(shape) - 1, 2 * len(shape))  # all links, both directions
+    assert paid.rounds == paid.startups == sum(n - 1 for n in shape)  # of a port for each lane
+    assert paid.messages == 2 * len(shape) * paid.rounds
+    assert price("all_gather", "ring", shape, network=shape).link == prod(shape) - 1
+    one_a_round = price("all_gather", "hamiltonian", shape, network=shape)
+    assert (one_a_round.link, one_a_round.rounds) == (paid.link, prod(shape) - 1)
+
+
+# -- stages, and what is not in the library --
+
+
+def test_stages_on_a_physical_ring():
+    # Partners 4, 2 and 1 away; from 4 away, half goes either way: 2, 2 and 1 vectors a link.
+    paid = price("psum", "exchange", (8,), network=(8,))
+    assert (paid.startups, paid.sent, paid.link) == (4 + 2 + 1, 3 * 8, 5 * 8)
+    # On their own axes of a torus, partners are nearer: 1 and 1, and 1/2 on an axis of 2.
+    assert price("psum", "exchange", (4, 2), network=(4, 2)).link == F(5, 2) * 8
+    with pytest.raises(ScheduleError, match=r"network \(4,\) is not of 8 ranks"):
+        price("psum", "exchange", (8,), network=(4,))
+
+
+def test_stages_of_several_lanes_are_priced():
+    stages = (ring(2), GATHERS["bidirectional_ring"](3))
+    paid = price("psum", stages, (6,))
+    assert (paid.rounds, paid.messages, paid.sent, paid.additions) == (3, 5, 18, 18)
+    assert paid.raw == 6  # the first stage; the second sends sums
+
+
+@pytest.mark.parametrize("collective", ["pmean", "pmax", "pmin", "pbroadcast"])
+def test_every_all_reduce_is_priced_like_psum(collective):
+    for algorithm in [*GATHERS, *STAGED]:
+        assert price(collective, algorithm, (4, 2)) == price("psum", algorithm, (4, 2))
+
+
+def my_star(n):
+    """Not in the library: direct, but in as many rounds as messages."""
+    return Schedule((n,), tuple((Move(s, (0,)),) for s in range(1, n)))
+
+
+def test_what_is_not_in_the_library_is_priced_too():
+    assert price("psum", my_star, (5,)).rounds == 8
+    assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
+    with pytest.raises(ValueError, match="no algorithm 'rign'; choose from ring"):
+        price("psum", "rign", (5,))
+
+
+def test_one_rank_pays_nothing():
+    for collective, kinds in [("psum", {**GATHERS, **STAGED}), ("all_to_all", ALL_TO_ALLS)]:
+        for name in kinds:
+            paid = price(collective, name, (1, 1))
+            assert (paid.rounds, paid.sent, paid.link, paid.additions) == (0, 0, 0, 0)
+
+
+# -- links, hop by hop --
+
+
+def walked(schedule, moves, network):
+    """What every link of a torus carries, each message walked along one axis at a time.
+
+    And where the messages start: a list of the ways to take for every rank and axis; and the
+    links that the farthest passes.
+    """
+    load, starts, farthest = Counter(), defaultdict(list), 0
+    for move, rank in pairs(moves, range(schedule.size)):
+        share = F(len(move.offsets), schedule.lanes)
+        at = digits(network, rank)
+        there, passed = digits(network, neighbour(schedule.shape, rank, move)), 0
+        for axis, length in enumerate(network):
+            ahead = (there[axis] - at[axis]) % length
+            back = (at[axis] - there[axis]) % length
+            if ahead and at == digits(network, rank):
+                starts[rank, axis].append([1] * (ahead <= back) + [-1] * (back <= ahead))
+            for way, hops, other in [(1, ahead, back), (-1, back, ahead)]:
+                if hops <= other:  # both ways are as short: half goes either way
+                    for hop in range(hops):
+                        link = [*at, axis, way]
+                        link[axis] = (at[axis] + way * hop) % length
+                        load[tuple(link)] += share / (2 if hops == other else 1)
+            at[axis] = there[axis]
+            passed += min(ahead, back)
+        farthest = max(farthest, passed)
+    return load, starts, farthest
+
+
+def fewest(ways):
+    """Messages by the busier of two ports, all ways of the messages tried."""
+    return min(max(taken.count(1), taken.count(-1)) for taken in pairs(*ways))
+
+
+NETWORKS = [(2,), (5,), (8,), (4, 2), (2, 4), (2, 2, 2), (9,), (3, 3), (6, 2), (3, 4), (1, 6)]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), st.sampled_from(NETWORKS))
+def test_links_and_ports_are_those_of_the_busiest(data, network):
+    shape = data.draw(st.sampled_from([s for s in NETWORKS if prod(s) == prod(network)]))
+    names = [name for name in GATHERS if exists(name, shape)]
+    schedule = GATHERS[data.draw(st.sampled_from(names))](*shape)
+    rounds = [walked(schedule, moves, network) for moves in schedule.rounds]
+    paid = price("all_gather", schedule, shape, network)
+    assert paid.link == sum(max(load.values()) for load, *_ in rounds)
+    busiest = [max(map(fewest, starts.values())) for _, starts, _ in rounds]
+    assert paid.startups == sum(busiest) + sum(farthest - 1 for *_, farthest in rounds)
+
+
+# -- bytes --
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_wire_bytes_of_a_narrow_operand_with_wide_sums(n):
+    def elements(collective, algorithm, narrow, wide):
+        sent = wire_bytes(collective, algorithm, (n,), 10, 2, 4)
+        assert sent == 10 * (2 * narrow + 4 * wide)
+        assert wire_bytes(collective, algorithm, (n,), 10, 2) == 10 * 2 * (narrow + wide)
+
+    elements("psum_scatter", "ring", 1, n - 2)
+    elements("psum_scatter", "direct", n - 1, 0)
+    elements("psum", "ring", 1 + (n - 1), n - 2)
+    elements("psum", "direct", 2 * (n - 1), 0)
+    elements("all_gather", "ring", n - 1, 0)
+    elements("all_to_all", "pairwise", n - 1, 0)
+
+
+def test_a_message_with_a_partial_sum_in_it_is_wide():
+    # 4, 5 and 6 go raw to 0, 1 and 2; then 2, a sum, and 3, raw, in one message; then 1.
+    assert price("psum_scatter", "bruck", (7,)).raw == 3
+
+
+def test_only_the_first_stage_is_narrow():
+    assert wire_bytes("psum", "exchange", (8,), 10, 2, 4) == 80 * (2 + 4 + 4)
+    assert wire_bytes("psum", (ring(1), ring(2)), (2,), 10, 2, 4) == 20 * 4
+    assert wire_bytes("psum", "torus", (2, 3, 4), 6, 4) == 6 * 4 * 2 * 23  # sixths are exact

@@ -1,0 +1,87 @@
+"""Messages over networks: between hosts against those walked one by one, and at scale."""
+
+from collections import Counter
+from fractions import Fraction as F
+from itertools import product as pairs
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machine import neighbour
+from support import exists
+
+from ringcoll.algorithms import GATHERS, build, direct, ring
+from ringcoll.costs.routes import on_hosts, on_torus
+from ringcoll.pricing import price
+from ringcoll.schedules.schedule import ScheduleError
+
+SHAPES = [(2,), (6,), (8,), (4, 2), (2, 4), (3, 4), (2, 2, 2), (12,), (1, 6)]
+
+
+def walked(schedule, moves, hosts):
+    """Startups and the busiest port, within hosts and between them, in shards."""
+    local = schedule.size // hosts
+    starts, load = Counter(), Counter()
+    for move, rank in pairs(moves, range(schedule.size)):
+        to = neighbour(schedule.shape, rank, move)
+        between = rank // local != to // local
+        starts[between, rank] += 1
+        for way, port in (("out", rank), ("in", to)):
+            share = F(len(move.offsets), schedule.lanes)
+            load[between, way, port // local if between else port] += share
+    return [
+        (
+            max((n for (b, *_), n in starts.items() if b == between), default=0),
+            max((n for (b, *_), n in load.items() if b == between), default=0),
+        )
+        for between in (False, True)
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from(SHAPES))
+def test_ports_of_ranks_and_hosts_are_those_of_the_busiest(data, shape):
+    hosts = data.draw(st.sampled_from([h for h in range(1, 13) if prod(shape) % h == 0]))
+    names = [name for name in GATHERS if exists(name, shape)]
+    schedule = GATHERS[data.draw(st.sampled_from(names))](*shape)
+    found = Counter()
+    for times, inner, outer in on_hosts(schedule, hosts):
+        found[inner, outer] += times
+    assert found == Counter(tuple(walked(schedule, moves, hosts)) for moves in schedule.rounds)
+
+
+def test_ranks_that_do_not_divide_among_hosts_are_refused():
+    for hosts in (0, 4):
+        with pytest.raises(ScheduleError, match=f"6 ranks do not divide among {hosts} hosts"):
+            on_hosts(ring(6), hosts)
+
+
+# -- at scale: quadratic work would take minutes --
+
+
+def test_a_flat_ring_of_many_ranks():
+    n = 2**14
+    paid = price("all_gather", "ring", (n,), network=(n,))
+    assert (paid.startups, paid.sent, paid.link) == (n - 1, n - 1, n - 1)
+    along_rows = on_torus(build("all_gather", "ring", (n,)), (n // 128, 128))
+    # At the end of a row on to the next, by other links: two, for the ring back and one on.
+    assert along_rows == (2 * (n - 1), n - 1)
+    assert on_hosts(build("all_gather", "ring", (n,)), 128) == [(n - 1, (1, 1), (1, 1))]
+
+
+def test_a_torus_of_many_ranks():
+    shape = (32, 32, 16)
+    paid = price("all_gather", "torus", shape, network=shape)
+    assert paid.sent == prod(shape) - 1
+    # The shorter axis makes two lanes meet on the others.
+    assert paid.rounds == 31 + 31 + 15 < paid.startups
+    assert price("psum", "torus", (16,) * 3, network=(16,) * 3).link == F(16**3 - 1, 3)
+
+
+def test_what_cannot_be_routed_is_refused_in_words():
+    paid = price("all_gather", "direct", (2**12,), network=(2**12,))
+    assert (paid.startups, paid.link) == (2**12 - 1, 2**21)
+    for route, network in ((on_torus, (64, 64)), (on_hosts, 64)):
+        with pytest.raises(ScheduleError, match="4096 ranks that send 4095 messages each in a rou"):
+            route(direct(2**12), network)

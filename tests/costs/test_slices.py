@@ -1,0 +1,181 @@
+"""Slices: which axes are rings, by rule and by link; the commands `cost` and `overlap` on one."""
+
+import re
+from itertools import product
+from math import prod
+
+import pytest
+from hlo_texts import HEAD
+
+from ringcoll import overlap
+from ringcoll.__main__ import main
+from ringcoll.algorithms import build
+from ringcoll.cost import DEVICES
+from ringcoll.costs.routes import on_torus
+from ringcoll.costs.slices import along, closed, rings
+from ringcoll.overlap.embedding import embed
+from ringcoll.overlap.network import Network
+from ringcoll.overlap.topology import FLAT, wraps
+from ringcoll.pricing import price, price_backward
+from ringcoll.schedules.schedule import ScheduleError
+
+
+@pytest.mark.parametrize(
+    ("axes", "size", "expected"),
+    [
+        (2, (4, 2), (False, False)),
+        (2, (16, 16), (True, True)),
+        (2, (16, 8, 1), (True, False, False)),
+        (2, (32, 4), (False, False)),
+        (3, (4, 4, 4), (True, True, True)),
+        (3, (4, 8, 12), (True, True, True)),
+        (3, (2, 4, 4), (False, False, False)),
+        (3, (4, 4), (False, False)),
+    ],
+)
+def test_which_axes_of_a_slice_close(axes, size, expected):
+    assert closed(axes, size) == expected
+
+
+def test_which_axes_of_ranks_are_rings():
+    assert [rings(2, (n,)) for n in (1, 2, 3, 4, 6, 9, 16)] == [
+        (is_ring,) for is_ring in (False, False, False, True, True, False, True)
+    ]
+    assert rings(2, (1, 8)) == (False, True)
+    assert rings(2, (16, 8)) == closed(2, (16, 8))
+    assert FLAT == ("v5e", "v6e")
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_neighbours_along_a_line_are_two_apart_at_most(n):
+    order = along(n, False)
+    assert sorted(order) == along(n, True) == list(range(n))
+    assert max(abs(a - b) for a, b in zip(order, [*order[1:], order[0]], strict=True)) <= 2
+
+
+def placed(shape, wrap):
+    """A network, and the places of ranks on it along lines and rings."""
+    lines = [along(n, is_ring) for n, is_ring in zip(shape, wrap, strict=True)]
+    return Network(tuple(product(*lines)), wrap)
+
+
+def pairs(schedule, move):
+    ranks = range(schedule.size)
+    return [(rank, int(schedule.step(rank, move.axis, move.shift))) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ring", "bidirectional_ring", "two_ended", "torus", "direct"]
+)
+@pytest.mark.parametrize("shape", [(2,), (3,), (5,), (2, 3), (3, 5), (4, 2), (2, 3, 2)])
+def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
+    for wrap in product([False, True], repeat=len(shape)):
+        if any(is_ring and n % 2 == 0 for n, is_ring in zip(shape, wrap, strict=True)):
+            continue  # where a message of half a ring may go either way
+        schedule, network = build("all_gather", algorithm, shape), placed(shape, wrap)
+        startups, link = 0, 0
+        for moves in schedule.rounds:
+            load, ports, far = {}, {}, 0
+            for move in moves:
+                for rank, to in pairs(schedule, move):
+                    path = network.path(rank, to)
+                    far = max(far, len(path))
+                    ports[path[0]] = ports.get(path[0], 0) + 1
+                    for one in path:
+                        load[one] = load.get(one, 0) + len(move.offsets)
+            startups += max(ports.values()) + far - 1
+            link += max(load.values())
+        found = on_torus(schedule, shape, wrap)
+        assert (found.startups, found.link * schedule.lanes) == (startups, link), wrap
+
+
+def test_axes_are_told_one_by_one():
+    with pytest.raises(ScheduleError, match=r"closed \(True,\) is not of the axes of \(4, 2\)"):
+        price_backward(build("all_gather", "ring", (4, 2)), (4, 2), (True,))
+    everything = price("all_gather", "ring", (4, 2), (4, 2))
+    assert price("all_gather", "ring", (4, 2), (4, 2), (True, True)) == everything
+
+
+# -- the two commands --
+
+SIZE = 2**26
+
+
+def reported(kind, size, shape, algorithm):
+    """The seconds by `overlap` of an all-gather on a slice, laid as `overlap.mesh` lays it."""
+    schedule = build("all_gather", algorithm, shape)
+    shard = SIZE / schedule.size / schedule.lanes
+    lines = []
+    for number, moves in enumerate(schedule.rounds):
+        names = [f"{number}.{i}" for i in range(len(moves))]
+        for name, move in zip(names, moves, strict=True):
+            array = f"u8[{round(shard * len(move.offsets))}]{{0:T(128)}}"
+            to = ",".join(f"{{{a},{b}}}" for a, b in pairs(schedule, move))
+            lines.append(
+                f"%s{name} = ({array}, {array}) collective-permute-start({array} %x{name}), "
+                f"source_target_pairs={{{to}}}"
+            )
+            lines.insert(0, f"%x{name} = {array} parameter({len(lines)})")
+        lines += [f"%d{name} = u8[1] collective-permute-done(%s{name})" for name in names]
+    body = "\n".join(f"  {line}" for line in lines)
+    text = HEAD.format(ranks=schedule.size) + f"ENTRY %main () -> u8[1] {{\n{body}\n}}\n"
+    wrap = wraps(kind, (*size, 1))
+    places = embed((*size, 1), wrap, shape).reshape(-1, len(size) + 1).tolist()
+    network = Network(tuple(map(tuple, places)), wrap)
+    return overlap.report(overlap.Program(text, network=network), chip=kind).total
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "two_ended"])
+@pytest.mark.parametrize(
+    ("kind", "size", "shape"),
+    [
+        ("v5e", (2, 1, 1), (2,)),
+        ("v5e", (2, 2, 1), (4,)),
+        ("v5e", (4, 2, 1), (8,)),
+        ("v5e", (4, 4, 1), (16,)),
+        ("v5e", (2, 2, 1), (2, 2)),
+        ("v6e", (4, 8, 1), (32,)),
+        ("v5e", (16, 16, 1), (16, 16)),
+        ("v5p", (2, 1, 1), (2,)),
+        ("v5p", (2, 2, 2), (8,)),
+        ("v5p", (2, 2, 2), (2, 2, 2)),
+        ("v5p", (4, 4, 4), (4, 4, 4)),
+        ("tpu7x", (2, 2, 1), (4,)),
+    ],
+)
+def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm):
+    ranks = "x".join(map(str, shape))
+    given = f"all_gather --bytes 64M --device {kind} --ranks {ranks} --algorithm {algorithm}"
+    assert main(["cost", *given.split()]) == 0
+    said = capsys.readouterr().out
+    number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", said, re.M).groups()
+    seconds = float(number) * {"us": 1e-6, "ms": 1e-3}[unit]
+    assert reported(kind, size, shape, algorithm) == pytest.approx(
+        seconds, rel=0.01
+    )  # three digits
+    assert ("is a line, not a ring" in said) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
+
+
+def test_neighbours_have_one_link_between_them(capsys):
+    for kind, taken in (("v5e", "747 us"), ("v5p", "374 us")):
+        assert main(["cost", "all_gather", "-n", "2", "--device", kind, "--algorithm", "ring"]) == 0
+        assert f"{taken}*  alpha + 1/2 B beta" in capsys.readouterr().out
+        half = SIZE / 2 * DEVICES[kind].beta + DEVICES[kind].alpha
+        assert reported(kind, (2, 1, 1), (2,), "ring") == pytest.approx(half)
+    assert main(["cost", "all_gather", "-n", "2", "--network", "torus", "--algorithm", "ring"]) == 0
+    assert "alpha + 1/4 B beta" in capsys.readouterr().out
+
+
+def test_a_network_by_its_shape_is_a_slice(capsys):
+    for ranks, network, paid in (
+        ("16", "16x1", "15 alpha + 15/16 B beta"),
+        ("8", "8x1", "14 alpha + 7/8 B beta"),  # two links a step
+        ("16x16", "16x16", "30 alpha + 255/256 B beta"),
+    ):
+        given = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
+        assert main(["cost", *given.split()]) == 0
+        said = capsys.readouterr().out
+        assert paid in said
+        assert ("axis of 8x1 is a line, not a ring" in said) == (network == "8x1")
+    assert main(["cost", "psum", "-n", "3", "--device", "h200", "--network", "torus"]) == 0
+    assert "a line" not in capsys.readouterr().out

@@ -1,0 +1,372 @@
+"""What `ringcoll.debug` does on one process: the calls it lists, and marks that change nothing."""
+
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from support import assert_same, data, make_mesh, runnable
+
+import ringcoll
+from ringcoll import algorithms, debug
+from ringcoll.collectives import by_schedule
+from ringcoll.collectives.table import Table, TableRow, choices
+from ringcoll.debug.calls import environment
+from ringcoll.runtime import engine
+from ringcoll.runtime.hosts import OnHosts
+from ringcoll.runtime.progress import LOG
+
+
+@pytest.fixture(autouse=True)
+def _nothing_noted():
+    LOG.clear()
+
+
+def mapped(function, n=4, check_vma=False, axis_names=None):
+    more = {"axis_names": axis_names} if axis_names else {}
+    return jax.shard_map(
+        function, mesh=make_mesh(*np.atleast_1d(n)), in_specs=P("x"), out_specs=P("x"),
+        check_vma=check_vma, **more,
+    )  # fmt: skip
+
+
+def marks():
+    """Which ranks noted what how often, and no longer."""
+    found = {}
+    for (axes, rank, where), times in LOG.times.items():
+        found.setdefault(where, {})[axes, rank] = times
+    assert all(mark.is_done for mark in LOG.last.values())
+    LOG.clear()
+    return found
+
+
+def calls(function, shape=(8, 3), dtype=jnp.float32, n=4):
+    return debug.check_consistent(mapped(function, n), jax.ShapeDtypeStruct(shape, dtype))
+
+
+def test_calls_are_listed_in_order_and_with_their_place():
+    def program(x):
+        y = ringcoll.psum(x, "x", algorithm="ring")
+        y = lax.scan(lambda c, _: (c + ringcoll.pmax(c, "x", algorithm="lax"), None), y, length=3)[
+            0
+        ]
+        y = lax.while_loop(lambda c: c[0, 0] < 0, lambda c: lax.pmin(c, "x"), y)
+        y = lax.cond(y[0, 0] > 0, lambda y: y, lambda y: lax.ppermute(y, "x", [(0, 1)]), y)
+        with jax.named_scope("block"):
+            return ringcoll.all_gather_matmul(y, jnp.ones((3, 2)), "x", algorithm="two_ended")
+
+    found = calls(jax.jit(program))
+    digest = found[0].split("(")[1].split(")")[0]
+    assert digest.startswith("schedule ")
+    block = "in ringcoll.all_gather_einsum(two_ended)/round {}, in block"
+    ahead, behind = "((0, 1), (1, 2), (2, 3), (3, 0))", "((0, 3), (1, 0), (2, 1), (3, 2))"
+    assert found == [
+        f"psum over x=4 by ring ({digest}): float32[2,3]",
+        "pmax over x=4 by lax: float32[2,3], in a scan of length 3",
+        "lax.pmin over x=4: float32[2,3], in the body of a while",
+        "lax.ppermute over x=4: float32[2,3], perm=((0, 1),), in branch 0 of a cond",
+        f"ppermute over x=4: float32[1,2,3], pairs={ahead}, {block.format(1)}",
+        f"ppermute over x=4: float32[1,2,3], pairs={behind}, {block.format(1)}",
+        f"ppermute over x=4: float32[1,2,3], pairs={ahead}, {block.format(2)}",
+    ]
+
+
+def test_what_the_algorithm_stands_for_is_said():
+    table = Table((TableRow("psum", "cpu", "bruck"),))
+    by = [
+        calls(lambda x, a=a: ringcoll.psum(x, "x", algorithm=a))[0].partition(" by ")[2]
+        for a in ("bruck", table, algorithms.bruck, algorithms.bruck(4), algorithms.ring(4))
+    ]
+    named, given = by[0], by[0].replace("bruck", "given")
+    assert by[:4] == [named, named, named, given]
+    assert by[4] != given  # by its schedule
+    assert " by lax:" in calls(lambda x: ringcoll.psum(x, "x", algorithm=Table()))[0]
+
+
+def test_gradients_are_calls_as_well():
+    def loss(x):
+        return jnp.sum(mapped(lambda x: ringcoll.all_gather(x, "x", algorithm="ring"))(x))
+
+    found = debug.check_consistent(jax.grad(loss), jnp.ones((8, 3)))
+    assert [call.split(" ")[0] for call in found] == ["all_gather", "psum_scatter"]
+
+
+def test_what_cannot_be_traced_is_raised_as_it_is():
+    with pytest.raises(ValueError, match="no algorithm 'rign'; choose from"):
+        calls(lambda x: ringcoll.psum(x, "x", algorithm="rign"))
+
+
+def test_every_source_of_the_package_counts(monkeypatch, tmp_path):
+    def digest(**texts):
+        for name, text in texts.items():
+            path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return environment()[0]
+
+    monkeypatch.setattr("ringcoll.debug.calls.files", lambda package: tmp_path)
+    first = digest(wire="a", layers__linear="b", draw__page="c")
+    (tmp_path / "layers" / "__pycache__").mkdir()  # which not every process need have written
+    assert digest() == first
+    assert len({first, digest(layers__linear="B"), digest(layers__linear="b", wire="A")}) == 3
+    assert digest(wire="a") == first
+    listed = Path.iterdir
+    for last_first in (False, True):
+        with monkeypatch.context() as turned:
+            turned.setattr(Path, "iterdir", lambda at, r=last_first: sorted(listed(at), reverse=r))
+            assert digest() == first
+    (tmp_path / "draw" / "page.py").rename(tmp_path / "layers" / "page.py")
+    assert digest() != first
+
+
+def of_each(algorithm):
+    """Every kind of thing that sends, where it can be done by an algorithm."""
+
+    def program(x):
+        y = ringcoll.psum_scatter(x, "x", tiled=True, algorithm=algorithm)
+        y = ringcoll.all_gather(y, "x", tiled=True, algorithm=algorithm)
+        y = y + ringcoll.psum(x, "x", algorithm=algorithm)
+        y = ringcoll.all_gather_matmul(y, jnp.ones((3, 2)), "x", algorithm=algorithm)
+        y = ringcoll.matmul_reduce_scatter(y, jnp.ones((2, 3)), "x", algorithm=algorithm)
+        return ringcoll.ppermute(y, "x", [(0, 1)])
+
+    return program
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "lax"])
+def test_marks_change_no_result_and_every_rank_notes_every_round(algorithm, check_vma):
+    x = jnp.asarray(data((32, 3), jnp.bfloat16))
+    step = jax.jit(jax.value_and_grad(
+        lambda x: jnp.sum(jax.checkpoint(mapped(of_each(algorithm), check_vma=check_vma))(x) ** 2)
+    ))  # fmt: skip
+    plain = step(x)
+    assert not LOG.last
+    with debug.deadline(300):
+        watched = step(x)  # traced anew, though it was jitted before
+    assert_same(watched, plain)
+    found = marks()
+    ranks = {((("x", 4),), rank) for rank in range(4)}
+    assert all(set(of) == ranks for of in found.values())
+    names = {where.split("/")[0].removeprefix("ringcoll.") for where in found}
+    called = ("psum_scatter", "all_gather", "psum", "all_gather_einsum", "einsum_reduce_scatter")
+    assert names == {"ppermute", *(f"{name}({algorithm})" for name in called)}
+    rounds = {where.split("/", 1)[1] for where in found if "psum(" in where and "/" in where}
+    halves = ("reduce_scatter", "all_gather")
+    of_ring = {f"{half}/round {i}" for half in halves for i in (1, 2, 3)}
+    assert rounds == (set() if algorithm == "lax" else of_ring)
+    assert_same(step(x), plain)
+    assert not LOG.last  # and not without a deadline, though it was jitted under one
+
+
+def test_every_way_of_running_notes(monkeypatch):
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
+    x = jnp.ones((8, 3))
+
+    def total(x):
+        return ringcoll.psum(x, "x", algorithm="exchange")
+
+    def repeated(x):
+        return lax.scan(lambda c, _: (total(c) / 4, None), x, length=5)[0]
+
+    stages = {"ringcoll.psum(exchange)/stage 1/round 1", "ringcoll.psum(exchange)/stage 2/round 1"}
+    runs = [(mapped(total), 1), (jax.jit(mapped(repeated)), 5), (jax.vmap(mapped(total)), 1)]
+    for run, times in runs:
+        with debug.deadline(300):
+            run(x[None] if times == 1 and run is runs[2][0] else x)
+        found = marks()
+        assert set(found) == stages
+        assert {n for of in found.values() for n in of.values()} == {times}
+    with debug.deadline(300):
+        mapped(lambda x: ringcoll.all_gather(x, "x", algorithm="ring"))(x)
+        jax.vmap(mapped(lambda x: ringcoll.all_gather_matmul(x, x.T, "x", algorithm="ring")))(
+            jnp.stack([x, x])
+        )
+    of = {where: next(iter(times.values())) for where, times in marks().items()}
+    loop = "ringcoll.all_gather(ring)/rounds 2 to 3"
+    assert of[loop] == 2  # a turn each
+    assert "ringcoll.all_gather_einsum(ring)/round 1" in of
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "psum", "all_to_all"])
+def test_all_that_a_table_can_choose_is_marked(collective):
+    more = (0, 0) if collective == "all_to_all" else ()
+    tiled = {} if collective == "psum" else {"tiled": True}
+    x = jnp.asarray(data((16, 2)))
+    for algorithm in choices(collective):
+        if algorithm in runnable(collective, 4) or algorithm not in algorithms.names(collective):
+
+            def run(x, algorithm=algorithm):
+                call = getattr(ringcoll, collective)
+                return call(x, "x", *more, **tiled, algorithm=algorithm)
+
+            with debug.deadline(300):
+                jax.jit(mapped(run))(x)
+            found = marks()
+            assert found, algorithm
+            assert {where.partition("(")[0] for where in found} == {f"ringcoll.{collective}"}
+            if "+" in algorithm:
+                assert f"ringcoll.{collective}({algorithm.split('+')[0]})/all_gather" in found
+
+
+def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
+    def text():
+        jax.clear_caches()
+        x = jax.ShapeDtypeStruct((32, 3), jnp.float32)
+        function = jax.jit(mapped(of_each("bidirectional_ring")))
+        return str(jax.make_jaxpr(function)(x)), function.lower(x).as_text()
+
+    jaxpr, lowered = text()
+    assert "callback" not in jaxpr + lowered
+    with debug.deadline(300):
+        assert "callback" in text()[1]
+    for module in ("wire", "scheduled", "products", "all_reduces"):
+        monkeypatch.setattr(
+            f"ringcoll.{module}.marked", lambda send, messages, *a, **k: send(messages)
+        )
+    assert text() == (jaxpr, lowered)
+
+
+def test_axes_left_to_the_compiler_are_not_marked_and_work():
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    run = jax.shard_map(
+        lambda x: ringcoll.psum(x, "x", algorithm="exchange"), mesh=mesh, in_specs=P("x"),
+        out_specs=P(), axis_names={"x"},
+    )  # fmt: skip
+    with debug.deadline(300):
+        assert jax.jit(run)(jnp.ones((4, 2))).tolist() == [[4, 4]]
+    assert not LOG.last
+
+
+def test_a_deadline_waits_for_what_was_dispatched_and_leaves_no_thread():
+    program = jax.jit(mapped(lambda x: lax.fori_loop(0, 200, lambda _, x: ringcoll.pmax(
+        x, "x", algorithm="exchange"), x)))  # fmt: skip
+
+    @debug.deadline(300)
+    def step():
+        program(jnp.ones((8, 3)))
+
+    step()
+    assert {n for of in marks().values() for n in of.values()} == {200}
+    time.sleep(0.1)
+    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+
+
+@pytest.fixture
+def held():
+    """A program whose rank 0 comes to its collective only when it is let; and what lets it."""
+    let = threading.Event()
+
+    def wait(x):
+        let.wait()
+        return x
+
+    def program(x):
+        mine = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        x = lax.cond(
+            lax.axis_index("x") == 0, lambda x: jax.pure_callback(wait, mine, x), lambda x: x, x
+        )
+        return ringcoll.pmax(x, "x", algorithm="lax")
+
+    yield jax.jit(mapped(program)), let
+    let.set()
+
+
+def left(program, then, grace):
+    """Leave a deadline by an exception, with a rank in a collective; what was dispatched."""
+    results = []
+
+    def leave():
+        with debug.deadline(300, grace=grace):
+            results.append(program(jnp.ones((8, 3))))
+            while not LOG.stuck():
+                time.sleep(0.01)
+            then()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        leave()
+    return results[0]
+
+
+def test_an_exception_beside_a_healthy_step_is_not_one_of_a_rank_that_is_stuck(held, capfd):
+    program, let = held
+    results = left(program, threading.Timer(0.2, let.set).start, grace=60)
+    assert not LOG.stuck()
+    assert capfd.readouterr().err == ""
+    assert results.tolist() == [[1] * 3] * 8
+
+
+def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capfd):
+    program, let = held
+    results = left(program, lambda: None, grace=0)
+    said = capfd.readouterr().err
+    assert "ringcoll.debug.deadline(300) is left by KeyError on " in said
+    assert "rank 1 (x=1): in ringcoll.pmax(lax), begun " in said
+    let.set()
+    assert results.tolist() == [[1] * 3] * 8
+
+
+def test_a_deadline_fires_when_its_time_is_up_and_ends_after_the_grace(monkeypatch, capfd):
+    timers, done = [], []
+
+    class Timer:
+        def __init__(self, interval, function, *of):
+            timers.append((interval, lambda: function(*of)))
+
+        start = cancel = lambda self: None
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr(time, "sleep", lambda seconds: done.append(seconds))
+    monkeypatch.setattr("os._exit", lambda status: done.append(f"exit {status}"))
+    with debug.deadline(30, grace=7):
+        ((interval, is_over),) = timers
+        is_over()
+    assert interval == 30
+    assert done == [7, f"exit {debug.STATUS}"]
+    assert "deadline(30) is over on " in capfd.readouterr().err
+
+
+def test_an_exception_passes(capfd):
+    with pytest.raises(KeyError, match="mine"), debug.deadline(300):
+        raise KeyError("mine")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"seconds": 0}, "seconds=0; pass a number of seconds, from 0.001 to"),
+        ({"seconds": "60"}, "seconds='60'; pass a number"),
+        ({"seconds": 1, "grace": -1}, "grace=-1; pass a number of seconds, from 0 to"),
+    ],
+)
+def test_a_deadline_that_is_none_is_refused(arguments, complaint):
+    with pytest.raises(ValueError, match=complaint), debug.deadline(**arguments):
+        pass
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_what_a_table_picks_between_hosts_is_named(is_set, monkeypatch):
+    monkeypatch.setattr(by_schedule, "on_hosts", lambda mesh, *_: OnHosts(mesh.size, 1))
+    table = Table(
+        (TableRow("psum", "cpu", "exchange", hosts=(4, 5)), TableRow("psum", "cpu", "ring"))
+    )
+
+    def call(x):
+        return ringcoll.psum(x, "x", algorithm=table)
+
+    if is_set:
+        with jax.set_mesh(make_mesh(4)):
+            here = jax.shard_map(call, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+            (found,) = debug.check_consistent(here, np.ones(8, np.float32))
+    else:
+        (found,) = calls(call)
+    assert " by exchange (" in found
+    assert "mesh" not in found

@@ -1,0 +1,176 @@
+"""What `ringcoll.debug` says when processes of this machine really fail, or really differ."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from benchmarks.hosts.failures import FAILURES, ended
+from benchmarks.measuring import launch
+from ringcoll.debug import STATUS
+
+ABORTED = -6  # by JAX, when the first process has ended before
+START = """
+import argparse, atexit, os, time
+import jax, jax.numpy as jnp
+from benchmarks.measuring import processes
+parser = argparse.ArgumentParser()
+processes.add_arguments(parser)
+processes.start(parser.parse_args())
+import ringcoll
+from ringcoll import debug
+from jax.sharding import PartitionSpec as P
+mesh = jax.make_mesh((2,), ("x",))
+own = jax.process_index()
+"""
+#: The other process is gone; what is done at the end takes longer than the deadline.
+HOOK = (
+    START
+    + """
+def hook():
+    time.sleep(25)
+    print("the hook has run", flush=True)
+
+atexit.register(hook)
+step = jax.jit(jax.shard_map(
+    lambda x: ringcoll.psum(x, "x", algorithm="ring"), mesh=mesh, in_specs=P(), out_specs=P()
+))
+jax.block_until_ready(step(jnp.ones(4)))
+with debug.deadline(20, grace=1):
+    if own == 1:
+        os._exit(1)
+    jax.block_until_ready(step(jnp.ones(4)))
+"""
+)
+#: What differs is nothing of the program: addresses, orders of sets, options of the compiler.
+ALIKE = (
+    START
+    + """
+names = {f"name {i}" for i in range(20)}
+keep = jax.checkpoint_policies.save_only_these_names(*names)
+before = [object() for _ in range(own * 1000)]
+
+def step(x, activation):
+    jax.debug.callback(lambda x: (own, before), x)
+    y = jax.shard_map(
+        lambda x: ringcoll.psum(x, "x", algorithm="ring"), mesh=mesh, in_specs=P(), out_specs=P()
+    )(x)
+    return jax.grad(jax.checkpoint(lambda y: activation(y).sum(), policy=keep))(y)
+
+options = {"xla_embed_ir_in_executable": True}
+step = jax.jit(step, static_argnames="activation", compiler_options=options)
+print(debug.check_consistent(step, jnp.ones(4), activation=lambda y: y**2))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def ends():
+    """They wait for each other, so all at once."""
+    rows = [("has", "checked", 3), ("is killed in the middle", "deadline", 3)]
+    rows += [("never arrives", "deadline", 2), ("has a dtype as wide", "deadline", 2)]
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        each = pool.map(lambda row: ended(*row, seconds=20, patience=200), rows)
+        scripts = {script: pool.submit(run, script) for script in (HOOK, ALIKE)}
+        found = {only: found for (only, _, _), found in zip(rows, each, strict=True)}
+        return found | {script: ends.result() for script, ends in scripts.items()}
+
+
+def run(script):
+    with launch.loopback() as at:
+        return launch.together(launch.python(at, 2, "-c", script), [1, 1], seconds=200)
+
+
+def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
+    found = ends["has"]
+    assert [end.status for end in found] == [0, 0, 0], found
+    said = [end.text.split("refused: ringcoll.debug.check_consistent(fn, ...): ") for end in found]
+    rows = [name for name in FAILURES if "has" in name]
+    cure = "let every process make the same calls"
+    words = [[text.partition(cure)[0].rstrip().splitlines() for text in own[1:]] for own in said]
+    assert words[1] == words[0] == words[2]
+    assert all(text.count(cure) == 1 for text in said[1][1:])
+    differ = "process 2 differs from process 0 (and 1 more) in call {}"
+    heads = {row: lines[0] for row, lines in zip(rows, words[0], strict=True)}
+    unlike = [heads.pop(f"has {what} in another order") for what in ("equal calls", "devices")]
+    beyond_calls = differ.replace("call {}", "line {} of its program")
+    assert unlike == [beyond_calls.format(number) for number in (6, 4)]
+    assert heads == {
+        row: differ.format(2 if row == "has a call less" else 1) for row in rows if row in heads
+    }
+    lines = {row: own[1:] for row, own in zip(rows, words[0], strict=True)}
+    usual = lines["has another shape"][0]
+    assert re.fullmatch(
+        r"  process 0 \(calls: 1\): psum over x=3 by ring \(schedule \w{8}\): float32\[1,12\]",
+        usual,
+    )
+    own = usual.replace("process 0", "process 2")
+    ring = usual.partition(": psum")[2]
+    assert lines["has another shape"][1] == own.replace("[1,", "[2,")
+    assert lines["has a wider dtype"] == [usual, own.replace("float32", "complex64")]
+    assert lines["has a dtype as wide"] == [usual, own.replace("float32", "int32")]
+    bruck = lines["has another algorithm"][1]
+    assert bruck.startswith("  process 2 (calls: 1): psum over x=3 by bruck (schedule ")
+    assert bruck.split("(")[2] != usual.split("(")[2]
+    psum, pmax = lines["has another order of calls"]
+    assert psum.startswith("  process 0 (calls: 2): psum over x=3 by exchange ")
+    assert pmax.startswith("  process 2 (calls: 2): pmax over x=3 by exchange ")
+    assert lines["has a call less"] == [
+        f"  process 0 (calls: 2): psum{ring}",
+        "  process 2 (calls: 1): no more calls",
+    ]
+    one, hundred = lines["has equal calls in another order"]
+    assert (one.split()[-2:], hundred.split()[-2:]) == (["1.0,", "v0"], ["100.0,", "v0"])
+    orders = [text.split(" on devices [")[1] for text in lines["has devices in another order"]]
+    usual_order, turned = (text.partition("]")[0].split(", ") for text in orders)
+    assert turned == [*usual_order[-1:], *usual_order[:-1]]
+    refused = "  process 2 (calls: 1): no program, but ValueError: ringcoll.psum(x, axis_name='x'"
+    assert lines["has a call that is refused"][1].startswith(refused)
+
+
+def test_where_one_is_killed_the_others_end_and_say_where_they_were(ends):
+    *others, killed = ends["is killed in the middle"]
+    assert others[0].status == STATUS
+    assert killed.status == -9
+    for rank, end in enumerate(others):
+        assert end.status in (STATUS, ABORTED), end
+        assert "ringcoll.debug.deadline(20) is left by JaxRuntimeError on " in end.text
+        where = f"rank {rank} (x={rank}): in ringcoll.psum(ring)/"
+        assert where in end.text
+        assert end.text.split(where)[1].split("/round ")[0] in ("reduce_scatter", "all_gather")
+
+
+def test_where_one_never_arrives_all_end_and_say_where_they_were(ends):
+    waits, sleeps = ends["never arrives"]
+    for end in (waits, sleeps):
+        assert end.status == STATUS, end
+        assert "ringcoll.debug.deadline(20) is over on " in end.text
+        assert "Python is at\n" in end.text
+    first = "\nrank 0 (x=0): in ringcoll.psum(ring)/reduce_scatter/round 1, begun "
+    assert first in waits.text
+    assert "\nno rank has come to a collective of ringcoll\n" in sleeps.text
+    assert "in _process\n" in sleeps.text
+
+
+def test_messages_of_other_dtypes_are_not_exchanged(ends):
+    for rank, end in enumerate(ends["has a dtype as wide"]):
+        assert end.status == STATUS or (rank, end.status) == (1, ABORTED), end
+        assert "ringcoll.debug.deadline(20) ends: ranks that are to exchange messages" in end.text
+        begins = "begins ringcoll.psum(ring)/reduce_scatter/round 1:"
+        for rank, dtype in enumerate(("float32", "int32")):
+            assert f"\nrank {rank} over x {begins} {dtype}[1,1,6]" in end.text
+        assert "values" not in end.text
+
+
+def test_who_leaves_a_rank_stuck_may_finish_what_is_done_at_the_end(ends):
+    left, gone = ends[HOOK]
+    assert gone.status == 1
+    assert left.status == STATUS, left
+    assert "ringcoll.debug.deadline(20) is left by JaxRuntimeError on " in left.text
+    assert "\nthe hook has run\n" in left.text
+
+
+def test_what_is_alike_is_not_refused(ends):
+    for end in ends[ALIKE]:
+        assert end.status == 0, end
+        assert "['psum over x=2 by ring (schedule " in end.text

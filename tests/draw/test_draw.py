@@ -1,0 +1,291 @@
+"""Drawing: what is drawn is what happens, proved on symbols; words and text of it."""
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from math import prod
+
+import pytest
+from support import SIZES, exists, runnable
+
+from ringcoll.__main__ import main
+from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
+from ringcoll.draw import as_page, as_text, frames, plan
+from ringcoll.draw.captions import parts, sentence
+from ringcoll.draw.plan import Plan
+from ringcoll.schedules.phases import Carries, Phase
+from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
+
+SHAPES = [*((n,) for n in SIZES), (4, 2), (3, 2), (2, 2, 2)]
+
+
+# -- steps --
+
+
+def wanted(collective, rank, n):
+    """By column, whose data a rank holds at the end; None stands for whole vectors."""
+    everybody = frozenset(range(n))
+    if collective == "all_gather":
+        return tuple(frozenset([shard]) for shard in range(n))
+    if collective in ("psum_scatter", "all_to_all"):
+        return tuple(everybody if shard == rank else frozenset() for shard in range(n))
+    return None
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_last_frame_is_what_the_collective_gives_and_all_is_paid_for(collective, shape):
+    for algorithm in runnable(collective, *shape):
+        made = plan(collective, algorithm, shape)
+        run, n = frames(made), prod(shape)
+        for rank, lanes in enumerate(run[-1].held):
+            for cells in lanes:
+                assert cells == (wanted(collective, rank, n) or (frozenset(range(n)),) * len(cells))
+        assert len(run) - 1 == made.paid.rounds
+        for rank in range(n):
+            mine = [(m, f.phase) for f in run for m in f.messages if m.sender == rank]
+            assert len(mine) == made.paid.messages
+            sent = sum(Fraction(len(m.pieces), phase.schedule.lanes) for m, phase in mine)
+            assert sent * (n if made.whole else 1) == made.paid.sent
+
+
+def test_what_was_sent_away_is_no_longer_held_but_a_shard_is_kept():
+    start, first, *_ = frames(plan("reduce_scatter", "ring", (4,)))
+    assert start.held[2] == ((frozenset([2]),) * 4,)
+    assert [sorted(cell) for cell in first.held[2][0]] == [[2, 3], [2], [2], []]
+    (message,) = [m for m in first.messages if m.sender == 2]
+    assert (message.receiver, message.pieces[0].column) == (1, 3)
+    _, first, *_ = frames(plan("all_gather", "ring", (4,)))
+    assert [sorted(cell) for cell in first.held[2][0]] == [[], [1], [2], []]
+
+
+def test_stages_of_several_lanes_and_one_rank():
+    stages = (GATHERS["bidirectional_ring"](3), ring(1), ring(2))
+    *_, last = frames(plan("psum", stages, (6,)))
+    assert last.held == (((frozenset(range(6)),),),) * 6
+
+
+def broken(carries, *rounds):
+    """A plan on three ranks that nothing has checked."""
+    schedule = Schedule((3,), rounds)
+    return Plan("mine", "mine", (3,), (Phase("mine", carries, schedule),), schedule, None)
+
+
+def test_a_schedule_that_is_wrong_does_not_run():
+    with pytest.raises(ScheduleError, match="rank 0 sends 2, which it does not hold"):
+        frames(broken(Carries.SHARDS, (Move(1, (1,)),)))
+    with pytest.raises(ScheduleError, match="column 0 is added twice"):
+        frames(broken(Carries.SHARDS, (Move(1, (0,)),), (Move(1, (0,)),)))
+    away = Move(1, (1,))  # backward: each sends its sum of the next one's shard there
+    with pytest.raises(ScheduleError, match="rank 0 sends 1, which it does not hold"):
+        frames(broken(Carries.SUMS, (away,), (away,)))
+
+
+# -- words --
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("algorithm", [name for name in GATHERS if exists(name, (5,))])
+def test_words_say_for_every_rank_what_is_sent(collective, algorithm):
+    made = plan(collective, algorithm, (5,))
+    for frame, (_, phase, number) in zip(frames(made)[1:], made.numbered(), strict=True):
+        said = set()
+        for part in parts(made, phase, number):
+            targets, what, lane = re.fullmatch(
+                r"to (?:each of )?(.*): .*?(?:shards? (.*?)|that rank's shard)( \(lane \d\))?", part
+            ).groups()
+            for target in targets.split(", "):
+                for r in range(5):
+                    to = eval(target, {"r": r}) % 5
+                    columns = eval(f"[{what or target}]", {"r": r})
+                    said.add((r, to, int((lane or "0)")[-2]), tuple(c % 5 for c in columns)))
+        assert said == {
+            (m.sender, m.receiver, m.lane, tuple(p.column for p in m.pieces))
+            for m in frame.messages
+        }
+
+
+# fmt: off
+SAID = [
+    ("all_to_all", "bruck", (8,), 1,
+     "every rank r sends to r+2: 4 blocks for r+2, r+6 from r, r-1"),
+    ("all_to_all", "pairwise", (3,), 1, "every rank r sends to r+2: its block for it"),
+    ("psum", "recursive_doubling", (8,), 4, "every rank r sends to r^2: shards r, r^4"),
+    ("psum", "exchange", (6,), 2,
+     "every rank (i, j) sends to (i, j+2): the whole vector of (i, j)"),
+    ("all_gather", "ring", (5,), 3, "every rank r sends to r+1: shard r-3"),
+    ("pmax", "ring", (3,), 0, "every rank r sends to r-1: its maximum of shard r+1"),
+    ("all_gather", "ring", (3, 2), 2, "every rank (i, j) sends to (i, j+1): shards (*, j)"),
+    ("all_gather", "direct", (64,), 0,
+     "every rank r sends to each of r+1, r+2, r+3, ..., r+63 (63 of them): shard r"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "shape", "number", "said"), SAID)
+def test_sentences(collective, algorithm, shape, number, said):
+    made = plan(collective, algorithm, shape)
+    _, phase, i = list(made.numbered())[number]
+    assert sentence(made, phase, i) == said
+
+
+# -- text --
+
+
+def test_text_is_a_table_for_each_round():
+    said = as_text(plan("all_reduce", "ring", (3,)))
+    blocks = said.split("\n\n")
+    assert blocks[0] == "all_reduce by ring on 3 ranks"
+    assert blocks[3].startswith("round 1 of 4, reduce-scatter: every rank r sends to r-1")
+    table = [line.split() for line in blocks[3].splitlines()[-3:]]
+    assert table == [["0", "0", ".", "01*"], ["1", "12*", "1", "."], ["2", ".", "02*", "2"]]
+    assert [line.split() for line in blocks[-2].splitlines()[-3:]] == [
+        ["0", "0-2", "0-2*", "0-2"],
+        ["1", "0-2", "0-2", "0-2*"],
+        ["2", "0-2*", "0-2", "0-2"],
+    ]
+    assert "4 rounds, 4 messages; sends 4/3 (1.33) full vectors, adds 2/3." in blocks[-1]
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "shape"),
+    [
+        ("psum", "bidirectional_ring", (4,)),
+        ("psum_scatter", "torus", (4, 2)),
+        ("all_to_all", "bruck", (8,)),
+        ("psum", "one_shot", (6,)),
+        ("psum", "torus", (8, 8)),
+        ("psum", "ring", (512,)),
+        ("all_to_all", "pairwise", (64,)),
+    ],
+)
+def test_text_fits_the_terminal(collective, algorithm, shape):
+    for width in (60, 80, 132):
+        lines = as_text(plan(collective, algorithm, shape), width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert len(lines) < 400
+
+
+def test_lanes_are_said_apart_where_they_differ():
+    said = as_text(plan("all_gather", "bidirectional_ring", (3,)))
+    assert "1/2 of everything" in said
+    assert re.search(r"^0 +0 +\.\|1\* +2\*\|\.$", said, re.M)
+    narrow = as_text(plan("all_gather", "torus", (4, 2)))  # all lanes in a cell are too wide
+    assert re.search(r"^3 lane 1 +\. +\. +\. +3 +\. +5\* +\. +\.$", narrow, re.M)
+
+
+def test_rounds_that_repeat_are_said_once():
+    said = as_text(plan("psum", "ring", (512,)))
+    assert "rounds 1 to 511" in said
+    assert "rounds 512 to 1022" in said
+    assert "holds 1 of 512 sums" in said
+    assert "holds 512 of 512 shards" in said
+    pairwise = as_text(plan("all_to_all", "pairwise", (64,)))
+    assert "rounds 1 to 63" in pairwise
+    assert "... last: every rank r sends to r+63" in pairwise
+    assert "rounds" not in as_text(plan("all_to_all", "bruck", (64,))).partition("Each rank")[0]
+
+
+# -- the command --
+
+
+def my_star(n):
+    """Not in the library."""
+    return Schedule((n,), tuple((Move(s, (0,)),) for s in range(1, n)))
+
+
+def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
+    assert main(["draw", "all_reduce", "--algorithm", "bidirectional_ring", "-n", "4"]) == 0
+    assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
+    svg, html = tmp_path / "a.svg", tmp_path / "a.html"
+    mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
+    assert main(["draw", "all_gather", *mine, "--svg", str(svg), "--round", "2"]) == 0
+    assert capsys.readouterr().out == ""
+    assert "round 2 of 3" in svg.read_text(encoding="utf-8")
+    page = html.read_text(encoding="utf-8")
+    assert 'def</span> <span class="name">my_star' in page
+    assert page.count('class="frame"') == 4
+
+
+def odd_words(n):
+    """It makes <script>alert("x")</script> & rings."""
+    said = "<script>alert('x')</script>", "$title"  # & </pre>
+    return ring(n) if said else None
+
+
+def untold(n):
+    return ring(n)
+
+
+class Made:
+    def __call__(self, n):
+        return ring(n)
+
+
+made_by_an_object, given_a_direction = Made(), partial(ring, direction=-1)
+
+
+@pytest.mark.parametrize("name", ["untold", "made_by_an_object", "given_a_direction", "odd_words"])
+def test_the_page_of_any_function(name, tmp_path):
+    html = tmp_path / "a.html"
+    arguments = ["--function", f"{__name__}:{name}", "-n", "3", "--html", str(html)]
+    assert main(["draw", "all_gather", *arguments]) == 0
+    page = html.read_text(encoding="utf-8")
+    assert page.count("<script>") == page.count("</script>") == 1  # its own
+    assert f"<i>by</i> {name} <i>" in page
+    assert "partial" not in page
+    assert ("neighbour" in page) == (name == "given_a_direction")  # what `ring` says
+    strange = as_page(replace(plan("psum", "ring", (3,)), algorithm='<script>"'))
+    assert strange.count("<script>") == 1
+
+
+def test_the_page_prices_what_makes_such_a_torus():
+    flat, deep = (as_page(plan("psum", "ring", shape)) for shape in ((4, 2, 1), (2, 2, 2)))
+    assert '<th scope="row">v5e' in flat
+    assert "v5e" not in deep
+    assert '<th scope="row">v5p' in deep
+
+
+def test_a_round_in_which_nothing_is_sent():
+    pause = Schedule((3,), ((), *ring(3).rounds))
+    assert "round 1 of 3, all-gather: every rank r sends nothing\n" in as_text(
+        plan("all_gather", pause, (3,))
+    )
+
+
+def nothing(n):
+    """No schedule."""
+
+
+def raises(n):
+    return {}[n]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "all_gather --algorithm rign -n 4",
+            "no algorithm 'rign'; choose from ring, ",
+        ),
+        ("all_gatter --algorithm ring -n 4", "invalid choice: 'all_gatter'"),
+        ("all_gather --algorithm exchange -n 4", "no algorithm 'exchange'"),
+        ("psum --algorithm recursive_doubling -n 6", "needs a power of two, got 6"),
+        ("psum --algorithm ring -n 0", "'0' is not a shape"),
+        ("psum --algorithm ring -n 4xx2", "'4xx2' is not a shape"),
+        ("psum --algorithm ring", "arguments are required: -n/--ranks"),
+        ("psum --function math:none_such -n 4", "'math:none_such' is not a module:function"),
+        ("psum --function test_draw:my_star -n 4x2", "called with (4, 2), the sizes"),
+        ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
+        ("psum --function test_draw:SHAPES -n 4", "'test_draw:SHAPES' is a list; name a function"),
+        ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
+        ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
+        ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
+        ("psum --algorithm ring -n 2 --svg /none/such.svg", "No such file or directory"),
+    ],
+)
+def test_the_command_refuses_in_words(arguments, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["draw", *arguments.split()])
+    assert said in capsys.readouterr().err

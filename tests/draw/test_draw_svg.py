@@ -1,0 +1,163 @@
+"""Pictures: a box a rank, an arrow a message, nothing on top of anything; and code in colours."""
+
+import re
+from itertools import combinations
+from math import hypot
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from ringcoll.algorithms import bruck
+from ringcoll.draw import as_svg, frames, plan
+from ringcoll.draw.picture import Picture
+from ringcoll.draw.source import highlighted, source
+from ringcoll.draw.style import COLOURS, EMPTY
+
+SHOWN = [("psum", "ring", (4,)), ("all_gather", "torus", (4, 2)), ("all_to_all", "bruck", (5,))]
+SHOWN += [
+    ("psum", "exchange", (6,)),
+    ("psum_scatter", "direct", (8,)),
+    ("psum", "torus", (2, 2, 2)),
+]
+SHOWN += [("psum", "ring", (1,)), ("psum", "bidirectional_ring", (2,)), ("pmin", "one_shot", (3,))]
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
+def test_a_picture_has_a_box_for_every_rank_and_an_arrow_for_every_message(
+    collective, algorithm, shape
+):
+    made = plan(collective, algorithm, shape)
+    run, whole = frames(made), ElementTree.fromstring(as_svg(made))
+    tag = "{http://www.w3.org/2000/svg}"
+    messages = sum(len(frame.messages) for frame in run)
+    assert len(list(whole.iter(tag + "polygon"))) == messages
+    labels = [text.text for text in whole.iter(tag + "text")]
+    assert made.title in labels
+    ranks = [said for said in labels if re.fullmatch(r"rank \d+|\d+ \(.*\)", said)]
+    assert len(ranks) == len(run) * made.size
+    for number, frame in enumerate(run):
+        one = ElementTree.fromstring(as_svg(made, number))
+        assert len(list(one.iter(tag + "polygon"))) == len(frame.messages)
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
+def test_arrows_come_from_who_sends_and_point_at_who_receives(collective, algorithm, shape):
+    tag, made = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
+    for number, frame in enumerate(frames(made)):
+        one = ElementTree.fromstring(as_svg(made, number))
+        of = {
+            name: [e.attrib for e in one.iter(tag + name)] for name in ("rect", "path", "polygon")
+        }
+        sides = ("x", "y", "width", "height")
+        boxes = [[float(e[side]) for side in sides] for e in of["rect"] if e.get("rx") == "7"]
+        assert len(boxes) == made.size
+
+        def nearest(point, boxes=boxes):
+            def distance(rank):
+                x, y, width, height = boxes[rank]
+                return hypot(
+                    *(
+                        max(low - at, 0, at - low - size)
+                        for at, low, size in zip(point, (x, y), (width, height), strict=True)
+                    )
+                )
+
+            return min(range(len(boxes)), key=distance)
+
+        def points(text):
+            numbers = [float(n) for n in re.findall(r"-?[\d.]+", text)]
+            return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+        ways, said = [], []
+        for path in of["path"]:  # what wraps a grid has dashed parts before the last
+            ways.append(points(path["d"]))
+            if "stroke-dasharray" not in path:
+                said.append((nearest(ways[0][0]), nearest(ways[-1][-1])))
+                ways = []
+        assert said == [(m.sender, m.receiver) for m in frame.messages]
+        tips = [nearest(points(polygon["points"])[0]) for polygon in of["polygon"]]
+        assert tips == [m.receiver for m in frame.messages]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"),
+    [
+        *(("bidirectional_ring", (2,)), ("bidirectional_ring", (8,)), ("two_ended", (3,))),
+        *(("bruck", (5,)), ("bruck", (8,)), ("recursive_doubling", (8,)), ("exchange", (8,))),
+        *(("torus", (4, 2)), ("torus", (4, 4)), ("torus", (2, 2, 2))),
+    ],
+)
+def test_no_message_lies_on_another_or_on_a_rank(algorithm, shape):
+    picture = Picture(plan("psum", algorithm, shape))
+    width, height = picture.machine.box
+    for routes in picture.routes:
+        for one, other in combinations([route.middle for route in routes], 2):
+            assert hypot(one[0] - other[0], one[1] - other[1]) > 11
+        for way in (way for route in routes for way in route.ways):
+            for x, y in (way.at(t / 12) for t in range(13)):
+                for left, top in picture.machine.middles:
+                    assert abs(x - left) > width / 2 or abs(y - top) > height / 2
+
+
+def test_boxes_do_not_overlap():
+    for shape in [(n,) for n in range(2, 17)] + [(4, 4), (3, 5), (2, 2, 2), (2, 2, 4)]:
+        picture = Picture(plan("psum", "ring", shape))
+        width, height = picture.machine.box
+        for (ax, ay), (bx, by) in combinations(picture.machine.middles, 2):
+            assert abs(ax - bx) > width + 20 or abs(ay - by) > height + 20
+
+
+def test_pictures_refuse_in_words():
+    made = plan("psum", "ring", (17,))
+    with pytest.raises(ValueError, match=r"17 ranks: at most 16 .* draw fewer, or as text"):
+        as_svg(made)
+    with pytest.raises(ValueError, match="31 frames in one picture: at most 24"):
+        as_svg(plan("psum", "ring", (16,)))
+    with pytest.raises(ValueError, match=r"round 7: there are 0 \(the start\) to 6"):
+        as_svg(plan("psum", "ring", (4,)), 7)
+
+
+#: What those see who have no red cones, or no green ones: Machado, Oliveira, Fernandes (2009).
+SEEN = {
+    "all": np.eye(3),
+    "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "no green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+}
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_colours_can_be_told_apart(eyes):
+    srgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in (*COLOURS, EMPTY)])
+    linear = np.where(srgb < 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(linear @ np.array(SEEN[eyes]).T, 0, None)
+    cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    oklab = np.cbrt(seen @ np.array(cones).T) @ np.array(lab).T
+    assert min(np.linalg.norm(a - b) for a, b in combinations(oklab, 2)) > 0.08
+    assert len(COLOURS) == 16
+
+
+# -- code --
+
+
+def test_the_code_is_that_of_the_algorithm_without_its_docstring():
+    code = source(bruck)
+    assert code.startswith("@listed(GATHERS)\n@along_each_axis\ndef bruck(n: int) -> Schedule:\n")
+    assert "IEEE" not in code
+    assert "bit_length" in code
+    html = highlighted(code + '\nx = f"{1 < 2}"  # <b>\n')
+    assert '<span class="keyword">def</span> <span class="name">bruck</span>' in html
+    assert "&lt;b&gt;" in html
+    assert source(len) == ""
+
+
+def test_frames_are_in_a_row_if_they_fit():
+    def size(algorithm):
+        picture = ElementTree.fromstring(as_svg(plan("psum", algorithm, (4,))))
+        return float(picture.get("width")), float(picture.get("height"))
+
+    width, height = size("exchange")  # three frames
+    assert 2 * height < width < 1100
+    width, height = size("ring")  # seven, of which four in a row would be too small to read
+    assert width < 1100 < width + height

@@ -1,0 +1,154 @@
+"""What "auto" may pick on machines that are not here computes the same."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import assert_same, data, make_mesh, per_rank
+from test_matmuls import FORMS
+
+import ringcoll
+from ringcoll.matmuls import auto, forms
+from ringcoll.matmuls.forms import Form, by_platform
+from ringcoll.runtime import barriers, hosts
+
+
+def operands(n):
+    """Of every form whose shapes any n divides; shards of one row, so that lanes go empty."""
+    shapes = {
+        "rows gathered": ((1, 3), (3, 4)),
+        "contraction gathered": ((5, 1), (n, 4)),
+        "weight gathered": ((5, n), (1, 4)),
+        "columns of the weight gathered": ((5, 3), (3, 1)),
+        "several weights": ((1, 3), (3, 4)),
+        "rows scattered": ((n, 3), (3, 4)),
+    }
+    return {
+        name: [data((n, *shape), ranks=2 * n) % 5 - 2 for shape in pair]
+        for name, pair in shapes.items()
+    }
+
+
+def compared(n, ours, check_vma=True):
+    """Results and gradients of all forms, beside those of the plain form."""
+
+    def both(call, x, w):
+        y, pull = jax.vjp(call, x, w)
+        return y, pull(y)
+
+    def program(made):
+        return {
+            name: {
+                "ours": both(partial(FORMS[name].ours, **ours), *pair),
+                "plain": both(FORMS[name].plain, *pair),
+            }
+            for name, pair in made.items()
+        }
+
+    for result in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
+        # (+ 0: a sum that begins with a zero has no -0.0.)
+        ours, plain = (jax.tree.map(lambda x: x + 0, result[by]) for by in ("ours", "plain"))
+        assert_same(ours, plain)
+
+
+@pytest.mark.parametrize("joining", ["apart", "fused", "copied"])
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
+    monkeypatch.setattr(auto, "joining", lambda *_: joining)
+    for algorithm in ("bidirectional_ring", "two_ended"):
+        compared(n, {"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_gathers_in_a_loop_of_two_rounds_a_turn(n, check_vma, monkeypatch):
+    """Of an odd number of ranks, rounds are as ever."""
+    monkeypatch.setattr(auto, "pairs_pay", lambda *_: True)
+    form, pair = FORMS["rows gathered"], operands(n)["rows gathered"]
+    hows = ("ring", "bidirectional_ring", "two_ended")
+
+    def program(x, w):
+        return [form.ours(x, w, algorithm=how) for how in hows], [form.plain(x, w)] * len(hows)
+
+    made = per_rank(make_mesh(n), program, *pair, check_vma=check_vma)
+    assert_same(*jax.tree.map(lambda x: x + 0, made))  # a sum that begins with a zero has no -0.0
+
+
+@pytest.mark.parametrize(("algorithm", "loops"), [("bidirectional_ring", 1), ("two_ended", 0)])
+def test_only_rounds_that_forward_all_are_such_a_loop(algorithm, loops, monkeypatch):
+    monkeypatch.setattr(auto, "pairs_pay", lambda *_: True)
+    ours = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm=algorithm)
+    program = jax.shard_map(ours, mesh=make_mesh(8), in_specs=(P("x"), P()), out_specs=P("x"))
+    text = str(jax.make_jaxpr(program)(jnp.zeros((8, 4)), jnp.zeros((4, 4))))
+    assert text.count("unroll=2") == text.count(" scan[") == loops
+
+
+@pytest.mark.parametrize(
+    ("n", "check_vma"), [(2, True), (3, False), (4, True), (5, False), (8, True), (8, False)]
+)
+def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
+    """Of shards of one row, most halves are empty; on two ranks all is as without turns."""
+    monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
+    for algorithm in ("ring", "bidirectional_ring"):
+        compared(n, {"algorithm": algorithm}, check_vma)
+
+
+@pytest.mark.parametrize("late", [lambda i: False, lambda i: i == 1, lambda i: True])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
+    def to_gather(gather, *_):
+        return auto.HIDDEN, tuple(filter(late, range(len(gather.products))))
+
+    monkeypatch.setattr(auto, "BY_PLATFORM", {})
+    monkeypatch.setattr(auto, "to_gather", to_gather)
+    monkeypatch.setattr(auto, "to_scatter", lambda *_: auto.HIDDEN)
+    compared(n, {}, check_vma)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_sums_in_a_loop_without_barriers(n, check_vma, monkeypatch):
+    """As compilers for TPUs get them; on CPUs there are barriers."""
+    monkeypatch.setattr(barriers, "device_kind", lambda: None)
+    assert isinstance(barriers.order_of_work(sums=True), barriers.Summing)
+    compared(n, {"algorithm": "bidirectional_ring"}, check_vma)
+
+
+def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
+    """That there are several hosts is asked of the mesh, not of the number of processes."""
+    for module in (forms, hosts):
+        monkeypatch.setattr(module, "are_cpu_processes", lambda: True)
+
+    def call(x):
+        def run(form, x):
+            return (
+                x + {"bidirectional_ring": 1, "ring": 1, "lax": 2, "two_ended": 3}[form.algorithm]
+            )
+
+        return by_platform(("x",), Form("bidirectional_ring"), Form("two_ended"), run, x)
+
+    run = jax.shard_map(call, mesh=make_mesh(2), in_specs=P(), out_specs=P())
+    assert jax.jit(run)(jnp.float32(0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("platform", "algorithm"),
+    [("tpu", "bidirectional_ring"), ("cuda", "ring"), ("rocm", "ring"), ("cpu", "lax")],
+)
+def test_every_platform_has_its_form(platform, algorithm):
+    """Of one host; the form is read off a number that is put into the program for it."""
+    numbers = {"bidirectional_ring": 11, "ring": 22, "lax": 33, "two_ended": 44}
+
+    def run(form, x):
+        return x + numbers[form.algorithm]
+
+    def call(x):
+        return by_platform(("x",), Form("bidirectional_ring", (1,)), Form("two_ended"), run, x)
+
+    text = jax.jit(call).trace(1).lower(lowering_platforms=(platform,)).as_text()
+    found = {*map(int, re.findall(r"dense<(\d+)>", text))}
+    assert found & {*numbers.values()} == {numbers[algorithm]}

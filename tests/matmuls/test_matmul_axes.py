@@ -1,0 +1,97 @@
+"""Matmuls over one axis of a mesh whose other axis is explicit, or left to the compiler."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import data, make_mesh, per_rank
+from test_matmuls import FORMS
+
+from ringcoll.matmuls import auto
+from ringcoll.runtime import engine
+
+N = 4
+#: Of matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
+#: of the result stay as they are.
+SHAPES = {
+    "rows gathered": ((2, 3), (3, 6), ("columns",)),
+    "contraction gathered": ((6, 2), (2 * N, 4), ("rows", "columns")),
+    "weight gathered": ((6, 2 * N), (2, 4), ("rows", "columns")),
+    "columns of the weight gathered": ((4, 3), (3, 2), ("rows",)),
+    "several weights": ((2, 3), (3, 6), ()),
+    "rows scattered": ((2 * N, 3), (3, 6), ("columns",)),
+    "columns scattered": ((2, 4, 3), (3, 2 * N), ("rows",)),
+    "sum on every rank": ((6, 3), (3, 4), ("columns",)),
+}
+CASES = [(name, of) for name, (*_, kept) in SHAPES.items() for of in (None, *kept)]
+
+
+def operands(name):
+    *shapes, _ = SHAPES[name]
+    return [data((N, *shape), ranks=16) % 5 - 2 for shape in shapes]
+
+
+def with_gradients(call):
+    def both(x, w):
+        y, pull = jax.vjp(call, x, w)
+        return y, pull(y)
+
+    return both
+
+
+@pytest.mark.parametrize(
+    ("axis_type", "check_vma", "unrolled", "algorithm", "turns"),
+    [
+        (AxisType.Explicit, True, 24, "bidirectional_ring", False),
+        (AxisType.Explicit, False, 24, "bidirectional_ring", True),
+        (AxisType.Explicit, True, 0, "bidirectional_ring", True),  # a loop's carry keeps its type
+        (AxisType.Explicit, True, 24, "auto", False),
+        (AxisType.Auto, True, 24, "bidirectional_ring", False),
+        (AxisType.Auto, False, 24, "bidirectional_ring", True),
+    ],
+)
+def test_beside_an_axis_that_shards_rows_or_columns(
+    axis_type, check_vma, unrolled, algorithm, turns, monkeypatch
+):
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
+    monkeypatch.setattr(auto, "turns_pay", lambda *_: turns)
+    mesh = make_mesh(N, 2, axis_type=axis_type)
+
+    def put(name, of):
+        x, w = operands(name)
+        x_spec = P("x", *[None] * (x.ndim - 3), "y" if of == "rows" else None, None)
+        w_spec = P("x", None, "y" if of == "columns" else None)
+        return [jax.device_put(v, NamedSharding(mesh, s)) for v, s in ((x, x_spec), (w, w_spec))]
+
+    def program(pairs):
+        made = []
+        for (name, _), (x, w) in zip(CASES, pairs, strict=True):
+            call = partial(FORMS[name].ours, algorithm=algorithm)
+            ours = with_gradients(call)
+            made.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
+        return made
+
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(
+            program, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=check_vma
+        )
+        placed = [put(*case) for case in CASES]
+        results = jax.jit(mapped)(placed)
+    plain = per_rank(
+        make_mesh(N),
+        lambda pairs: {k: with_gradients(FORMS[k].plain)(*pair) for k, pair in pairs.items()},
+        {name: operands(name) for name in SHAPES},
+        check_vma=check_vma,
+    )
+    for (name, of), ours, factors in zip(CASES, results, placed, strict=True):
+        for got, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(plain[name]), strict=True):
+            np.testing.assert_array_equal(got, wanted, f"{name} {of}")
+        if axis_type == AxisType.Explicit:
+            y, gradients = ours
+            ends = ["y" if of == end else None for end in ("rows", "columns")]
+            assert y.sharding.spec == P("x", *[None] * (y.ndim - 3), *ends)
+            for gradient, factor in zip(gradients, factors, strict=True):
+                assert gradient.sharding == factor.sharding

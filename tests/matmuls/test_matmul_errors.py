@@ -1,0 +1,285 @@
+"""Bad calls of matmuls are refused before anything is sent: function, value and cure."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import data, make_mesh, per_rank
+
+import ringcoll
+from ringcoll import Table, algorithms
+from ringcoll.collectives.all_gather import AllGather
+from ringcoll.matmuls import overlapped
+from ringcoll.runtime import hop
+
+N = 3
+
+
+def gather(axis="x", **how):
+    return lambda x, w: ringcoll.all_gather_matmul(x, w, axis, **how)
+
+
+def scatter(axis="x", **how):
+    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, axis, **how)
+
+
+def einsum(spec="mk,kf->mf", **how):
+    return lambda x, w: ringcoll.all_gather_einsum(spec, x, w, "x", **{"gather": "m", **how})
+
+
+def scattering(spec="mk,kf->mf", **how):
+    return lambda x, w: ringcoll.einsum_reduce_scatter(spec, x, w, "x", **{"scatter": "m", **how})
+
+
+def sharded(*specs, **how):
+    return lambda a, b: ringcoll.sharded_matmul(a, b, *specs, **how)
+
+
+def keys(x):
+    return jax.random.split(jax.random.key(0), x.size).reshape(x.shape)
+
+
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+EINSUM, SUM, SHARDED = "all_gather_einsum", "einsum_reduce_scatter", "sharded_matmul"
+TABLE = Table.from_json('{"rows": []}')
+
+#: name: kind, call of x: [6, 4] and w: [4, 2], words besides "ringcoll.".
+REFUSED = {
+    "axis unbound": (
+        NameError,
+        gather(axis="typo"),
+        (EINSUM, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
+    ),
+    "axis unbound, scattered": (
+        NameError,
+        scatter(axis="typo", algorithm="ring"),
+        (SUM, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
+    ),
+    "axis unbound, summed": (
+        NameError,
+        lambda x, w: ringcoll.matmul_all_reduce(x, w, "typo"),
+        (REDUCE, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
+    ),
+    "axis unbound, sharded": (
+        NameError,
+        sharded(P("typo"), P(), P()),
+        ("axis_name=('typo',)", "unbound axis name: typo", "the axes here are 'x'"),
+    ),
+    "axis twice": (
+        ValueError,
+        gather(axis=("x", "x")),
+        (GATHER, "axis_name=('x', 'x')", "repeated axis", "name each axis once"),
+    ),
+    "axis by position": (
+        ValueError,
+        gather(axis=0),
+        (EINSUM, "axis_name=0", "0 is no name", "name an axis of the mesh"),
+    ),
+    "no such algorithm": (
+        ValueError,
+        gather(algorithm="rign"),
+        (EINSUM, "no algorithm 'rign'", "choose from auto, ring, bidirectional_ring"),
+    ),
+    "bits, where products are added": (
+        ValueError,
+        gather(algorithm="lax_as_bits"),
+        (EINSUM, "no algorithm 'lax_as_bits'", "choose from auto"),
+    ),
+    "no power of two": (
+        ValueError,
+        scatter(algorithm="recursive_doubling"),
+        (SUM, "got 3 ranks", "use algorithm='bruck'"),
+    ),
+    "schedule of other ranks": (
+        ValueError,
+        gather(algorithm=algorithms.ring(4)),
+        (EINSUM, "a schedule of 4 ranks", "(3,)"),
+    ),
+    "algorithm not hashable": (TypeError, gather(algorithm=[1]), (EINSUM, "algorithm=[1]")),
+    "function of other arguments": (
+        TypeError,
+        gather(algorithm=lambda: None),
+        (EINSUM, "algorithm=<function", "positional argument"),
+    ),
+    "table": (
+        ValueError,
+        gather(algorithm=TABLE),
+        (EINSUM, "algorithm", "a Table is of collectives alone", "pass a name"),
+    ),
+    "residuals": (
+        ValueError,
+        gather(residuals="keep"),
+        (EINSUM, "residuals='keep'", "choose from regather, save"),
+    ),
+    "operand": (
+        ValueError,
+        gather(operand=2),
+        (EINSUM, "operand=2", "pass 0 to gather x, 1 to gather w"),
+    ),
+    "dimension of neither kind": (
+        ValueError,
+        gather(dimension=0),
+        (GATHER, "dimension=0", "none of the last two", "use all_gather_einsum"),
+    ),
+    "dimension no integer": (
+        TypeError,
+        gather(dimension=-1.0),
+        (GATHER, "dimension=-1.0 is not an integer", "pass a Python int"),
+    ),
+    "rows of a vector": (
+        ValueError,
+        lambda x, w: gather()(x[0], w),
+        (GATHER, "dimension -2", "none of the last two"),
+    ),
+    "scatter_dimension": (
+        ValueError,
+        scatter(scatter_dimension=2),
+        (SCATTER, "scatter_dimension=2", "out of bounds for array of dimension 2", "count dim"),
+    ),
+    "scatter_dimension no integer": (
+        TypeError,
+        scatter(scatter_dimension="0"),
+        (SCATTER, "scatter_dimension='0' is not an integer", "pass a Python int"),
+    ),
+    "scalar": (
+        ValueError,
+        lambda x, w: scatter()(x[0, 0], w),
+        (SCATTER, "x has 0 dimensions", "pass a matrix"),
+    ),
+    "sum of a vector": (
+        ValueError,
+        lambda x, w: ringcoll.matmul_all_reduce(x[0], w, "x"),
+        (REDUCE, "x has 1 dimensions", "pass a matrix"),
+    ),
+    "no array": (
+        TypeError,
+        lambda x, w: gather()(None, w),
+        (GATHER, "not a valid JAX type", "pass an array"),
+    ),
+    "no array beside": (
+        TypeError,
+        lambda x, w: gather()(x, "w"),
+        (EINSUM, "not a valid JAX type", "pass an array"),
+    ),
+    "several to gather": (
+        TypeError,
+        lambda x, w: gather()([x, x], w),
+        (EINSUM, "<class 'list'>", "pass an array"),
+    ),
+    "several to scatter": (
+        TypeError,
+        lambda x, w: scatter()([x, x], w),
+        (SUM, "<class 'list'>", "pass an array"),
+    ),
+    "keys": (ValueError, lambda x, w: gather()(keys(x), w), (EINSUM, "key<fry>")),
+    "accumulation in no dtype": (
+        TypeError,
+        gather(accumulate_dtype="wide"),
+        (EINSUM, "accumulate_dtype='wide' is no dtype", "such as jnp.float32"),
+    ),
+    "accumulation too narrow": (
+        ValueError,
+        scatter(accumulate_dtype=jnp.bfloat16),
+        (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+    ),
+    "precision": (ValueError, gather(precision="some"), (EINSUM, "Precision", "some")),
+    "whole products that do not fit": (
+        TypeError,
+        lambda x, w: ringcoll.matmul_all_reduce(x, w[1:], "x", fused=False),
+        (REDUCE, "axis_name='x'"),
+    ),
+    "bools": (
+        TypeError,
+        lambda x, w: ringcoll.matmul_reduce_scatter(x > 0, w > 0, "x"),
+        (SUM, "dtype bool", "cast to int32 first"),
+    ),
+    "element type": (TypeError, scatter(preferred_element_type="wide"), (SUM, "'wide'")),
+    "sizes, one of several": (
+        ValueError,
+        lambda x, w: gather()(x, [w, w[1:]]),
+        (EINSUM, "label 'k' is of size 4 in x and 3 in w", "make them agree"),
+    ),
+    "sizes, counting shards": (
+        ValueError,
+        gather(operand=1),
+        (EINSUM, "size 4 in x and 12 in w, counting all shards", "pass a shard of one"),
+    ),
+    "rows do not divide": (
+        ValueError,
+        lambda x, w: scatter()(x[:4], w),
+        (SUM, "of size 4 does not divide by 3", "pad it to a multiple"),
+    ),
+    "spec no string": (TypeError, einsum(3), (EINSUM, "the spec is 3", "write 'mk,kf->mf'")),
+    "spec without a result": (
+        ValueError,
+        einsum("mk,kf"),
+        (EINSUM, "'mk,kf'", "write 'mk,kf->mf'"),
+    ),
+    "ellipsis": (ValueError, einsum("...k,kf->...f"), (EINSUM, "'...k'", "give every")),
+    "two labels to gather": (
+        ValueError,
+        einsum(gather="mk"),
+        (EINSUM, "'mk' is no label of the factor that is gathered", "choose from m, k"),
+    ),
+    "no label to gather": (
+        ValueError,
+        einsum(gather=0),
+        (EINSUM, "0 is no label of the factor that is gathered", "choose from m, k"),
+    ),
+    "label not of the result": (
+        ValueError,
+        scattering(scatter="k"),
+        (SUM, "'k' is no label of the result", "choose from m, f"),
+    ),
+    "dimensions": (
+        ValueError,
+        einsum("amk,kf->amf"),
+        (EINSUM, "'amk' is not of the 2 dimensions of x", "give each a letter"),
+    ),
+    "sharded vector": (
+        ValueError,
+        lambda a, b: sharded(P(), P(), P())(a[0], b),
+        (SHARDED, "a has 1 dimensions", "pass a shard of a matrix"),
+    ),
+    "sharded nothing": (
+        TypeError,
+        lambda a, b: sharded(P(), P(), P())(a, None),
+        (SHARDED, "b is None, no array", "pass this rank's shard"),
+    ),
+    "no spec": (TypeError, sharded("x", P(), P()), (SHARDED, "'x' is no spec", "write P(")),
+    "open spec": (
+        ValueError,
+        sharded(P(P.UNCONSTRAINED), P(), P()),
+        (SHARDED, "leaves a dimension open", "say how the shards are"),
+    ),
+    "sizes, nothing sharded": (
+        ValueError,
+        lambda a, b: sharded(P(), P(), P())(a, b[1:]),
+        ("label 'k' is of size 4 in x and 3 in w", "make them agree"),
+    ),
+    "algorithm, nothing sharded": (
+        ValueError,
+        sharded(P("x"), P(), P("x"), algorithm="rign"),
+        ("no algorithm 'rign'", "choose from auto"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_is_sent(case, monkeypatch):
+    kind, call, words = REFUSED[case]
+    sent = []
+    monkeypatch.setattr(hop.Ppermute, "__call__", lambda self, x: sent.append(x))
+    monkeypatch.setattr(AllGather, "__call__", lambda self, x: sent.append(x))
+    monkeypatch.setattr(overlapped.built_in, "all_gather", lambda *_, **__: sent.append(0))
+    with pytest.raises(kind) as refusal:
+        per_rank(make_mesh(N), call, data((N, 6, 4)), data((N, 4, 2)))
+    assert type(refusal.value) is kind
+    for word in ("ringcoll.", *words):
+        assert word in str(refusal.value)
+    assert not sent
+
+
+def test_an_option_that_there_is_not_is_a_type_error():
+    with pytest.raises(TypeError, match="'residuals'"):
+        per_rank(make_mesh(N), scatter(residuals="save"), data((N, 6, 4)), data((N, 4, 2)))

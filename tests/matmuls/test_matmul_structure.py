@@ -1,0 +1,178 @@
+"""What collective matmuls send, forward and backward, and what they never do."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+from ringcoll.matmuls import auto
+from ringcoll.runtime import engine
+
+N = 4
+BUILT_IN = re.compile(r"stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all)")
+
+
+def lowered(call, ins, out, shapes, n=N):
+    mesh = make_mesh(n)
+    operands = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, ins, strict=True)
+    ]
+    return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=ins, out_specs=out)).lower(*operands)
+
+
+def gather(**how):
+    call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **how)  # noqa: E731
+    return call, (P("x"), P(None, "x")), ((8, 6), (6, 8))
+
+
+def scatter(**how):
+    call = lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **how)  # noqa: E731
+    return call, (P(None, "x"), P("x")), ((8, 8), (8, 6))
+
+
+def gradients(call):
+    return lambda x, w: jax.grad(lambda x, w: (call(x, w) ** 2).sum(), (0, 1))(x, w)
+
+
+@pytest.mark.parametrize(
+    ("made", "lanes", "forward", "backward"),
+    [
+        # There and back: x travels and its cotangents return; or x travels once more.
+        (gather(algorithm="ring"), 1, 1, 2),
+        (gather(algorithm="ring", residuals="regather"), 1, 1, 3),
+        (gather(algorithm="bidirectional_ring"), 2, 1, 2),
+        # One gather of the cotangent serves both factors' gradients.
+        (scatter(algorithm="ring"), 1, 1, 2),
+        (scatter(algorithm="bidirectional_ring"), 2, 1, 2),
+    ],
+)
+def test_how_often_shards_go_round(made, lanes, forward, backward):
+    call, ins, shapes = made
+    for function, out, rounds in [
+        (call, P(), forward),
+        (gradients(call), ins, backward),
+    ]:
+        mesh_out = out if function is not call else P("x")
+        mapped = jax.shard_map(function, mesh=make_mesh(N), in_specs=ins, out_specs=mesh_out)
+        traced = jax.make_jaxpr(mapped)(*(np.ones(shape, np.float32) for shape in shapes))
+        assert hops(traced.jaxpr) == rounds * lanes * (N - 1)
+        assert not BUILT_IN.search(lowered(function, ins, mesh_out, shapes).as_text())
+
+
+def hops(jaxpr):
+    """How often a program sends, its loops counted as often as they turn."""
+    inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
+    below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
+    return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)
+
+
+def within(equation):
+    """The programs that are parts of an operation."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else [value]:
+            if hasattr(part, "eqns"):
+                yield part
+
+
+def before_barriers(jaxpr):
+    """For each barrier of a program, in order: how many products and hops it comes after."""
+    needed, found = {}, []
+    for of in jaxpr.eqns:
+        mine = set().union(*(needed.get(id(x), ()) for x in of.invars))
+        if "dot_general" in f"{of.primitive.name} {[*within(of)]}":
+            mine |= {("product", id(of))}
+        if of.primitive.name == "ringcoll_ppermute":
+            mine |= {("hop", id(of))}
+        if of.primitive.name == "optimization_barrier":
+            kinds = [kind for kind, _ in mine]
+            found.append((kinds.count("product"), kinds.count("hop")))
+        needed.update((id(out), mine) for out in of.outvars)
+        found += [barrier for part in within(of) for barrier in before_barriers(part)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("made", "shapes", "expected"),
+    [
+        # What came goes on when what came before it is multiplied.
+        (gather, ((2, 6), (6, 8)), [(1, 1), (2, 2), (3, 3)]),
+        # The first product; the next, that alone; the sum with what came. Then, in a loop, each
+        # turn's product alone, and its sum.
+        (scatter, ((8, 2), (2, 6)), [(1, 0), (2, 0), (2, 1), (1, 0), (1, 1)]),
+    ],
+)
+def test_a_compiler_must_keep_the_products_of_rounds_apart(made, shapes, expected):
+    call, _, _ = made(algorithm="ring")
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(*map(np.ones, shapes))
+    assert before_barriers(traced.jaxpr) == expected
+
+
+def count_of(jaxpr, primitive):
+    """How often an operation stands in a program; in a loop, once."""
+    here = sum(e.primitive.name == primitive for e in jaxpr.eqns)
+    return here + sum(count_of(part, primitive) for e in jaxpr.eqns for part in within(e))
+
+
+@pytest.mark.parametrize("residuals", ["save", "regather"])
+def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
+    """Behind a barrier, or written out, a compiler copies their sum in every round."""
+    call, _, _ = gather(algorithm="ring", dimension=-1, residuals=residuals)
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
+    assert count_of(traced.jaxpr, "optimization_barrier") == 0
+    assert count_of(traced.jaxpr, "scan") == 1
+    assert count_of(traced.jaxpr, "dot_general") == 2  # that of the loop and the last
+    assert hops(traced.jaxpr) == N - 1
+
+
+def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
+    monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
+    call, _, _ = scatter(algorithm="ring")
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((8, 2)), np.ones((2, 6)))
+    assert count_of(traced.jaxpr, "optimization_barrier") == 0
+    assert count_of(traced.jaxpr, "scan") == 1
+    # The first of one half, both of a turn, and the last of the other.
+    assert count_of(traced.jaxpr, "dot_general") == 4
+    assert hops(traced.jaxpr) == 2 * (N - 1)
+
+
+def test_a_long_ring_is_a_loop():
+    def program(n):
+        call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", algorithm="ring")  # noqa: E731
+        traced = jax.make_jaxpr(call, axis_env=[("x", n)])(np.ones((2, 3)), np.ones((3, 2)))
+        return str(traced).count("\n")
+
+    assert program(64) == program(256)
+    assert "scan" in str(
+        jax.make_jaxpr(
+            lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", algorithm="ring"),
+            axis_env=[("x", 64)],
+        )(np.ones((128, 3)), np.ones((3, 2)))
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "shards"), [("ring", 2), ("bidirectional_ring", 3)])
+@pytest.mark.parametrize(("made", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
+def test_beside_operands_and_result_two_shards_are_held(made, out, algorithm, shards, monkeypatch):
+    """One that is multiplied, or summed, and one on the wire; and what one round multiplies.
+
+    Of a bidirectional ring, the two halves joined besides. So as a loop; written out, XLA:CPU,
+    which knows no barriers, may multiply all shards before it sends any.
+    """
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", 0)  # a scatter is a loop in any case
+    _, ins, _ = made()
+    n, rows, k, f = 8, 64, 512, 128  # of one rank; what travels is [rows, k]
+    shapes = ((n * rows, k), (k, n * f)) if made is gather else ((n * rows, n * f), (n * f, k))
+
+    def held(**how):
+        compiled = lowered(made(**how)[0], ins, out, shapes, n).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert held(algorithm=algorithm) <= 4 * (shards * rows * k + rows * f) + 2**10
+    assert held(algorithm="lax") >= 4 * n * rows * k

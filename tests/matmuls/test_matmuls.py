@@ -1,0 +1,250 @@
+"""Matmuls over the wire against the plain built-in form: values, gradients, refusals."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support import SIZES, assert_same, data, make_mesh, per_rank, runnable
+
+import ringcoll
+from ringcoll.matmuls import auto
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to call, the shapes of a rank's operands on n ranks, and the plain form."""
+
+    ours: object
+    shapes: object
+    plain: object
+
+
+def gathered(x, dim):
+    return lax.all_gather(x, "x", axis=dim, tiled=True)
+
+
+def scattered(y, dim):
+    return lax.psum_scatter(y, "x", scatter_dimension=dim, tiled=True)
+
+
+FORMS = {
+    "rows gathered": Form(
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda n: ((3, 4), (4, 2)),
+        lambda x, w: gathered(x, 0) @ w,
+    ),
+    "leading dimensions": Form(
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda n: ((2, 3, 4), (4, 2)),
+        lambda x, w: gathered(x, 1) @ w,
+    ),
+    "contraction gathered": Form(
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **how),
+        lambda n: ((5, 3), (3 * n, 2)),
+        lambda x, w: gathered(x, 1) @ w,
+    ),
+    "weight gathered": Form(
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
+        lambda n: ((5, 3 * n), (3, 2)),
+        lambda x, w: x @ gathered(w, 0),
+    ),
+    "columns of the weight gathered": Form(
+        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
+        lambda n: ((5, 4), (4, 3)),
+        lambda x, w: x @ gathered(w, 1),
+    ),
+    "a batch gathered": Form(
+        lambda x, w, **how: ringcoll.all_gather_einsum(
+            "ebk,ekf->ebf", x, w, "x", gather="e", **how
+        ),
+        lambda n: ((2, 3, 4), (2 * n, 4, 2)),
+        lambda x, w: jnp.einsum("ebk,ekf->ebf", gathered(x, 0), w),
+    ),
+    "several weights": Form(
+        lambda x, w, **how: jnp.concatenate(
+            ringcoll.all_gather_matmul(x, [w, 2 * w[:, :1]], "x", **how), 1
+        ),
+        lambda n: ((3, 4), (4, 2)),
+        lambda x, w: gathered(x, 0) @ jnp.concatenate([w, 2 * w[:, :1]], 1),
+    ),
+    "rows scattered": Form(
+        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda n: ((3 * n, 4), (4, 2)),
+        lambda x, w: scattered(x @ w, 0),
+    ),
+    "columns scattered": Form(
+        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", scatter_dimension=-1, **how),
+        lambda n: ((2, 3, 4), (4, 3 * n)),
+        lambda x, w: scattered(x @ w, 2),
+    ),
+    "a batch scattered": Form(
+        lambda x, w, **how: ringcoll.einsum_reduce_scatter(
+            "ebk,ekf->bfe", x, w, "x", scatter="e", **how
+        ),
+        lambda n: ((2 * n, 3, 4), (2 * n, 4, 2)),
+        lambda x, w: scattered(jnp.einsum("ebk,ekf->bfe", x, w), 2),
+    ),
+    "sum of whole products": Form(
+        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **how),
+        lambda n: ((5, 4), (4, 2)),
+        lambda x, w: lax.psum(x @ w, "x"),
+    ),
+    "sum on every rank": Form(
+        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
+        lambda n: ((5, 4), (4, 2)),
+        lambda x, w: lax.psum(x @ w, "x"),
+    ),
+}
+BOTH_WAYS = ("rows gathered", "contraction gathered", "weight gathered", "several weights")
+
+
+def operands(form, n):
+    """Every rank's factors: small, so that sums and their gradients are exact."""
+    return [data((n, *shape), ranks=8 * n) % 5 - 2 for shape in form.shapes(n)]
+
+
+def with_gradients(call):
+    """The result, and the gradients of a loss in which every element counts differently."""
+
+    def both(x, w):
+        def loss(x, w):
+            y = call(x, w)
+            weights = jnp.arange(y.size, dtype=y.dtype).reshape(y.shape) % 7 - 3
+            return (y * weights).sum(), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+        return y, gradients
+
+    return both
+
+
+#: What a sum on every rank makes of its cotangent is another program where types are checked.
+SUMS = ("sum of whole products", "sum on every rank")
+#: Every form on every number of ranks, typed or not: both by turns, and of a sum both.
+CALLS = [
+    (name, n, check_vma)
+    for i, name in enumerate(FORMS)
+    for n in SIZES
+    for check_vma in (True, False)
+    if name in SUMS or check_vma == ((n in (1, 3, 4)) == (i % 2 == 0))
+]
+
+
+@pytest.mark.parametrize(("name", "n", "check_vma"), CALLS)
+def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
+    form, mesh = FORMS[name], make_mesh(n)
+    # (On CPU "auto" is "lax".)
+    hows = [{"algorithm": algorithm} for algorithm in [*runnable("all_gather", n), "auto"]]
+    if name in BOTH_WAYS:
+        hows += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
+
+    def program(x, w):
+        return {
+            "plain": with_gradients(form.plain)(x, w),
+            **{
+                str(how): with_gradients(lambda x, w, how=how: form.ours(x, w, **how))(x, w)
+                for how in hows
+            },
+        }
+
+    results = per_rank(mesh, program, *operands(form, n), check_vma=check_vma)
+    plain = results.pop("plain")
+    for how, ours in results.items():
+        for got, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_array_equal(got, wanted, how)
+
+
+def second_order(f):
+    """A gradient by both factors of what a gradient by one makes."""
+    by_w = lambda x, w: jax.grad(lambda w: (f(x, w) ** 2).sum())(w)  # noqa: E731
+    return jax.grad(lambda x, w: (by_w(x, w) ** 2).sum(), (0, 1))
+
+
+TRANSFORMS = {
+    "vmap": lambda f: lambda x, w: jax.vmap(f, (0, None))(jnp.stack([x, 2 * x]), w),
+    "vmap of both": lambda f: lambda x, w: jax.vmap(f)(jnp.stack([x, x]), jnp.stack([w, -w])),
+    "remat": jax.checkpoint,
+    "scan": lambda f: lambda x, w: lax.scan(lambda c, s: (c, f(x * s, w)), 0, jnp.ones(2))[1],
+    "second order": second_order,
+}
+
+
+#: Typed or not by turns, too.
+TRANSFORMED = [
+    (name, transform, (i + j) % 2 == 0)
+    for i, name in enumerate(["rows gathered", "contraction gathered", "rows scattered"])
+    for j, transform in enumerate(TRANSFORMS)
+]
+
+
+@pytest.mark.parametrize(("name", "transform", "check_vma"), TRANSFORMED)
+def test_transformed(name, transform, check_vma):
+    form, change = FORMS[name], TRANSFORMS[transform]
+    ours = change(lambda x, w: form.ours(x, w, algorithm="two_ended"))
+    both = lambda x, w: (ours(x, w), change(form.plain)(x, w))  # noqa: E731
+    if transform != "second order":
+        both = lambda x, w: (with_gradients(ours)(x, w), with_gradients(change(form.plain))(x, w))  # noqa: E731
+    assert_same(*per_rank(make_mesh(3), both, *operands(form, 3), check_vma=check_vma))
+
+
+@pytest.mark.parametrize("algorithm", ["torus", "hamiltonian"])
+def test_several_axes_by_all_links(algorithm):
+    mesh = make_mesh(4, 2)
+    x, w = data((8, 3, 4)) % 5, data((8, 4, 2)) % 5
+
+    def program(x, w):
+        ours = ringcoll.all_gather_matmul(x, w, ("y", "x"), algorithm=algorithm)
+        back = ringcoll.matmul_reduce_scatter(ours, w.T, ("y", "x"), algorithm=algorithm)
+        whole = lax.all_gather(x, ("y", "x"), tiled=True) @ w
+        return (ours, back), (whole, lax.psum_scatter(whole @ w.T, ("y", "x"), tiled=True))
+
+    assert_same(*per_rank(mesh, program, x, w))
+
+
+@pytest.mark.parametrize(
+    ("name", "turns"),
+    [("contraction gathered", False), ("rows scattered", False), ("rows scattered", True)],
+)
+def test_wide_sums_are_rounded_once(name, turns, monkeypatch):
+    monkeypatch.setattr(auto, "turns_pay", lambda *_: turns)
+    n, form = 8, FORMS[name]
+    xs = [(data((n, *shape)) / 64).astype(jnp.bfloat16) for shape in form.shapes(n)]
+    wide = lambda x, w: form.ours(x, w, algorithm="ring", accumulate_dtype=jnp.float32)  # noqa: E731
+    exact = lambda x, w: form.plain(x.astype(jnp.float32), w.astype(jnp.float32))  # noqa: E731
+    ours, true = per_rank(make_mesh(n), lambda x, w: (wide(x, w), exact(x, w)), *xs)
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(ours, true.astype(jnp.bfloat16))
+
+
+REFUSED = {
+    "one factor": (lambda x, w: ("mk->m", x, w, "x", "m"), "not of two factors"),
+    "no such label": (lambda x, w: ("mk,kf->mf", x, w, "x", "f"), "'f' is no label of the factor"),
+    "a diagonal": (lambda x, w: ("mm,mf->mf", x, w, "x", "m"), "has a label twice"),
+    "alone": (lambda x, w: ("mk,jf->mf", x, w, "x", "m"), "stands in one place only"),
+    "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' is not of the 2 dim"),
+    "sizes": (lambda x, w: ("mk,kf->mf", x, w[1:], "x", "m"), "label 'k' is of size 4 in x and 3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_words(case):
+    arguments, words = REFUSED[case]
+
+    def call(x, w):
+        spec, x, w, axis, gather = arguments(x, w)
+        return ringcoll.all_gather_einsum(spec, x, w, axis, gather=gather)
+
+    with pytest.raises(ValueError, match=r"ringcoll\.all_gather_einsum") as error:
+        per_rank(make_mesh(3), call, data((3, 3, 4)), data((3, 4, 2)))
+    assert words in str(error.value)
+
+
+def test_rows_that_do_not_divide_are_refused_or_padded_and_cut():
+    x, w = data((3, 5, 4)), data((3, 4, 2))
+    with pytest.raises(ValueError, match="size 5 does not divide by 3; pad it"):
+        per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x"), x, w)
+    ours = per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_all_reduce(x, w, "x"), x, w)
+    np.testing.assert_array_equal(ours, np.broadcast_to((x @ w).sum(0), ours.shape))

@@ -1,0 +1,317 @@
+"""What "auto" is for a matmul: hidden, hidden with some products late, or beside lax."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ringcoll import algorithms
+from ringcoll.cost import DEVICES
+from ringcoll.costs.matmul import Work
+from ringcoll.matmuls import auto
+from ringcoll.matmuls.auto import (
+    joining,
+    machine,
+    pairs_pay,
+    to_gather,
+    to_gather_between,
+    to_scatter,
+    to_scatter_between,
+    turns_pay,
+    ways,
+)
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+
+TWO_BYTES = np.dtype(np.float16)
+V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
+RING, TWO_ENDED = "bidirectional_ring", "two_ended"
+
+
+ROWS = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+SUM_OF_ROWS = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
+
+
+def array(*shape):
+    return SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=TWO_BYTES)
+
+
+def rows(model, m, k, f, n=8):
+    """x: [m/n, k] of which the rows are gathered, w: [k, f]."""
+    product = Product("kf", "mf", TWO_BYTES)
+    return to_gather(Gather("m", "mk", (product,)), array(m // n, k), [array(k, f)], (n,), model)
+
+
+def contracted(model, m, k, f, n=8):
+    """w: [k/n, f] of which the contracted rows are gathered, x: [m, k]: products are added."""
+    product = Product("mk", "mf", TWO_BYTES)
+    return to_gather(Gather("k", "kf", (product,)), array(k // n, f), [array(m, k)], (n,), model)
+
+
+def summed(model, m, k, f, n=8):
+    """x: [m, k/n] and w: [k/n, f], whose sum is scattered along m."""
+    pair = array(m, k // n), array(k // n, f)
+    return to_scatter(Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES), [pair], (n,), model)
+
+
+@pytest.mark.parametrize("model", DEVICES.values(), ids=DEVICES)
+def test_large_matmuls_hide_the_collective(model):
+    assert rows(model, 8192, 8192, 3584) == (RING, ())
+    assert summed(model, 8192, 28672, 8192) == RING
+
+
+def test_where_latency_is_longer_than_the_matmul_lax_is_taken():
+    # 1024 x 4096 x 512: 22 us of compute on v5e, 5 on v6e, against 7 hops of 1 us.
+    assert rows(V5E, 1024, 4096, 512) == (RING, ())
+    assert rows(V6E, 1024, 4096, 512) == ("lax", ())
+    assert summed(V6E, 1024, 4096, 4096) == "lax"
+    assert summed(V5E, 1024, 4096, 4096) == RING
+
+
+def test_factors_that_every_round_reads_make_few_rows_dear():
+    """Compiled, plain and ring in microseconds: v6e 48 and 129, 305 and 233; v5e 114 and 168."""
+    for model in (V5E, V6E):
+        assert rows(model, 128, 8192, 3584) == ("lax", ())
+        assert summed(model, 128, 28672, 8192) == "lax"
+        # Whole shards either way, so that w is read five times, not eight: 732 and 221.
+        assert rows(model, 2048, 8192, 3584) == (TWO_ENDED, ())
+        assert summed(model, 2048, 28672, 8192) == RING
+    assert rows(V5E, 512, 8192, 3584) == ("lax", ())  # 239 and 252
+    assert rows(V5E, 512, 8192, 1792) == (TWO_ENDED, ())  # half the bytes: 161 and 134
+
+
+def test_what_the_memory_beside_the_core_does_not_hold_is_read_from_the_main_memory():
+    """Compiled: on v5p 131 and 306, of half the columns 104 and 76; on tpu7x 229 and 270."""
+    v5p = DEVICES["v5p"]
+    assert summed(DEVICES["tpu7x"], 2048, 28672, 8192) == "lax"
+    assert summed(v5p, 512, 28672, 8192) == "lax"
+    assert summed(v5p, 512, 14336, 8192) == RING
+
+
+def test_where_a_built_in_scatter_is_an_all_reduce_the_ring_is_taken_sooner():
+    """Compiled: v5e:4x4, 295 and 162."""
+    assert summed(V5E, 512, 28672, 8192, n=16) == RING
+
+
+def priced(monkeypatch, choose, *args):
+    """The work that a choice asks the price of, first of all."""
+    seen = []
+
+    def bare_seconds(work, *args, **how):
+        seen.extend(work)
+        return 0.0
+
+    monkeypatch.setattr(auto, "bare_seconds", bare_seconds)
+    choose(V5E, *args)
+    return seen[0]
+
+
+def test_what_is_read_once_and_what_in_every_round(monkeypatch):
+    m, k, f, n = 16, 4, 6, 2
+    flops = 2 * m * k * f
+    x, w, y = 2 * m * k, 2 * k * f, 2 * m * f
+    gathered = priced(monkeypatch, rows, m, k, f, n)
+    assert gathered == Work(flops, added=0, once=x + y, again=w, placed=y)
+    added = priced(monkeypatch, contracted, m, k, f, n)
+    assert added == Work(flops, added=y, once=w, sliced=x)  # w travels
+    # k is of both ranks. What came and what was made are read, and their sum is written.
+    scattered = priced(monkeypatch, summed, m, k, f, n)
+    assert scattered == Work(flops / n, added=3 * y / n, once=x / n + y, again=w / n)
+
+
+def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_is_not_cut():
+    def pays(device_kind, m, k, f):
+        x, w = array(m, k), array(k, f)
+        sums = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
+        return turns_pay(sums, [x, w], [w], 8, device_kind)
+
+    v5e, v6e = "TPU v5 lite", "TPU v6 lite"
+    # A block is 16 MB. Half of it is 94 us of v6e's wire, and its products are 66 us.
+    assert pays(v6e, 8192, 3584, 8192)
+    assert not pays(v5e, 8192, 3584, 8192)  # 187 and 305
+    # 2 x 128 x 512 x 4096 operations take 2.7 us on v5e, 4 MB from memory 5.2.
+    assert not pays(v5e, 1024, 512, 4096)
+    assert pays(v5e, 2048, 512, 4096)
+    assert not pays("NVIDIA H200", 8192, 3584, 8192)  # whose scheduler hides nothing then
+    assert not pays(None, 8192, 3584, 8192)
+
+
+def test_every_product_of_a_sum_counts_by_its_own_sizes():
+    """As the gradient by x of a wide and of a narrow product, in either order."""
+    wide, narrow = ((array(640, k), array(k, 4096)) for k in (4096, 8))
+    sum_of_two = Scatter("m", "mf", (("mk", "kf"),) * 2, TWO_BYTES)
+    assert to_scatter(sum_of_two, [narrow, narrow], (8,), V5E) == "lax"
+    assert to_scatter(sum_of_two, [wide, narrow], (8,), V5E) == RING
+    assert to_scatter(sum_of_two, [narrow, wide], (8,), V5E) == RING
+
+
+def test_where_a_built_in_gather_comes_by_more_links_it_needs_more_work_to_beat_it():
+    v5p = DEVICES["v5p"]  # whose corners have three
+    assert rows(v5p, 1024, 4096, 512) == ("lax", ())
+    assert rows(v5p, 4096, 4096, 1792) == (TWO_ENDED, ())
+    assert rows(V5E, 32768, 8192, 112, n=256) == ("lax", ())  # a torus of 16 x 16 has four
+    assert rows(V5E, 32768, 8192, 448, n=64) == (RING, ())
+
+
+def test_a_loop_of_two_rounds_has_a_hop_more_which_must_be_hidden():
+    def pays(kind, f, lanes=2):
+        ring = algorithms.build("all_gather", RING if lanes == 2 else "ring", (8,))
+        return pairs_pay(ROWS, array(1024, 8192), [array(8192, f)], ring, kind)
+
+    assert pays("TPU v5e", 3584)
+    assert not pays("TPU v5e", 3584, lanes=1)  # whole shards one way round
+    assert not pays("TPU v6e", 3584)  # whose wire is longer
+    assert not pays("TPU v5e", 1024)
+    assert not pays("cpu", 3584)
+    assert not pays(None, 3584)
+
+
+def test_over_several_axes_the_links_of_all_axes_are_used():
+    """Compiled, lax and hamiltonian: v5p:2x2x2 748 and 499; 4 x 2, v5e 3826, 3732; v6e 1252, 2349.
+
+    As 4 x 4, v5e 10625 and 8800.
+    """
+    v5p = DEVICES["v5p"]
+    several = "hamiltonian"
+
+    def load(sizes, model):
+        (name, (_, *others)), *more = ways(sizes, model).items()
+        assert len(others) == np.prod(sizes) - 1
+        assert not more
+        return name, others[0].load
+
+    assert load((2, 2, 2), v5p) == (several, pytest.approx(1 / 3))
+    assert load((2, 2, 2), V5E) == (several, pytest.approx(1 / 2))  # three axes by two links
+    assert load((4, 4), V5E) == (several, pytest.approx(3 / 4))
+    assert list(ways((8,), V5E)) == [RING, TWO_ENDED]
+    assert load((16, 16), V5E) == (RING, 1 / 2)  # a program of 255 rounds would be too large
+
+    def by(model, sizes, m, k, f):
+        x = array(m // int(np.prod(sizes)), k)
+        gathered = to_gather(ROWS, x, [array(k, f)], sizes, model)
+        pair = array(m, f), array(f, k)  # the layer after it
+        return gathered[0], to_scatter(SUM_OF_ROWS, [pair], sizes, model)
+
+    assert by(v5p, (2, 2, 2), 8192, 8192, 1024) == (several, several)
+    assert by(V5E, (4, 2), 8192, 8192, 3584)[0] == several
+    assert by(V6E, (4, 2), 8192, 8192, 3584) == ("lax", "lax")
+    assert by(V5E, (4, 4), 32768, 8192, 1792) == (several, several)
+
+
+def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_small():
+    assert contracted(V5E, 1024, 8192, 8192) == (RING, ())
+    assert contracted(V5E, 2048, 8192, 4096) == (RING, ())  # compiled: 863 us, plain 1365
+    assert contracted(V5E, 4096, 8192, 8192) == (RING, ())  # 3115 and 3533
+    assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
+    # Of its sum, which is read and written, half is under the matmul; of more it would be.
+    assert contracted(V5E, 16384, 8192, 4096) == ("lax", ())
+
+
+def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():
+    # The gradients of a matmul_reduce_scatter, of a cotangent [m/n, f]: dx: [m, k/n] is
+    # placed, dw: [k/n, f] would be added up.
+    gradients = Gather("m", "mf", (Product("kf", "mk", TWO_BYTES), Product("mk", "kf", TWO_BYTES)))
+    ct = array(1024, 8192)
+    others = [array(3584, 8192), array(8192, 3584)]
+    assert to_gather(gradients, ct, others, (8,), V5E) == (RING, (1,))
+    small = [array(128, 8192), array(8192, 128)]
+    assert to_gather(gradients, ct, small, (8,), V5E) == (RING, ())
+
+
+def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
+    """What is gathered and what is scattered, between hosts on CPU: rows(...) and summed(...)."""
+    kind = np.dtype(dtype)
+    x, w, columns, part = (
+        SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=kind)
+        for shape in ((m // n, k), (k, f), (m, k // n), (k // n, f))
+    )
+    gather = Gather("m", "mk", (Product("kf", "mf", kind),))
+    scatter = Scatter("m", "mf", (("mk", "kf"),), kind)
+    return (
+        to_gather_between(gather, x, [w], n),
+        to_scatter_between(scatter, [(columns, part)], n, jax),
+    )
+
+
+def test_between_hosts_the_ring_is_taken_where_it_hides_more_than_its_messages_cost():
+    assert between(1024, 1024, 16384) == ("ring", "ring")
+    assert between(128, 128, 128) == ("lax", "lax")
+    # Little work beside much to send: the built-in gather sends as much as the ring. The
+    # built-in sum sends twice that.
+    assert between(8192, 8192, 8) == ("lax", "ring")
+    assert between(8192, 8, 8192) == ("ring", "ring")
+
+
+def test_between_hosts_narrow_floats_are_sent_wide_by_the_built_in():
+    assert between(8192, 8192, 8, dtype=np.float16)[0] == "ring"
+    assert between(8192, 8192, 8, dtype=jnp.bfloat16)[0] == "ring"
+    assert between(8192, 8192, 8, dtype=np.int16)[0] == "lax"
+
+
+def test_between_two_hosts_the_built_in_gathers_unless_it_sends_wide():
+    assert between(1024, 1024, 16384, n=2)[0] == "lax"
+    assert between(1024, 1024, 16384, n=2, dtype=jnp.bfloat16)[0] == "ring"
+
+
+def test_between_two_hosts_a_hop_is_a_swap_that_takes_twice_its_bytes():
+    assert between(4096, 16, 4096, n=3)[1] == "ring"
+    assert between(4096, 16, 4096, n=2)[1] == "lax"
+
+
+def test_where_the_built_in_sum_is_sometimes_wrong_it_is_not_taken():
+    assert between(256, 64, 64, jax="0.10.2") == ("lax", "ring")
+
+
+def test_one_rank_has_nothing_to_hide():
+    assert rows(V5E, 64, 64, 64, n=1) == ("lax", ())
+
+
+def test_of_symbolic_sizes_nothing_is_guessed():
+    gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    symbolic = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES)
+    assert to_gather(gather, symbolic, [array(64, 64)], (8,), V5E) == ("lax", ())
+    assert to_gather_between(gather, symbolic, [array(64, 64)], 8) == "lax"
+    scatter = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
+    assert to_scatter_between(scatter, [(symbolic, array(64, 64))], 8, "0.10.2") == "lax"
+
+
+def test_machines_are_known_by_what_devices_call_themselves():
+    assert machine("TPU v5 lite") is DEVICES["v5e"]
+    assert machine("TPU7x") is DEVICES["tpu7x"]
+    assert machine("NVIDIA H200") is machine(None) is DEVICES["v6e"]
+
+
+def joined_as(gather, x, others, ranks, model, algorithm=RING):
+    schedule = algorithms.build("all_gather", algorithm, (ranks,))
+    return joining(gather, x, others, schedule, model)
+
+
+@pytest.mark.parametrize(("name", "how"), [("v5e", "apart"), ("v5p", "copied"), ("v6e", "fused")])
+def test_how_what_comes_by_two_lanes_is_multiplied(name, how):
+    gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    x, w = array(1024, 8192), array(8192, 3584)
+    assert joined_as(gather, x, [w], 8, DEVICES[name]) == how
+    long = array(8192, 28672)  # eight times the compute: half a matmul covers the hop
+    # On v6e half a matmul takes less than to read w. (Compiled: apart 8565, copied 5727 us.)
+    assert joined_as(gather, x, [long], 8, DEVICES[name]) == (
+        "copied" if name == "v6e" else "apart"
+    )
+
+
+def test_products_of_few_rows_are_not_made_apart_because_each_reads_the_other_factor():
+    gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    x, w = array(32, 8192), array(8192, 7168)
+    # Compiled on v5e:2x2: apart 188 us, fused 102, copied 105.
+    assert joined_as(gather, x, [w], 4, V5E) in ("fused", "copied")
+
+
+def test_two_shards_of_a_round_read_the_other_factor_twice_if_they_are_apart():
+    gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    x, w = array(256, 8192), array(8192, 3584)
+    # Compiled on v5p:2x2x2: apart 422 us, fused 375, copied 345.
+    assert joined_as(gather, x, [w], 8, DEVICES["v5p"], TWO_ENDED) == "copied"
+
+
+def test_what_is_added_up_is_joined():
+    gather = Gather("k", "kf", (Product("mk", "mf", TWO_BYTES),))
+    assert joined_as(gather, array(1024, 8192), [array(65536, 8192)], 8, V5E) != "apart"

@@ -1,0 +1,199 @@
+"""What an assertion allows: shares, seconds, by kind; and nothing green by ignorance."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hlo_texts import CHIP, blocking, done, dot, loop, program, start
+
+from ringcoll import __main__ as command_line
+from ringcoll import overlap
+from ringcoll.commands import overlap as command
+
+HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
+#: A matmul of 1000 us, a permute of 1001 and a gather, by two links of a ring, of 1500.
+BOTH = program(dot("y"), start("s", "y"), done("d", "s"), blocking("all-gather", "d"))
+#: A loop that ends when a number that comes in says so: 1001 us a turn, 1 us of it exposed.
+ENDLESS = loop("", start("s"), dot("y"), done("next", "s")).replace(
+    "s32[] constant(7)", "s32[] get-tuple-element(%d), index=0"
+)
+
+
+def check(text, *limits, **options):
+    return overlap.assert_overlapped(text, *limits, chip=CHIP, **options)
+
+
+def test_the_parts_of_the_exposed_time_add_up():
+    made = overlap.report(BOTH, chip=CHIP)
+    kinds = ("all-gather", "collective-permute", "all-reduce")
+    assert [round(1e6 * made.exposed_of(kind)) for kind in kinds] == [1500, 1001, 0]
+    assert sum(map(made.exposed_share_of, kinds)) == pytest.approx(made.exposed_share)
+
+
+def test_limits_that_limit_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"max_exposed=\{\} limits nothing"):
+        overlap.assert_overlapped("", max_exposed={})
+
+
+@pytest.mark.parametrize(
+    ("limits", "complaint"),
+    [
+        ({}, r"71.4% of the time of jit_f is exposed communication, more than the 5.0% allowed"),
+        ({"max_exposed": 0.71}, "71.4% of the time of jit_f is exposed comm"),
+        ({"max_exposed": {"all-gather": 0.42}}, "42.8% of the time of jit_f is exposed all-gather"),
+        ({"max_exposed": {"total": 0.5, "all-reduce": 0}}, "71.4% .* exposed communication"),
+        ({"max_exposed_seconds": 2500e-6}, "2501.0 us of jit_f are exposed communication, more th"),
+        ({"max_exposed_seconds": {"collective-permute": 1e-3}}, "1001.0 us .* are exposed coll"),
+        ({"max_exposed": 1, "min_collectives": 3}, "jit_f has 2 collectives .* fewer than min_co"),
+        ({"max_exposed": 0.5, "max_exposed_seconds": 9}, "71.4% of the time"),
+    ],
+)
+def test_more_than_a_limit_is_red(limits, complaint):
+    with pytest.raises(AssertionError, match=complaint) as caught:
+        check(BOTH, **limits)
+    assert str(caught.value).count("allowed") + str(caught.value).count("fewer") == 1
+    assert "total 3501 us" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_exposed": 0.72},
+        {"max_exposed": np.float32(0.72)},
+        {"max_exposed": {"all-gather": 0.43, "collective-permute": 0.29}, "min_collectives": 2},
+        {"max_exposed_seconds": 2502e-6},
+        {"max_exposed_seconds": {"total": 2502e-6, "all-reduce": 0.0}},
+    ],
+)
+def test_no_more_than_a_limit_is_green(limits):
+    check(BOTH, **limits)
+
+
+def test_each_breach_is_said():
+    with pytest.raises(AssertionError) as caught:
+        check(BOTH, {"all-gather": 0, "collective-permute": 0}, min_collectives=9)
+    said = str(caught.value).partition("The report:")[0]
+    assert [said.count(word) for word in ("fewer than", "more than the 0.0% allowed")] == [1, 2]
+
+
+def test_a_program_without_collectives_is_red():
+    for nothing in (program(dot("y")), program(blocking("all-gather", groups="{{0},{1},{2},{3}}"))):
+        with pytest.raises(
+            AssertionError, match="0 collectives that send anything, fewer than min"
+        ):
+            check(nothing, 1)
+        assert check(nothing, min_collectives=0).exposed == 0
+
+
+def test_what_cannot_be_read_is_red_until_it_is_allowed_by_name():
+    made = overlap.report(ENDLESS, chip=CHIP)
+    assert made.unread == ("while",)
+    assert json.loads(made.to_json())["unread"] == ["while"]
+    assert "\nnot read, so the times may leave it out: while" in str(made)
+    for others in ((), ("whil",), "while.1", ["WHILE", "s"]):
+        with pytest.raises(AssertionError, match=r"while of jit_f could not be read.*\('while',\)"):
+            check(ENDLESS, allow_unread=others)
+    for names in ("while", ("s", "while"), ["whi*"], iter(["wh?le"])):
+        check(ENDLESS, allow_unread=names)
+
+
+def test_seconds_of_what_has_no_times_are_refused():
+    untimed = HIDDEN.replace(":T(8,128)", "").replace(":T(128)", "")
+    with pytest.raises(ValueError, match="jit_f has no times, only a TPU's program has"):
+        check(untimed, max_exposed_seconds=1.0)
+    with pytest.raises(
+        AssertionError, match=r"100\.0% of the collectives of jit_f is exposed all-g"
+    ):
+        check(program(blocking("all-gather")).replace(":T(8,128)", "").replace(":T(128)", ""),
+              {"all-gather": 0.99})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "complaint"),
+    [
+        (
+            {"max_exposed": math.nan},
+            ValueError,
+            "max_exposed=nan is not between 0 and 1; pass such",
+        ),
+        ({"max_exposed": 5}, ValueError, "max_exposed=5 is not between 0 and 1"),
+        ({"max_exposed": -0.1}, ValueError, "max_exposed=-0.1 is not between 0 and 1"),
+        ({"max_exposed": "0.1"}, TypeError, "max_exposed='0.1' is not a number"),
+        ({"max_exposed": True}, TypeError, "max_exposed=True is not a number"),
+        ({"max_exposed": {"all-gather": 2}}, ValueError, r"max_exposed\['all-gather'\]=2 is not"),
+        ({"max_exposed": {"gather": 0}}, ValueError, "'gather' is no kind of collective; name one"),
+        ({"max_exposed_seconds": -1}, ValueError, "max_exposed_seconds=-1 is not 0 or more"),
+        ({"max_exposed_seconds": math.inf}, ValueError, "max_exposed_seconds=inf is not 0 or more"),
+        ({"max_exposed_seconds": math.nan}, ValueError, "max_exposed_seconds=nan is not 0 or more"),
+        ({"min_collectives": -1}, ValueError, "min_collectives=-1 is not 0 or more"),
+        ({"min_collectives": 1.5}, TypeError, "min_collectives=1.5 is not an integer"),
+        ({"allow_unread": [3]}, TypeError, "allow_unread: 3 is no name"),
+    ],
+)
+def test_what_is_no_limit_is_refused_before_the_program_is_read(limits, error, complaint):
+    with pytest.raises(error, match=complaint):
+        overlap.assert_overlapped("no program", **limits)
+
+
+# -- the command, with a program that is at hand --
+
+
+@pytest.fixture
+def overlap_command(monkeypatch, capsys):
+    """The exit status, and what is said, of `overlap` on a text."""
+
+    def run(text, *arguments):
+        made = overlap.report(text, chip=CHIP)
+        monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
+        monkeypatch.setattr(command, "_check_chip", lambda *_: None)
+        monkeypatch.setattr(command.examples, "example", lambda *_: (None, ()))
+        monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), made))
+        try:
+            status = command_line.main(["overlap", "--example", "ring_matmul", *arguments])
+        except SystemExit as ended:
+            status = ended.code
+        return status, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ("", 0, ""),
+        ("--max-exposed 0.72", 0, ""),
+        ("--max-exposed 0.71", 1, "71.4% of the time of jit_f is exposed communication"),
+        ("--max-exposed 1 --max-exposed all-gather=0.1", 1, "42.8% of the time of jit_f is exp"),
+        ("--max-exposed-us 2502", 0, ""),
+        ("--max-exposed-us 2500", 1, "2501.0 us of jit_f are exposed communication"),
+        ("--max-exposed-us collective-permute=1000.5", 1, "1001.0 us of jit_f are exposed coll"),
+        ("--min-collectives 2", 0, ""),
+        ("--min-collectives 3", 1, "jit_f has 2 collectives that send anything"),
+        ("--max-exposed nan", 2, "--max-exposed=nan is not between 0 and 1"),
+        ("--max-exposed 7", 2, "--max-exposed=7.0 is not between 0 and 1"),
+        ("--max-exposed much", 2, "'much': --max-exposed=nan is not between 0 and 1"),
+        ("--max-exposed gather=0.1", 2, "'gather' is no kind of collective; name one of total, "),
+        ("--max-exposed-us -3", 2, "--max-exposed-us=-3.0 is not 0 or more"),
+        ("--min-collectives -1", 2, "'-1' is no number; write 1"),
+        ("--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed, too"),
+    ],
+)
+def test_limits_of_the_command(overlap_command, arguments, status, said):
+    ended, err = overlap_command(BOTH, *arguments.replace("us -3", "us=-3").split())
+    assert ended == status
+    assert said in err
+    assert bool(err) == bool(said)
+
+
+def test_the_command_is_not_green_by_ignorance_either(overlap_command):
+    assert overlap_command(ENDLESS)[0] == 0  # nothing is limited
+    status, said = overlap_command(ENDLESS, "--max-exposed", "1")
+    assert (status, "while of jit_f could not be read" in said) == (1, True)
+    assert overlap_command(ENDLESS, "--max-exposed", "1", "--allow-unread", "while")[0] == 0
+    nothing = program(dot("y"))
+    assert overlap_command(nothing, "--max-exposed", "1")[0] == 1
+    assert overlap_command(nothing, "--max-exposed", "1", "--min-collectives", "0")[0] == 0
+    untimed = HIDDEN.replace(":T(8,128)", "").replace(":T(128)", "")
+    status, said = overlap_command(untimed, "--max-exposed-us", "1")
+    assert (status, "has no times" in said) == (2, True)

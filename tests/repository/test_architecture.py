@@ -1,0 +1,252 @@
+"""Who may import what, read off the sources; and proof that the reading notices.
+
+A room imports only from rooms above it in `ROOMS`; inside a room, imports run in no circle.
+What knows no JAX imports nothing that does, one file alone sends, and nothing private of JAX is
+touched. What reads compiled programs stands below the library, so that the library cannot know it.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import ringcoll
+
+PACKAGE = Path(ringcoll.__file__).parent
+#: A room is a folder, or a file beside the folders.
+ROOMS = (
+    "io",
+    "schedules",
+    "algorithms",
+    "costs",
+    "runtime",
+    "collectives",
+    "matmuls",
+    "lax",
+    "layers",
+    *("cost", "precision", "pricing"),  # the public names of modules of `costs`
+    "__init__",
+    "debug",
+    "draw",
+    "overlap",
+    "commands",
+    "__main__",
+)
+#: Rooms and modules that know no JAX.
+WITHOUT_JAX = (
+    *("io", "schedules", "algorithms", "costs", "draw"),
+    *("collectives.table", "matmuls.labels", "matmuls.auto"),
+    *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
+    *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
+    *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
+    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "machine", "plot")),
+)
+#: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
+LAYERS_KNOW = ("layers", "collectives", "matmuls", "runtime.value_types")
+LAZILY = {"io.figure": "matplotlib"}  # of the extra bench, and only when it is drawn
+#: The second where the first is not for it: see `Call`.
+SENDERS = ("runtime.hop", "collectives.permute")
+SOURCES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text(encoding="utf-8")
+    for path in PACKAGE.rglob("*.py")
+}
+MODULES = sorted(SOURCES)
+
+
+def imported(tree):
+    """The full names of what a module imports, `from a import b` being a.b."""
+    for node in ast.walk(tree):
+        yield from imported_by(node)
+
+
+def imported_by(node):
+    """Those of one statement."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = "." * node.level + (node.module or "")
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def of_jax(tree):
+    """The names under which a module knows JAX and what it imports from it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                whole = getattr(node, "module", None) or alias.name
+                if whole.split(".")[0] == "jax":
+                    yield alias.asname or alias.name.split(".")[0]
+
+
+def module_of(inner):
+    """The module that a name inside the package is of; what is no module is its package's."""
+    for length in range(len(inner), 0, -1):
+        name = ".".join(inner[:length])
+        for module in (name, f"{name}.__init__"):
+            if module in SOURCES:
+                return module
+    return "__init__"
+
+
+def is_in(module, places):
+    """Whether a module is one of these places, or in one of them."""
+    return any(f"{module}.".startswith(f"{place}.") for place in places)
+
+
+def without_types(module, tree):
+    """What runs: the package names for type checkers what it imports when it is asked for."""
+    for node in tree.body:
+        is_if = module == "__init__" and isinstance(node, ast.If)
+        if is_if and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return tree
+
+
+def complaints(module, source):
+    """What is wrong with a module's imports, one line each."""
+    tree = without_types(module, ast.parse(source))
+    late = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
+    early = [node for node in ast.walk(tree) if node not in late]
+    room = module.split(".")[0]
+    for name in imported(tree):
+        root, *inner = name.split(".")
+        if root == LAZILY.get(module):
+            if name in {n for node in early for n in imported_by(node)}:
+                yield f"imports {name}: only inside the function that needs it"
+        elif root not in {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}:
+            yield f"imports {name}: only jax, numpy and the standard library are there at run time"
+        if root == "jax" and is_in(module, WITHOUT_JAX):
+            yield f"imports {name}: it must not know JAX"
+        if root == "jax" and any(map(is_private, inner)):
+            yield f"imports {name}: it is private"
+        if root == "ringcoll":
+            target = module_of(inner)
+            if target.split(".")[0] not in ROOMS[: ROOMS.index(room) + ("." in module)]:
+                yield f"imports {name}: only {', '.join(ROOMS[: ROOMS.index(room)])} are above it"
+            elif is_in(module, WITHOUT_JAX) and not is_in(target, WITHOUT_JAX):
+                yield f"imports {name}: it must not know JAX, as that does"
+            elif room == "layers" and not is_in(target, LAYERS_KNOW):
+                yield f"imports {name}: layers are made of {', '.join(LAYERS_KNOW)} alone"
+            if any(map(is_private, inner)):
+                yield f"imports {name}: it is private to {target}"
+    jax_names = set(of_jax(tree))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        path = ast.unparse(node).split(".")
+        if path[0] in jax_names and any(map(is_private, path[1:])):
+            yield f"uses {ast.unparse(node)}: it is private"
+        is_lax_s = path[0] in {*jax_names, "built_in"}
+        if node.attr == "ppermute" and is_lax_s and module not in SENDERS:
+            yield f"uses {ast.unparse(node)}: only {SENDERS[0]} sends"
+
+
+def circle(sources):
+    """Modules that import each other in a circle, or none."""
+    graph = {
+        module: {
+            module_of(name.split(".")[1:])
+            for name in imported(without_types(module, ast.parse(source)))
+            if name.split(".")[0] == "ringcoll"
+        }
+        for module, source in sources.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_every_module_is_in_a_room():
+    assert {module.split(".")[0] for module in MODULES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports(module):
+    assert list(complaints(module, SOURCES[module])) == []
+
+
+def test_no_imports_run_in_a_circle():
+    assert circle(SOURCES) == []
+    engine = "from ringcoll.runtime.turns import reduce\n"
+    assert "runtime.engine" in circle(
+        SOURCES | {"runtime.engine": engine, "runtime.turns": "from ringcoll.runtime import engine"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("costs.model", "import jax.numpy as jnp", "must not know JAX"),
+        ("collectives.table", "from jax import Array", "must not know JAX"),
+        ("collectives.table", "from ringcoll.runtime import hop", "must not know JAX"),
+        ("costs.model", "def f():\n    import jax", "must not know JAX"),
+        ("runtime.hop", "from jax._src import core", "private"),
+        ("runtime.hop", "import jax._src.core", "private"),
+        ("runtime.hop", "import jax\njax._src.core.f()", "private"),
+        ("runtime.hop", "import jax as j\nj.numpy._f", "private"),
+        ("runtime.hop", "from jax import lax as l\nl._f", "private"),
+        ("runtime.hop", "from ringcoll.collectives.placing import gather_along", "above it"),
+        ("runtime.hop", "from ringcoll import collectives", "above it"),
+        ("runtime.hop", "import ringcoll", "above it"),
+        ("runtime.hop", "from .primitive import Collective", "standard library"),
+        ("collectives.choice", "from ringcoll.collectives.placing import _start", "private to"),
+        ("runtime.engine", "from jax import lax\nlax.ppermute(x, 'x', [])", "hop sends"),
+        ("runtime.engine", "import jax\njax.lax.ppermute", "hop sends"),
+        ("runtime.engine", "from ringcoll.runtime import built_in\nbuilt_in.ppermute", "hop sends"),
+        ("collectives.front_door", "import chex", "standard library"),
+        ("overlap.hlo", "import jax", "must not know JAX"),
+        ("overlap.hlo", "from ringcoll.commands import cost", "above it"),
+        ("overlap.hlo", "from ringcoll.overlap import compilation", "must not know JAX"),
+        ("__init__", "from ringcoll import overlap as overlap", "above it"),
+        ("collectives.all_gather", "from ringcoll.overlap.chips import CHIPS", "above it"),
+        ("lax", "if TYPE_CHECKING:\n    from ringcoll import overlap", "above it"),
+        ("__init__", "if OTHER:\n    from ringcoll import overlap", "above it"),
+        ("layers.linear", "from ringcoll.runtime.engine import gather", "layers are made of"),
+        ("layers.linear", "from ringcoll import algorithms", "layers are made of"),
+        ("io.figure", "from matplotlib.figure import Figure", "only inside the function"),
+        ("overlap.report", "def f():\n    import matplotlib", "standard library"),
+    ],
+)
+def test_the_rules_bite(module, source, complaint):
+    assert any(complaint in said for said in complaints(module, source))
+    assert not list(complaints(module, "import math\nimport numpy as np\nnp._private"))
+
+
+def test_import_initialises_no_backend_and_needs_nothing_else():
+    # A platform that does not exist fails as soon as a device is asked for, not before.
+    program = """
+import sys
+import ringcoll
+roots = {name.partition(".")[0] for name in sys.modules}
+print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
+late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug")
+print([name for name in sys.modules if name.startswith(late)])
+print(set(late) <= {f"ringcoll.{name}" for name in dir(ringcoll)}, hasattr(ringcoll, "typo"))
+print(callable(ringcoll.debug.deadline), callable(ringcoll.draw.plan), ringcoll.overlap.__name__)
+import jax
+try:
+    jax.devices()
+except RuntimeError:
+    print("no device was asked for before")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "JAX_PLATFORMS": "none_such"},
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    late = ["True False", "True True ringcoll.overlap"]
+    assert done.stdout.split("\n")[:5] == ["[]", "[]", *late, "no device was asked for before"]

@@ -1,0 +1,123 @@
+"""The pages agree with the repository: links, commands, figures and tables."""
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import benchmarks.__main__ as measuring
+import ringcoll.__main__ as saying
+from benchmarks.collectives import sweep
+from ringcoll import precision, pricing
+from ringcoll.commands import arguments
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("benchmarks/pages/*.md"),
+    )
+}
+FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+#: `[text](target)`, `![text](target)` and `[label]: target`.
+LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
+
+
+def anchors(text):
+    """The names that a heading can be linked by, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def dead_links(name, text):
+    """The links of a page inside the repository that lead nowhere."""
+    for target in ("".join(found) for found in LINK.findall(FENCED.sub("", text))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text("utf-8"))):
+            yield target
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_links_lead_somewhere(name):
+    assert list(dead_links(name, PAGES[name])) == []
+
+
+def test_dead_links_are_noticed():
+    text = "# A head, `b`\n[a](#a-head-b) [b](#other) ![c](no.svg) [d](README.md)\n\n[e]: none.md\n"
+    assert anchors(text) == {"a-head-b"}
+    assert list(dead_links("docs/README.md", text)) == ["#a-head-b", "#other", "no.svg", "none.md"]
+
+
+def test_the_index_lists_every_page():
+    linked = {"".join(found) for found in LINK.findall(PAGES["docs/README.md"])}
+    there = {name for name in PAGES if "/" in name} - {"docs/README.md"}
+    known = {f"docs/{link}" if "../" not in link else link.removeprefix("../") for link in linked}
+    assert there == known
+
+
+def test_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 180
+
+
+def test_figures_of_readme_stand_on_the_pages_that_it_links():
+    head = PAGES["README.md"].partition("\n## ")[0]
+    found = re.findall(r"\*\*([\d.]+)\*\*.*?\]\((\S+?\.md)\)", head)
+    assert len(found) == 3
+    for figure, page in found:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", PAGES[page])
+
+
+def commands():
+    """Each command of ringcoll and of the benchmarks on a page, but for those with a NAME in it."""
+    for name, text in PAGES.items():
+        blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+        lines = [line.partition("  #")[0].strip() for line in blocks.splitlines()]
+        inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", text))]
+        for line in (*lines, *inline):
+            if re.match(r"python -m (ringcoll|benchmarks|examples)\b", line):
+                words = shlex.split(line.partition(";")[0])[2:]
+                if not any(re.fullmatch(r"[A-Z]+(:[A-Z]+)?", word) for word in words):
+                    yield pytest.param(*words, id=f"{name}: {' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", [pytest.param(p.values, id=p.id) for p in commands()])
+def test_commands_can_be_typed(monkeypatch, words):
+    module, *flags = words
+    if module.startswith("examples"):
+        assert find_spec(module)
+        return
+    if module == "ringcoll" and len(flags) < 2:  # the command by its name
+        assert {*flags} <= {*saying.COMMANDS}
+        return
+    typed = []
+    for each in (*saying.COMMANDS.values(), *measuring.COMMANDS.values(), sweep):
+        monkeypatch.setattr(each, "run", lambda args: typed.append(args) or 0)
+    monkeypatch.setattr(arguments, "check_files", lambda args: None)
+    assert {"ringcoll": saying, "benchmarks": measuring}[module].main(flags) == 0
+    assert typed
+
+
+def test_bounds_and_bytes_of_the_precision_page_are_those_of_the_model():
+    rows = re.findall(r"^\| `(.+) \|$", PAGES["docs/precision.md"], re.MULTILINE)
+    assert rows
+    narrow, wide = float(jnp.finfo(jnp.bfloat16).eps), float(jnp.finfo(jnp.float32).eps)
+    for row in rows:
+        names, *cells = row.split(" | ")
+        for algorithm in re.findall(r"\w+", names):
+            call = "psum_scatter", algorithm, (8,)
+            price = pricing.price(*call)
+            assert cells == [
+                str(precision.roundings(*call)),
+                f"{precision.error_bound(*call, narrow):.3f}",
+                f"{float(price.sent / 8):.3f}",
+                f"{precision.error_bound(*call, narrow, wide):.4f}",
+                f"{float((2 * price.sent - price.raw) / 8):.3f}",
+            ]

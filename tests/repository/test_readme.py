@@ -1,0 +1,59 @@
+"""README and the pages tell the truth: their code runs, and CI runs the commands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compiled import pages
+from ringcoll.commands import explain
+
+ROOT = Path(__file__).parents[2]
+PAIR = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Pages with a program, and what it prints.
+PROGRAMS = ("README.md", "docs/layers.md")
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_code_prints_what_the_page_says(page):
+    pairs = PAIR.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert pairs
+    for code, expected in pairs:
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert ran.stdout == expected, ran.stderr
+
+
+def test_no_program_of_a_page_is_left_out():
+    every = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    found = [page for page in every if PAIR.search(page.read_text(encoding="utf-8"))]
+    assert {str(page.relative_to(ROOT)) for page in found} == set(PROGRAMS)
+
+
+def test_the_tables_of_algorithms_hold_what_explain_says():
+    """Every line is right; an algorithm that is new need not be there: `claims --write` adds it."""
+    (page,) = pages.algorithm_pages()
+    (shown,) = pages.ALGORITHMS.findall(page.read_text(encoding="utf-8"))
+    assert all(f"| {title} |" in shown for title in explain.LISTS)
+    wrong = set(shown.strip().splitlines()) - set(explain.markdown())
+    assert not wrong, "python -m benchmarks claims --write"
+
+
+def test_a_table_of_algorithms_is_written_between_its_marks():
+    written = pages.with_algorithms("Before.\n<!-- algorithms -->\nold\n<!-- end -->\nAfter.\n")
+    lines = "\n".join(explain.markdown()).strip()
+    assert written == f"Before.\n<!-- algorithms -->\n{lines}\n<!-- end -->\nAfter.\n"
+
+
+def test_the_commands_are_what_ci_runs():
+    commands = re.findall(r"```sh\n(.*?)\n```", README, re.S)
+    install, test = commands[0], commands[1]
+    assert '-e ".[bench]"' in install
+    assert install.endswith("python -m benchmarks")
+    assert '-e ".[test]"' in test
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "python" + test.rpartition("python")[2].replace("python", "") in ci.replace('"', "")

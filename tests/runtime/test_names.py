@@ -1,0 +1,110 @@
+"""What profiles call a collective and its rounds: the names in the compiled program."""
+
+import re
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+from ringcoll import algorithms
+from ringcoll.overlap.hlo import parse
+from ringcoll.runtime import engine
+
+
+def lowered(function, n=8, *operands):
+    mesh = make_mesh(n)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    return jax.jit(mapped).lower(*operands or [jnp.ones((n * n, 2))])
+
+
+def names(*of):
+    """The scopes of every permute, as often as there are permutes, in order of names."""
+    instructions = [
+        i for c in parse(lowered(*of).compile().as_text()).computations.values()
+        for i in c.instructions
+    ]  # fmt: skip
+    permutes = [i for i in instructions if i.opcode == "collective-permute"]
+    whole = [i.attribute("op_name") for i in permutes]
+    return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in whole)
+
+
+def rounds(prefix, *numbers):
+    return [f"{prefix}/round {number}" for number in numbers]
+
+
+def test_every_round_of_a_psum_has_its_name():
+    found = names(lambda x: ringcoll.psum(x, "x", algorithm="ring"))
+    halves = ("all_gather", "reduce_scatter")
+    assert found == [
+        f"ringcoll.psum(ring)/{half}/round {i}" for half in halves for i in range(1, 8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            lambda x: ringcoll.all_gather(x, "x", tiled=True, algorithm="two_ended"),
+            # (Both moves of a round bear its name.)
+            rounds("ringcoll.all_gather(two_ended)", 1, 1, 2),
+        ),
+        (
+            lambda x: ringcoll.psum_scatter(x, "x", tiled=True, algorithm=algorithms.ring),
+            rounds("ringcoll.psum_scatter(ring)", 1, 2, 3),
+        ),
+        (
+            lambda x: ringcoll.all_to_all(x, "x", 0, 0, tiled=True, algorithm="bruck"),
+            rounds("ringcoll.all_to_all(bruck)", 1, 2),
+        ),
+        (
+            lambda x: ringcoll.pmax(x, "x", algorithm="exchange"),
+            ["ringcoll.pmax(exchange)/stage 1/round 1", "ringcoll.pmax(exchange)/stage 2/round 1"],
+        ),
+        (
+            lambda x: ringcoll.all_gather_matmul(x, x.T, "x", algorithm="bruck"),
+            rounds("ringcoll.all_gather_einsum(bruck)", 1, 2),
+        ),
+        (
+            lambda x: ringcoll.matmul_reduce_scatter(x, x.T, "x", algorithm="bruck"),
+            rounds("ringcoll.einsum_reduce_scatter(bruck)", 1, 2),
+        ),
+        (
+            lambda x: ringcoll.all_gather(x, "x", algorithm=algorithms.ring(4)),
+            rounds("ringcoll.all_gather(given)", 1, 2, 3),
+        ),
+    ],
+)
+def test_every_collective_has_its_name(call, expected):
+    assert names(call, 4) == expected
+
+
+def test_the_rounds_of_a_loop_share_a_name(monkeypatch):
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
+    found = names(lambda x: ringcoll.psum(x, "x", algorithm="ring"))
+    ends = [re.sub(r"while/body/\w+/", "", name) for name in found]  # JAX's own of the loop
+    halves = ("all_gather", "reduce_scatter")
+    both = ("round 1", "rounds 2 to 7")  # the first is sent before the loop
+    assert ends == [f"ringcoll.psum(ring)/{half}/{which}" for half in halves for which in both]
+
+
+def test_names_change_nothing_of_the_program(monkeypatch):
+    def every(x):
+        return [
+            ringcoll.psum(x, "x", algorithm="bidirectional_ring"),
+            ringcoll.psum(x, "x", algorithm="exchange"),
+            ringcoll.all_to_all(x, "x", 0, 0, tiled=True, algorithm="bruck"),
+            ringcoll.all_gather_matmul(x, x.T, "x", algorithm="two_ended"),
+            ringcoll.matmul_reduce_scatter(x, x.T, "x", algorithm="ring"),
+        ]
+
+    named = lowered(every)
+    assert "ringcoll.psum(exchange)/stage 3" in named.as_text(debug_info=True)
+    jax.clear_caches()
+    monkeypatch.setattr(jax, "named_scope", lambda name: nullcontext())
+    plain = lowered(every)
+    assert "stage" not in plain.as_text(debug_info=True)
+    assert named.as_text() == plain.as_text()

@@ -1,0 +1,250 @@
+"""The library of schedules: every algorithm is right, short, and found by its name."""
+
+import ast
+import inspect
+import textwrap
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from cases import MAIN, check
+from machine import Fault, exchanged, gathered, reduced
+from support import exists, make_mesh
+
+from ringcoll import algorithms
+from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
+from ringcoll.commands import explain
+from ringcoll.pricing import price_backward
+from ringcoll.schedules.registry import along_each_axis
+from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, SizeError
+
+LISTED = [*GATHERS.values(), *STAGED.values(), *ALL_TO_ALLS.values()]
+SHAPES = [(1,), (2,), (3,), (4,), (5,), (8,), (9,), (2, 2), (4, 2), (3, 5), (1, 4), (4, 1)]
+SHAPES += [(2, 3, 4), (3, 1, 2)]
+
+
+# -- every algorithm, executed --
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers_forward_and_reduces_backward(name):
+    for shape in SHAPES:
+        if exists(name, shape):
+            schedule = GATHERS[name](*shape)
+            gathered(schedule)
+            paid = price_backward(schedule)
+            assert reduced(schedule) == (paid.sent, paid.raw)
+            assert paid.additions == paid.sent == schedule.size - 1
+
+
+@pytest.mark.parametrize("name", ALL_TO_ALLS)
+def test_every_block_goes_to_its_rank(name):
+    for shape in SHAPES:
+        if exists(name, shape):
+            exchanged(ALL_TO_ALLS[name](*shape))
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_stages_gather_along_digits_of_all_ranks(name):
+    for shape in filter(partial(exists, name), SHAPES):
+        sizes = []
+        for stage in STAGED[name](*shape):
+            gathered(stage)
+            sizes.append(stage.size)
+        split = iter(sizes)  # each axis is a run of digits, major first
+        for n in shape:
+            while n > 1:
+                n, rest = divmod(n, next(split))
+                assert rest == 0
+        assert list(split) == []
+
+
+# -- every algorithm, checked --
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"), [(c, name) for c in ("psum", "all_to_all") for name in names(c)]
+)
+def test_every_algorithm_is_right_on_every_shape(collective, name):
+    for shape in [(n,) for n in range(1, 65)] + SHAPES + [(512,), (8, 8, 8)]:
+        if exists(name, shape):
+            build.__wrapped__(collective, name, shape)  # checks what it builds
+
+
+@pytest.mark.parametrize("name", dict.fromkeys([*GATHERS, *STAGED, *ALL_TO_ALLS]))
+def test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some(name):
+    run = [n for n in range(1, 17) if exists(name, (n,))]
+    print(f"{name} runs on {run} ranks")
+    every = [kind[name] for kind in (GATHERS, STAGED, ALL_TO_ALLS) if name in kind]
+    says = any("SizeError:" in algorithm.__doc__ for algorithm in every)
+    assert len(run) >= 5 if says else len(run) == 16
+
+
+def test_recursive_doubling_runs_on_powers_of_two():
+    run = [n for n in range(1, 65) if exists("recursive_doubling", (n,))]
+    assert run == [1, 2, 4, 8, 16, 32, 64]
+    assert exists("recursive_doubling", (4, 2))
+    assert not exists("recursive_doubling", (4, 3))
+
+
+def test_recursive_doubling_names_what_runs_on_any_number():
+    for shape in [(3,), (48,), (4, 6), (3, 1, 2)]:
+        with pytest.raises(SizeError, match=r"power of two, got \d+ ranks; .*'bruck'"):
+            build("all_gather", "recursive_doubling", shape)
+
+
+@pytest.mark.parametrize("name", ["torus", "hamiltonian"])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_of_several_axes_on_one_axis_is_the_bidirectional_ring(name, n):
+    assert build("psum", name, (n,)) == build("psum", "bidirectional_ring", (n,))
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4), (4, 2), (2, 3, 1), (3, 3, 3)], ids=str)
+def test_a_hamiltonian_passes_on_what_came_last_and_its_lanes_share_no_link(shape):
+    schedule = build("all_gather", "hamiltonian", shape)
+    came = dict.fromkeys(range(schedule.lanes), (0,))
+    assert len(schedule.rounds) == schedule.size - 1
+    for moves in schedule.rounds:
+        assert {move.lane: move.offsets for move in moves} == came
+        came = {move.lane: schedule.arrivals(move) for move in moves}
+        links = {(move.axis, move.shift % shape[move.axis]) for move in moves}
+        assert len(links) == len(moves) or len(set(shape)) > 1  # of unequal axes, some share
+
+
+def lines_of_code(function):
+    """The lines from `def` to the end, without the docstring and blank lines."""
+    source = textwrap.dedent(inspect.getsource(function))
+    tree = ast.parse(source).body[0]
+    doc = tree.body[0]
+    skipped = range(doc.lineno, doc.end_lineno + 1) if ast.get_docstring(tree) else ()
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(text.strip()) for i, text in lines if i >= tree.lineno and i not in skipped)
+
+
+@pytest.mark.parametrize("function", LISTED, ids=lambda f: f.__name__)
+def test_an_algorithm_is_at_most_15_lines(function):
+    assert 2 <= lines_of_code(function) <= 15
+    assert ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
+
+
+def test_an_algorithm_shows_how_it_is_called():
+    assert str(inspect.signature(GATHERS["ring"])).startswith("(*shape: int, direction: int = 1)")
+    for function in LISTED:
+        sizes, *options = inspect.signature(function).parameters.values()
+        assert str(sizes) == "*shape: int"
+        assert all(option.default is not option.empty for option in options)
+
+
+def test_lines_of_code_are_counted():
+    assert lines_of_code(lines_of_code) == 7
+
+
+def test_every_public_algorithm_is_listed():
+    public = {
+        f
+        for name, f in vars(algorithms).items()
+        if inspect.isfunction(f) and f.__module__ == algorithms.__name__ and name[0] != "_"
+    }
+    assert public == set(LISTED)
+
+
+def test_a_new_algorithm_needs_no_other_line(monkeypatch):
+    def left_ring(n):
+        """A ring the other way round.
+
+        When: never.
+        """
+        return Schedule((n,), tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
+
+    monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(left_ring))
+    test_gathers_forward_and_reduces_backward("left_ring")
+    test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some("left_ring")
+    assert "| `left_ring` | n-1 | (n-1)/n | never |" in explain.markdown()
+    gather = [case for case in MAIN if case.name == "all_gather"]
+    check(make_mesh(3), "x", gather, lambda case, n: [{"algorithm": "left_ring"}])
+
+    def lazy(n):
+        return replace(left_ring(n), rounds=left_ring(n).rounds[1:])
+
+    monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(lazy))
+    with pytest.raises(Fault, match="not gathered"):
+        test_gathers_forward_and_reduces_backward("left_ring")
+
+
+# -- from a name to a schedule --
+
+
+def my_ring(*shape):
+    return GATHERS["ring"](*shape)
+
+
+def test_names_are_those_of_the_collective():
+    assert names("all_gather") == names("psum_scatter") == tuple(GATHERS)
+    assert names("all_to_all") == tuple(ALL_TO_ALLS)
+    for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", "all_to_all"}:
+        assert names(collective) == (*GATHERS, *STAGED)
+    assert {"psum", "pmean", "pmax", "pmin", "pbroadcast"} < set(COLLECTIVES)
+
+
+def test_build_takes_a_name_a_schedule_stages_or_a_function():
+    ring, stages = GATHERS["ring"](4, 2), STAGED["exchange"](4, 2)
+    assert build("all_gather", "ring", (4, 2)) == ring
+    assert build("all_gather", ring, (4, 2)) == ring
+    assert build("all_gather", my_ring, (4, 2)) == ring
+    assert build("psum", "exchange", (4, 2)) == stages
+    assert build("psum", stages, (4, 2)) is stages
+    assert build("pmax", STAGED["exchange"], (4, 2)) == stages
+    assert build("psum", "one_shot", (1,)) == ()
+    # "bruck" names one algorithm of either kind
+    assert type(build("all_gather", "bruck", (3,))) is Schedule
+    assert type(build("all_to_all", "bruck", (3,))) is AllToAllSchedule
+
+
+def test_build_builds_once():
+    assert build("all_gather", "ring", (37,)) is build("all_gather", "ring", (37,))
+
+
+RING_3, PAIRWISE_3 = GATHERS["ring"](3), ALL_TO_ALLS["pairwise"](3)
+REFUSED = [
+    (
+        ("allreduce", "ring", (3,)),
+        "no collective 'allreduce'; there are all_gather, psum_scatter, psum, pmean, pmax, "
+        "pmin, pbroadcast, all_to_all",
+    ),
+    (
+        ("all_to_all", "ring", (3,)),
+        f"all_to_all: no algorithm 'ring'; choose from {', '.join(ALL_TO_ALLS)}",
+    ),
+    (
+        ("psum_scatter", "exchange", (2,)),
+        f"psum_scatter: no algorithm 'exchange'; choose from {', '.join(GATHERS)}",
+    ),
+    (("psum", "ring", (4, 0)), "psum: axes of sizes (4, 0); give one or more, each at least 1"),
+    (("psum", "ring", ()), "psum: axes of sizes (); give one or more, each at least 1"),
+    (("psum", RING_3, (4,)), "psum: a schedule of 3 ranks on axes of sizes (4,)"),
+    (("psum", (RING_3, RING_3), (3,)), "psum: a schedule of 3 x 3 ranks on axes of sizes (3,)"),
+    (
+        ("all_to_all", RING_3, (3,)),
+        f"all_to_all: takes an instance of AllToAllSchedule, got {RING_3!r}",
+    ),
+    (("psum", PAIRWISE_3, (3,)), f"psum: takes an instance of Schedule, got {PAIRWISE_3!r}"),
+    (("psum", (PAIRWISE_3,), (3,)), f"psum: takes an instance of Schedule, got {PAIRWISE_3!r}"),
+    (
+        ("all_gather", (RING_3,), (3,)),
+        f"all_gather: takes an instance of Schedule, got {(RING_3,)!r}",
+    ),
+    (("all_gather", 7, (3,)), "all_gather: takes an instance of Schedule, got 7"),
+    (("all_gather", max, (3, 4)), "all_gather: takes an instance of Schedule, got 4"),
+    (("psum", Schedule((2,), ()), (2,)), "offset 1 never arrives"),
+    (
+        ("psum", (RING_3, Schedule((2,), ((Move(1, (1,)),),))), (6,)),
+        "round 1: rank r sends the shard of offset 1 before holding it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_build_says_what_is_wrong(arguments, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the message is compared in full)
+        build(*arguments)
+    assert str(error.value) == message

@@ -1,0 +1,244 @@
+"""`Schedule.check` against a machine that executes what it is told; see `machine`."""
+
+import re
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from machine import Fault, exchanged, gathered, neighbour, reduced
+from support import exists
+
+from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, bruck, pairwise, ring
+from ringcoll.schedules.schedule import (
+    AllToAllSchedule,
+    Move,
+    Schedule,
+    ScheduleError,
+    in_lanes,
+    product,
+)
+
+
+def runs(machine, schedule):
+    try:
+        machine(schedule)
+    except Fault:
+        return False
+    return True
+
+
+def passes(schedule):
+    try:
+        return schedule.check() is schedule
+    except ScheduleError:
+        return False
+
+
+# -- check: what is wrong, in words --
+
+
+def one(*moves, shape=(4,), lanes=1, kind=Schedule):
+    """A schedule of one move a round."""
+    return kind(shape, tuple((move,) for move in moves), lanes)
+
+
+RING = [Move(1, (0,)), Move(1, (1,)), Move(1, (2,))]
+PAIRWISE = [Move(1, (1,)), Move(2, (2,)), Move(3, (3,))]
+BROKEN = [
+    (one(Move(1, (1,))), "round 1: rank r sends the shard of offset 1 before holding it"),
+    # What arrives in a round cannot be sent on in it.
+    (
+        Schedule((4,), ((RING[0], RING[1]), (RING[2],))),
+        "round 1: rank r sends the shard of offset 1 before holding it",
+    ),
+    (one(*RING[:2]), "offset 3 never arrives"),
+    (one(RING[0], Move(1, (0, 1))), "round 2: offset 1 arrives twice"),
+    (one(*RING, Move(1, (3,))), "round 4: offset 0 arrives twice"),
+    (Schedule((4,), ((RING[0], RING[0]),)), "round 1: offset 1 arrives twice"),
+    (one(*RING, lanes=2), "offset 1 never arrives (lane 1)"),
+    (
+        one(*RING, Move(1, (1,), lane=1), lanes=2),
+        "round 4: rank r sends the shard of offset 1 before holding it (lane 1)",
+    ),
+    (one(RING[0], RING[0], lanes=2), "round 2: offset 1 arrives twice (lane 0)"),
+    (one(Move(1, (0,), axis=1)), "round 1: axis 1, but the shape is (4,)"),
+    (one(Move(1, (0,), axis=-1)), "round 1: axis -1, but the shape is (4,)"),
+    (one(Move(1, (0,), lane=1)), "round 1: lane 1, but there are 1 lanes"),
+    (one(Move(1, (0,), lane=-1)), "round 1: lane -1, but there are 1 lanes"),
+    (one(RING[0], Move(1, (4,))), "round 2: offset 4 is not in 0..3"),
+    (one(RING[0], Move(1, (-1,))), "round 2: offset -1 is not in 0..3"),
+    (one(Move(1.0, (0,))), "round 1: 1.0 is no whole number"),
+    (one(RING[0], Move(1, (1.0,))), "round 2: 1.0 is no whole number"),
+    (one(Move(1, (0,), axis=None)), "round 1: None is no whole number"),
+    (one(Move(1, (0,), lane="0")), "round 1: '0' is no whole number"),
+    (one(Move(4, (0,))), "round 1: shift 4 sends to oneself"),
+    (one(Move(2, (0,), axis=1), shape=(4, 2)), "round 1: shift 2 sends to oneself"),
+    (one(Move(1, ())), "round 1: a move of shift 1 sends nothing"),
+    (one(*PAIRWISE[:2], kind=AllToAllSchedule), "the block for rank r + 3 ends at r + 0"),
+    (
+        one(*PAIRWISE[:2], Move(2, (3,)), kind=AllToAllSchedule),
+        "the block for rank r + 3 ends at r + 2",
+    ),
+    (
+        one(PAIRWISE[0], Move(1, (2, 2)), PAIRWISE[2], kind=AllToAllSchedule),
+        "round 2: the block for rank r + 2 is sent twice",
+    ),
+    (
+        AllToAllSchedule((2,), ((Move(1, (1,)),), (Move(1, (1,), lane=1),) * 3), 2),
+        "round 2: the block for rank r + 1 is sent twice (lane 1)",
+    ),
+    (
+        one(*PAIRWISE, kind=AllToAllSchedule, lanes=2),
+        "the block for rank r + 1 ends at r + 0 (lane 1)",
+    ),
+    (one(Move(1, (4,)), kind=AllToAllSchedule), "round 1: offset 4 is not in 0..3"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "message"), BROKEN)
+def test_check_says_what_is_wrong(schedule, message):
+    with pytest.raises(ScheduleError) as error:
+        schedule.check()
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (one(RING[0], shape=(10**15,)), "offset 2 never arrives"),
+        (one(RING[0], shape=(10**9, 10**9)), "offset 1 never arrives"),
+        (one(RING[0], lanes=10**15), "offset 2 never arrives (lane 0)"),
+        (one(*RING, lanes=10**15), "offset 1 never arrives (lane 1)"),
+        (one(PAIRWISE[0], shape=(10**15,), kind=AllToAllSchedule), "rank r + 2 ends at r + 0"),
+        (one(*PAIRWISE, lanes=10**15, kind=AllToAllSchedule), "rank r + 1 ends at r + 0 (lane 1)"),
+    ],
+)
+def test_check_takes_memory_for_the_moves_alone(schedule, message):
+    tracemalloc.start()
+    with pytest.raises(ScheduleError, match=f"{re.escape(message)}$"):
+        schedule.check()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000  # bytes
+
+
+@pytest.mark.parametrize("kind", [Schedule, AllToAllSchedule])
+def test_where_there_is_one_rank_nothing_is_missing(kind):
+    assert passes(kind((1,), (), 10**15))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((4,), (5,)), "a round of moves: 5 is no list"),
+        (((4,), 5), "the rounds: 5 is no list"),
+        (((4,), None), "the rounds: None is no list"),
+        ((4, ()), "the shape: 4 is no list"),
+        ((("4",), ()), "shape ('4',), lanes 1: '4' is no whole number"),
+        (((4.0,), ()), "shape (4.0,), lanes 1: 4.0 is no whole number"),
+        (((1,), (), "2"), "shape (1,), lanes 2: '2' is no whole number"),
+        (((2,), ((1,),)), "a round holds 1, which is no Move"),
+        (((2,), (((1, (0,)),),)), "a round holds (1, (0,)), which is no Move"),
+        (((2,), (Move(1, (0,)),)), f"a round of moves: {Move(1, (0,))!r} is no list"),
+        (((2,), ((Move(1, 0),),)), f"the offsets of {Move(1, 0)!r}: 0 is no list"),
+    ],
+)
+def test_what_is_no_schedule_at_all_is_refused_when_it_is_made(arguments, message):
+    with pytest.raises(ScheduleError) as error:
+        Schedule(*arguments)
+    assert str(error.value) == message
+
+
+def changed(draw, move, schedule):
+    """The move with one thing about it changed."""
+    shape, offsets = schedule.shape, list(move.offsets)
+    i = draw(st.integers(0, len(offsets) - 1))
+    offsets[i] = draw(st.integers(0, schedule.size - 1))
+    axis = draw(st.sampled_from([a for a, n in enumerate(shape) if n > 1]))
+    changes = [
+        replace(move, shift=draw(st.integers(1, shape[axis] - 1)), axis=axis),
+        replace(move, lane=draw(st.integers(0, schedule.lanes - 1))),
+        replace(move, offsets=tuple(offsets)),
+        replace(move, offsets=move.offsets[:i] + move.offsets[i + 1 :]),
+        replace(move, offsets=move.offsets[::-1]),
+    ]
+    return draw(st.sampled_from(changes))
+
+
+@st.composite
+def mutants(draw, kinds, shapes):
+    """A right schedule with a few things changed, some of which leave it right."""
+    shape = draw(st.sampled_from(shapes))
+    name = draw(st.sampled_from([name for name in kinds if exists(name, shape)]))
+    right = kinds[name](*shape)
+    rounds = [list(moves) for moves in right.rounds]
+    for _ in range(draw(st.integers(0, 3))):
+        moves = draw(st.sampled_from([moves for moves in rounds if moves] or [[]]))
+        if moves:
+            move = moves.pop(draw(st.integers(0, len(moves) - 1)))
+            other = changed(draw, move, right)
+            to = draw(st.sampled_from([moves, *rounds]))
+            to += [m for m in draw(st.sampled_from([[other], [move, other], [move]])) if m.offsets]
+    if draw(st.booleans()):
+        rounds = draw(st.permutations(rounds))
+    return replace(right, rounds=tuple(map(tuple, rounds)))
+
+
+MUTATED_SHAPES = [(2,), (3,), (4,), (5,), (2, 2), (2, 3), (3, 1)]
+
+
+@settings(deadline=None, max_examples=400)
+@given(mutants(GATHERS, MUTATED_SHAPES))
+def test_check_passes_what_runs_and_nothing_else(schedule):
+    right = passes(schedule)
+    event(str(right))
+    assert right == runs(gathered, schedule)
+    assert right == runs(reduced, schedule)  # a reduce-scatter is a gather backward
+
+
+@settings(deadline=None, max_examples=400)
+@given(mutants(ALL_TO_ALLS, MUTATED_SHAPES))
+def test_check_of_all_to_all_passes_what_runs_and_nothing_else(schedule):
+    event(str(passes(schedule)))
+    assert passes(schedule) == runs(exchanged, schedule)
+
+
+# -- the arithmetic of ranks, and schedules made of schedules --
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+def test_ranks_are_added_digit_by_digit(shape, data):
+    schedule = Schedule(tuple(shape), ())
+    rank = data.draw(st.integers(0, schedule.size - 1))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    move = Move(data.draw(st.integers(-9, 9)), (rank,), axis)
+    assert schedule.step(rank, axis, move.shift) == neighbour(shape, rank, move)
+    assert schedule.arrivals(move) == (neighbour(shape, rank, move),)
+
+
+def test_lanes_of_different_length_keep_to_their_rounds():
+    lanes = in_lanes(ring(5), bruck(5)).check()
+    assert (lanes.lanes, len(lanes.rounds)) == (2, 4)
+    assert [[move.lane for move in moves] for moves in lanes.rounds] == [[0, 1]] * 3 + [[0]]
+    assert sum(len(move.offsets) for _, move in lanes.numbered_moves()) == 2 * 4  # half shards
+
+
+def test_product_runs_its_axes_in_the_order_given():
+    rows_first = product([ring(3), ring(2)])
+    columns_first = product([ring(3), ring(2)], order=[1, 0]).check()
+    assert [number for number, _ in rows_first.numbered_moves()] == [1, 2, 3]
+    assert [move.axis for _, move in rows_first.numbered_moves()] == [0, 0, 1]
+    assert [move.axis for _, move in columns_first.numbered_moves()] == [1, 0, 0]
+    assert [len(move.offsets) for _, move in columns_first.numbered_moves()] == [1, 2, 2]
+
+
+def test_product_of_all_to_alls_is_one():
+    assert isinstance(product([pairwise(3), pairwise(2)]), AllToAllSchedule)
+
+
+def test_schedules_are_values():
+    assert ring(4) == one(*RING)
+    assert hash(ring(4)) == hash(one(*RING))
+    assert one(*PAIRWISE) != one(*PAIRWISE, kind=AllToAllSchedule)
