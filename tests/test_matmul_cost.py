@@ -80,6 +80,11 @@ def test_a_sum_that_is_not_held_is_read_and_written_by_every_matmul():
     machine = Model(alpha=0, beta=0, gamma=0, delta=1, far=1, near_bytes=9)
     assert hidden(Work(80, added=2), 0, machine, FUSED) == 80
     assert hidden(Work(80, added=10), 0, machine, FUSED) == 8 * 4 * 10
+    # Beside a sum there are two shards, and a slice.
+    assert hidden(Work(80, added=5), 2, machine, FUSED) == 80
+    assert hidden(Work(80, added=6), 2, machine, FUSED) == 8 * 4 * 6
+    assert hidden(Work(80, added=6, sliced=8), 1, machine, FUSED) == 80
+    assert hidden(Work(80, added=6, sliced=16), 1, machine, FUSED) == 8 * 4 * 6
 
 
 def test_several_matmuls_each_have_a_start():

@@ -202,6 +202,10 @@ def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_sma
     assert contracted(V5E, 2048, 8192, 4096) == (RING, ())  # compiled: 863 us, plain 1365
     assert contracted(V5E, 4096, 8192, 8192) == (RING, ())  # 3115 and 3533
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
+    # The memory beside the core holds the sum, but not also what is multiplied.
+    assert contracted(V5E, 4096, 4096, 14336) == ("lax", ())  # 5569 and 3670
+    assert contracted(V6E, 4096, 4096, 14336) == ("lax", ())  # 2657 and 1166
+    assert contracted(V5E, 2048, 4096, 14336) == (RING, ())
     # Of its sum, which is read and written, half is under the matmul; of more it would be.
     assert contracted(V5E, 16384, 8192, 4096) == ("lax", ())
 
