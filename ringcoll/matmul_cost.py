@@ -187,7 +187,8 @@ def _pieces(
         products.append(_Piece(seconds, seconds))
         if is_joined and work.placed:
             reckoned = came.parts * PLACING[0] + work.placed * share * PLACING[1]
-            places.append(_Piece(0.0, reckoned))
+            fits = model.holds(work.placed + 2 * shard_bytes)
+            places.append(_Piece(0.0 if fits else work.placed * share * model.memory, reckoned))
     copies = []
     if is_joined and joining == COPIED and came.load:
         copies.append(_Piece(2 * came.shards * shard_bytes * model.memory, 0.0))
