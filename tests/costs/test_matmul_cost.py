@@ -131,7 +131,7 @@ def test_a_hop_that_compilers_reckon_shorter_than_placing_the_result_is_bare():
 
 # -- beside compiled programs --
 
-GRID = Path(__file__).parents[1] / "benchmarks" / "grid.json"
+GRID = Path(__file__).parents[2] / "benchmarks" / "pages" / "grid.json"
 TWO_BYTES = np.dtype(np.float16)
 
 
