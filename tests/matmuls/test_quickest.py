@@ -170,6 +170,8 @@ def test_a_loop_of_two_rounds_has_a_hop_more_which_must_be_hidden():
     assert not pays("TPU v5e", 1024)
     assert not pays("cpu", 3584)
     assert not pays(None, 3584)
+    assert not pays("TPU v5e", 7168)  # 112 MiB, which leave no room for shards
+    assert pays("TPU v5e", 14336)  # is read again in any case
 
 
 def test_over_several_axes_the_links_of_all_axes_are_used():
