@@ -88,7 +88,7 @@ def gather(
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         moves = schedule.rounds[start]
         messages = [message(held, keys_sent(m)) for m in moves]
-        first = start  # round of the loop; each of its rounds forwards what arrived in the one before
+        first = start  # of the loop, whose rounds forward the arrivals of the round before
         all_sent = [key for move in moves for key in keys_sent(move)]
         if stop - start == 1 or not order.gathers_in_one_loop or came != all_sent:
             first += 1
