@@ -15,9 +15,9 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 `with ringcoll.algorithm("ring"):`, or `RINGCOLL_ALGORITHM=ring` in the environment, chooses the
 algorithm of calls that say "auto", if they can run by it.
 
-`accumulate_dtype` is the dtype of partial sums. Raw contributions keep their dtype on the wire,
-partial sums travel wide, and the result is rounded once. In the docstrings n is the number of
-ranks, and s is the bytes of one rank's operand.
+`accumulate_dtype` is the dtype of partial sums; by default, that of the operand. Raw contributions
+keep their dtype on the wire, partial sums travel wide, and the result is rounded once. In the
+docstrings n is the number of ranks, and s is the bytes of one rank's operand.
 
 All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in both
 `check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` does calls

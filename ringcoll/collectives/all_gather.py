@@ -136,8 +136,8 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    said = {"axis": axis, "tiled": tiled, "to": to}
-    call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, said)
+    arguments = {"axis": axis, "tiled": tiled, "to": to}
+    call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments)
     gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
     return call.each(x, gather, dims=("axis",))
 
@@ -177,7 +177,9 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    said = {"scatter_dimension": scatter_dimension, "tiled": tiled}
-    call = Call("psum_scatter", axis_name, axis_index_groups, algorithm, accumulate_dtype, said)
+    arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
+    call = Call(
+        "psum_scatter", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments
+    )
     scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
     return call.each(x, scatter, dims=("scatter_dimension",))

@@ -43,7 +43,7 @@ class AllReduce(ScheduledCollective):
         dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
         if dim is not None:
             return self._chunked(x, dim, schedule, ranks)
-        if len(dims) == x.ndim:  # end to end there is least to pad; a reshape unshards
+        if len(dims) == x.ndim:  # flat, it needs least padding; a reshape would unshard others
             flat = self._padded(x.reshape(-1), 0, schedule, ranks)
             return flat.reshape(x.shape)
         if dims:
@@ -90,7 +90,7 @@ class Psum(AllReduce, name="psum"):
 
 @dataclass(frozen=True, kw_only=True)
 class Pmean(Psum):
-    """A sum that is divided: it is bound as a sum."""
+    """The mean: a sum, bound as `Psum`, that is divided."""
 
     def by_lax(self, x: Array) -> Array:
         return built_in.pmean(x, self.axes, axis_index_groups=self.groups)

@@ -33,7 +33,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             return super().__call__(x)
         self.check_stacked(x)
         split, concat = self.dims
-        if split == concat:  # the blocks are already one wide there
+        if split == concat:  # blocks have size 1 there already
             return replace(self, tiled=True)(x)
         concat += split < concat  # lax counts it without the split dimension
         split += concat <= split
@@ -42,7 +42,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
 
     def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
         split, concat = self.dims
-        if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks need not divide
+        if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks may not divide
             return self.by_lax(x)
         return all_to_all_along(x, split, concat, schedule, ranks)
 
@@ -82,8 +82,8 @@ def all_to_all(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    said = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
-    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=said)
+    arguments = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
+    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=arguments)
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
     return call.each(x, exchange, dims=("split_axis", "concat_axis"))
 

@@ -62,7 +62,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return [self._transposed(ct) for ct in cts]
 
     def _transposed(self, ct: Array) -> Array:
-        # Typed as the operand is: `where` gives an empty one back as it came.
+        # Typed as the operand is: `where` returns an empty array with its own type.
         total = varying(Psum(**self.for_transpose())(ct), self.axes)
         is_source = lax.axis_index(self.axes) == self.source
         return jnp.where(is_source, total, jnp.zeros_like(total))

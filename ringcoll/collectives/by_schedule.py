@@ -1,7 +1,7 @@
-"""What all collectives that run by a schedule have in common: who chooses it, and where.
+"""The base of all collectives that run by a schedule: chooses the algorithm, and how sums round.
 
-Every one is a primitive in the form that neither adds nor removes a dimension
-(`tiled=True`); its public function, in the same file, brings each call into that form.
+Each collective is a primitive in the form that neither adds nor removes a dimension
+(`tiled=True`). Its public function brings each call into that form.
 """
 
 import itertools
@@ -33,7 +33,7 @@ class ScheduledCollective(Collective):
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
-    collective: ClassVar[str]  # under which name algorithms and table know it
+    collective: ClassVar[str]  # its name in `algorithms` and in the table
 
     def by_hand(self, platform: str, *xs: Array) -> list[Array]:
         """Small operands of one dtype share their messages, end to end."""
@@ -53,15 +53,15 @@ class ScheduledCollective(Collective):
         if not isinstance(algorithm, Table):
             return algorithm
         n = Ranks.over(self.axes, self.groups).size
-        lie = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
+        placement = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
         call = self.collective, platform, n, nbytes, xs[0].dtype.name, jax.__version__
-        return algorithm.pick(*call, **lie._asdict())
+        return algorithm.pick(*call, **placement._asdict())
 
     def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
         return self.chosen(xs, platform) != LAX
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        """One operand, by an algorithm that has been chosen."""
+        """Run one operand by an algorithm that has been chosen."""
         with named(self.primitive.name.removeprefix("ringcoll_"), algorithm):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
@@ -88,44 +88,48 @@ class ScheduledCollective(Collective):
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
 
     def check_stacked(self, x: Array) -> None:
-        """Refuse what has not one block for each rank along the first dimension of its own."""
+        """Refuse an operand without one block for each rank along the first of `dims`."""
         n, size = Ranks.over(self.axes, self.groups).size, x.shape[self.dims[0]]
         if size != n:
             raise ValueError(f"dimension {self.dims[0]} is {size}, and there are {n} ranks")
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
-        """By a schedule; the result may still be in the dtype of accumulation."""
+        """Run a schedule; the result may still have the dtype of accumulation."""
         raise NotImplementedError
 
     def builtin(self, x: Array, platform: str) -> Array:
-        """By what JAX has for it on the platform."""
+        """Run the built-in collective of the platform."""
         return self.by_lax(x)
 
     def widen(self, x: Array) -> Array:
-        """x in the dtype in which sums are accumulated. (Those of integers are exact.)"""
+        """x in the dtype of partial sums: `accumulate_dtype`, or else that of x.
+
+        Integers keep their dtype, because their sums are exact."""
         wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
         return x.astype(wide or x.dtype)
 
     def combine(self, received: Array, mine: Array) -> Array:
-        """What a partial result that came makes with this rank's contribution."""
+        """The sum of a partial result that arrived and this rank's contribution.
+
+        It is rounded once, to the dtype of `widen`. The schedule decides how many follow."""
         return lax.add(self.widen(received), self.widen(mine))
 
     def for_transpose(self) -> dict[str, Any]:
-        """What a collective and its transpose have in common."""
+        """The arguments that a collective shares with its transpose."""
         names = ("axes", "groups", "algorithm", "accumulate_dtype")
         shared = {name: getattr(self, name) for name in names}
-        if self.algorithm == LAX_AS_BITS:  # it only moves, and a transpose may add
+        if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
             shared["algorithm"] = "auto"
         return shared
 
 
 def named(call: str, algorithm: Algorithm) -> AbstractContextManager[None]:
-    """Under which name profiles have what is traced within: `ringcoll.psum(ring)`."""
+    """Name the operations that are traced inside for profiles: `ringcoll.psum(ring)`."""
     return scope(f"ringcoll.{call}({name_of(algorithm)})")
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """What an algorithm that was chosen is called; a schedule is just given."""
+    """The name of an algorithm; a schedule without one is "given"."""
     return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "given")
 
 
@@ -134,8 +138,8 @@ def ranks_of(
 ) -> Ranks:
     """The ranks that an algorithm runs on.
 
-    One of ours has nothing to do along an axis of size 1; a user's schedule or function is
-    made for the axes as they were written.
+    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, as
+    they were written.
     """
     return Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
 

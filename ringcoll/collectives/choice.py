@@ -1,7 +1,8 @@
-"""Which algorithm a call runs by: the one it names or, if it says "auto", the one asked for.
+"""Chooses the algorithm of a call: the one it names or, if it says "auto", the one set around it.
 
-`with ringcoll.algorithm("ring"):` asks for calls that are traced inside, `RINGCOLL_ALGORITHM=ring`
-for the whole program. If neither is set, or the call cannot run by that algorithm, it stays "auto".
+`with ringcoll.algorithm("ring"):` sets it for calls that are traced inside,
+`RINGCOLL_ALGORITHM=ring` for the whole program. If neither is set, or the call cannot run by that
+algorithm, it stays "auto".
 """
 
 import os

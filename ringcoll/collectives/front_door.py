@@ -1,8 +1,9 @@
-"""From a public call to primitives: refuse in words, leaf by leaf, joined.
+"""From a public call to primitives: checks the arguments, and binds a primitive for every leaf.
 
-A primitive asks lax for the type of its result when it is bound, before anything is sent. What lax
-refuses is refused with the same exception type and lax's own words.
-What only lax can do (see `Call._is_for_lax`) it does.
+A primitive asks lax for the type of its result when it is bound, before anything is sent. An error
+of lax is raised again with the same exception type and lax's own words. Calls that only lax can
+handle go to lax (see `Call._is_for_lax`).
+Small leaves of a pytree are bound together, so that they share messages.
 """
 
 import math
@@ -39,8 +40,8 @@ class Call:
     Attributes:
         name: of the function.
         axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
-        said: the further arguments.
-        operands: what is said of them in messages.
+        said: the other arguments, by name.
+        operands: the text for the operands in error messages.
         axes, grouped: the axes and the groups, as tuples.
     """
 
@@ -60,24 +61,25 @@ class Call:
             object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
 
     def each(self, x: Pytree, collective: Collective, dims: Sequence[str] = ()) -> Pytree:
-        """The collective of every leaf: by hand, or by lax where only lax can.
+        """The collective of every leaf: by ringcoll, or by lax where only lax can.
 
         Args:
             x: a pytree.
-            collective: as this call means it, but for the algorithm and the dtype of sums.
-            dims: which of the arguments are its dimensions, to be counted on every leaf.
+            collective: that of this call, still without the algorithm and the dtype of sums.
+            dims: the names of the arguments that are dimensions; negative ones count from each
+                leaf's last.
         """
         leaves, tree = jax.tree.flatten(x)
         if self.grouped is not None:
             self.ask(check_groups, self.grouped, self.ask(self.rank_count))
-        said: Any = self.axis_name  # as it was written, for lax; a bind has the axes as a tuple
-        collective = replace(collective, axes=said)
+        as_written: Any = self.axis_name  # for lax; a primitive is bound with a tuple of axes
+        collective = replace(collective, axes=as_written)
         every = [collective] * len(leaves)
         if dims:
             every = [replace(collective, dims=self._dims(x, collective, dims)) for x in leaves]
         try:
             done = self._done(leaves, every)
-        except (*REFUSALS, AssertionError):  # what lax has to say goes first
+        except (*REFUSALS, AssertionError):  # an error of lax comes first
             self._ask_lax(leaves, every)
             raise
         return jax.tree.unflatten(tree, done)
@@ -85,7 +87,7 @@ class Call:
     def _done(self, leaves: Sequence[Any], every: Sequence[Collective]) -> list[Any]:
         """The results of all leaves; nothing is sent before all are known to be right.
 
-        Of one leaf lax is asked when it is bound, if it is bound as it was given.
+        For a single leaf, bound as it was given, the bind itself asks lax.
         """
         if len(leaves) > 1 or isinstance(self.axis_name, list):  # which it may not take
             self._ask_lax(leaves, every)
@@ -108,7 +110,7 @@ class Call:
             together[done[i].dtype if collective.joins and is_small(done[i]) else i].append(i)
         for members in together.values():
             arrays, back = zip(*(_as_numbers(done[i]) for i in members), strict=True)
-            collective = replace(every[members[0]], **settings)  # they have no dims where they join
+            collective = replace(every[members[0]], **settings)  # joined ones have no dims
             results = collective.joint(*arrays) if collective.joins else [collective(*arrays)]
             for i, y, to_key in zip(members, results, back, strict=True):
                 done[i] = to_key(y)
@@ -116,19 +118,19 @@ class Call:
 
     @property
     def wide(self) -> np.dtype | None:
-        """The dtype in which sums are accumulated, if it is not that of the operand."""
+        """The dtype of partial sums, or None for that of the operand."""
         return None if self.accumulate_dtype is None else jnp.dtype(self.accumulate_dtype)
 
     def settled(self, collective: str) -> Algorithm:
         """The algorithm that was given or, for "auto", the one asked for around the call.
 
-        Refused, if a collective cannot run by it on these ranks.
+        Raises a refusal if the collective cannot run by it on these ranks.
         """
         shape = ranks_of(self.algorithm, self.axes, self.grouped).shape
         return self.ask(choice.settled, self.algorithm, collective, shape)
 
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
-        """What to raise: function, arguments, what is wrong with which value, the cure."""
+        """The exception to raise; it names the call, the wrong value and the cure."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         args = {"axis_name": self.axis_name, **self.said, **groups}
         call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
@@ -161,12 +163,12 @@ class Call:
                 raise self.refusal(ValueError, f"{name}: {words}")
         return tuple(dim % ndim for dim in dims)
 
-    def ask(self, lax_s: Callable[..., T], *args: Any) -> T:
-        """What JAX says, or its refusal as ours."""
+    def ask(self, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
         if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
             raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
-            return lax_s(*args)
+            return function(*args)
         except REFUSALS as error:
             kind = kind_of(error)
             unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
@@ -174,7 +176,7 @@ class Call:
             raise self.refusal(kind, str(error), cure) from error
 
     def _ask_lax(self, leaves: Sequence[Any], every: Sequence[Collective]) -> None:
-        """Refuse what lax refuses; those of one type are alike."""
+        """Refuse what lax refuses; leaves of one type are asked about once."""
         types = {
             (collective.dims, self.ask(jax.typeof, leaf)): collective
             for leaf, collective in zip(leaves, every, strict=True)
@@ -186,13 +188,13 @@ class Call:
     def _let_lax_type(self, collective: Collective, aval: Any) -> None:
         try:
             jax.make_jaxpr(collective.by_lax)(aval)
-        except AssertionError:  # it trips over an axis that is not bound, without a word
+        except AssertionError:  # an axis is not bound; the error has no message
             for axis in self.axes:
-                lax.axis_size(axis)  # this has the words
+                lax.axis_size(axis)  # raises one with a message
             raise
 
     def check_accumulation(self, dtype: Any) -> None:
-        """Refuse to accumulate sums of a dtype in what cannot hold them."""
+        """Refuse an `accumulate_dtype` that cannot hold every value of a dtype."""
         if self.accumulate_dtype is None:
             return
         try:
@@ -209,7 +211,7 @@ class Call:
         return self.name in ("psum", "pmean") and not isinstance(leaf, jax.core.Tracer)
 
     def _is_for_lax(self, leaf: Any, collective: Collective) -> bool:
-        """What only lax can do, or does at no cost; `ringcoll.lax` has the list."""
+        """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
         if self._is_constant(leaf) or is_unreduced_or_reduced(leaf) or collective.is_only_lax_s:
             return True
         if not self.axes or any(isinstance(axis, int) for axis in self.axes):
@@ -233,7 +235,7 @@ class Call:
 
 
 def _holds(wide: Any, dtype: Any) -> bool:
-    """Whether every value of a floating (or complex) dtype is one of another."""
+    """Whether every value of `dtype`, floating or complex, is a value of `wide`."""
     if not jnp.issubdtype(wide, jnp.inexact):
         return False
     if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(dtype, jnp.complexfloating):
@@ -243,7 +245,7 @@ def _holds(wide: Any, dtype: Any) -> bool:
 
 
 def _as_numbers(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """A random key as the numbers it is made of, in which it travels, and the way back."""
+    """A random key as its numbers, which are sent in its place, and the function back to a key."""
     if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x, lambda y: y
     wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(x))

@@ -83,7 +83,7 @@ def _refuse(call: Call, algorithm: Any) -> None:
 def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
     if not jax.tree.leaves(x):
         return x
-    call.ask(hash, call.axis_name)  # of no list, like lax
+    call.ask(hash, call.axis_name)  # refuses a list of axes, as lax does
     pairs = call.ask(_among, perm, call.ask(call.rank_count))
     return call.each(x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
 
@@ -104,7 +104,7 @@ def _among(perm: Pairs, n: int) -> Pairs:
 
 
 def _pairs(perm: Any) -> Pairs:
-    """Pairs of whole numbers, of what may be anything."""
+    """`perm`, which may be anything, as pairs of whole numbers."""
     words = "`perm` must be a list or a tuple of pairs of ranks"
     try:
         pairs = [tuple(map(operator.index, pair)) for pair in perm]

@@ -1,4 +1,4 @@
-"""What the collectives do with shards: the visitors and producers of the engine."""
+"""Where the collectives put shards, and from where they slice them, as the engine runs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from jax import Array, lax
 
 from ringcoll.runtime import engine
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
-from ringcoll.runtime.hop import Ranks, as_bits, scaled
+from ringcoll.runtime.hop import Ranks, as_bits, multiply_add
 from ringcoll.runtime.progress import scope
-from ringcoll.runtime.slicing import Shares, joined
+from ringcoll.runtime.slicing import Shares, concatenated
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
 
 
 def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
-    """How a shard of `shape` is shared out among the lanes: dimension, and (start, size)."""
-    # A cut through a dimension that is sharded elsewhere would move data; if all are, so be it.
+    """How lanes divide a shard of `shape`: the dimension, and (start, size) of each."""
+    # To cut a dimension that is sharded over another axis moves data. If all are, one is cut.
     free = [d for d in range(len(shape)) if d not in sharded_dims(x)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     shares = Shares(shape[dim], lanes)
@@ -28,20 +28,20 @@ def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[
 
 
 def _start(ndim: int, dim: int, origin: Array, size: int, lane_dim: int, lo: int) -> list[Any]:
-    """Where a lane's share starts, `lo` into the shard that is so many of `size` along `dim`."""
+    """Where a lane's share starts: `lo` into shard `origin`, each of `size` along `dim`."""
     start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
     start[lane_dim] = np.int32(lo)
-    start[dim] = scaled(origin, size, lo if dim == lane_dim else 0)
+    start[dim] = multiply_add(origin, size, lo if dim == lane_dim else 0)
     return start
 
 
-#: Floats of these widths XLA:CPU cannot put into a buffer: it would convert all of it for
-#: every shard. (Those it can are put in as they are, which saves the copy of a bitcast.)
+#: XLA:CPU cannot write floats of these widths into a buffer: it would convert the whole buffer for
+#: every shard. (Other floats are written as they are, which saves the copy of a bitcast.)
 _UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
 def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """x as bits if they are easier to put in place, and the way back from the result.
+    """x, as bits if XLA:CPU cannot place its floats, and the function back from the result.
 
     The barrier keeps the last placement from being fused with the bitcast, and so copied.
     """
@@ -50,7 +50,7 @@ def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
 
 
 def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
-    """All-gather: every shard that comes is put in its place."""
+    """All-gather: every shard that arrives is put in its place."""
     bits, back = _bits_to_place(x)
     lane_dim, shares = _lane_shares(x, x.shape, schedule.lanes)
 
@@ -69,12 +69,12 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
 def all_to_all_along(
     x: Array, split: int, concat: int, schedule: AllToAllSchedule, ranks: Ranks
 ) -> Array:
-    """All-to-all: every block that comes is put in its place."""
+    """All-to-all: every block that arrives is put in its place."""
     bits, back = _bits_to_place(x)
     size = x.shape[split] // ranks.size
     blocks = [
         lax.dynamic_slice_in_dim(
-            bits, scaled(ranks.target(d), size), size, split, allow_negative_indices=False
+            bits, multiply_add(ranks.target(d), size), size, split, allow_negative_indices=False
         )
         for d in range(ranks.size)
     ]
@@ -83,7 +83,7 @@ def all_to_all_along(
     shape[concat] *= ranks.size
     out = empty(shape, bits, ranks.axes)
     for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks)):
-        at = scaled(ranks.origin(d), width)
+        at = multiply_add(ranks.origin(d), width)
         out = lax.dynamic_update_slice_in_dim(out, block, at, concat, allow_negative_indices=False)
     return back(out)
 
@@ -107,13 +107,13 @@ def reduce_along(
         lambda _, slots: Contributions([contribution(slot) for slot in slots]),
         combine,
     )
-    return joined(mine, lane_dim)
+    return concatenated(mine, lane_dim)
 
 
 def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -> Array:
-    """All-reduce of a whole vector: gather along a part of the ranks, combine, go on.
+    """All-reduce of whole vectors: each stage gathers along a part of the ranks, and combines.
 
-    Every rank combines in the order of the ranks, and so to the same bits.
+    Every rank combines in the order of the ranks, so that all get the same bits.
     """
     digits = tuple(n for stage in stages for n in stage.shape)
     start = 0

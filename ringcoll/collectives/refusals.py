@@ -1,4 +1,4 @@
-"""How an error of lax becomes one of ours: its exception type, and a cure for it."""
+"""How an error of lax is raised again by ringcoll: its exception type, and a cure."""
 
 import re
 

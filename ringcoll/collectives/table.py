@@ -1,4 +1,4 @@
-"""The table behind `algorithm="auto"`: which algorithm where, as data.
+"""The table behind `algorithm="auto"`: the measured choice of algorithm, as data.
 
 A table is a file of rows. The first row that covers a call names its algorithm. If no row does,
 the answer is "lax", the built-in collective:
@@ -48,12 +48,12 @@ VARIABLE = "RINGCOLL_TABLE"
 PLATFORMS = ("cpu", "gpu", "tpu", "*")
 
 LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
-#: What is added to the name of a reduce-scatter.
+#: The suffix of an all-reduce's name: a reduce-scatter, then an all-gather by "lax_as_bits".
 GATHERED_AS_BITS = "+" + LAX_AS_BITS
 
 
 def choices(collective: str) -> tuple[str, ...]:
-    """All that a collective can run by: the names of its schedules, and the built-ins.
+    """The names by which a collective can run: those of its schedules, and the built-ins.
 
     Raises:
         ValueError: no such collective.
@@ -67,10 +67,10 @@ def choices(collective: str) -> tuple[str, ...]:
 
 
 class Halves(NamedTuple):
-    """An algorithm, of which an all-reduce may gather otherwise than it reduces.
+    """The algorithms of the two halves of an all-reduce.
 
     Attributes:
-        reduces: the algorithm; of an all-reduce that gathers otherwise, of its reduce-scatter.
+        reduces: the algorithm; if `gathers_as_bits`, of the reduce-scatter only.
         gathers_as_bits: whether an all-reduce gathers by "lax_as_bits".
     """
 
@@ -79,7 +79,7 @@ class Halves(NamedTuple):
 
 
 def halves(algorithm: Any) -> Halves:
-    """Those of "ring+lax_as_bits", or of what is no such name."""
+    """The halves of "ring+lax_as_bits"; any other algorithm reduces and gathers."""
     if not isinstance(algorithm, str):
         return Halves(algorithm, False)
     reduces = algorithm.removesuffix(GATHERED_AS_BITS)
@@ -222,7 +222,7 @@ class Table:
         """
         try:
             if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-                raise ValueError("is no regular file")  # to read a pipe may take for ever
+                raise ValueError("is no regular file")  # reading a pipe may block for ever
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error

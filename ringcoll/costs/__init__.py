@@ -1,1 +1,1 @@
-"""Costs read off a schedule: counts, routes, seconds, rounding. No JAX."""
+"""What a schedule costs: counts, routes, seconds and rounding. No JAX."""

@@ -26,7 +26,7 @@ class Formula(NamedTuple):
 
 class _Form(NamedTuple):
     text: str
-    at: Callable[[int], int | None]  # None: not of such an n
+    at: Callable[[int], int | None]  # None: not defined for this n
     where: str = ""
 
 
@@ -54,12 +54,12 @@ _RANKS = (*range(2, 18), 32, 64)
 
 
 def prices(collective: str, algorithm: Algorithm, on_a_ring: bool = False) -> dict[int, Price]:
-    """By number of ranks on one axis, where there is such an algorithm: enough for its formulas."""
+    """Prices by number of ranks on one axis, where the algorithm exists, for its formulas."""
     paid = {}
     for n in _RANKS[on_a_ring:]:
         try:
             paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-        except ValueError:  # there is none, or one's own is of other numbers only
+        except ValueError:  # the algorithm does not exist for n ranks
             continue
     return paid
 
@@ -101,7 +101,7 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
     if len(found) < len(terms):
         return None
     where = {formula.where for formula, _ in found} - {""}
-    if len(where) > 1:  # what holds for all of them
+    if len(where) > 1:  # take the numbers for which all hold
         twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
         return closed_form(twos, adding)
     if not any(n & (n - 1) for n in prices):
@@ -161,12 +161,12 @@ def _times(factor: int, form: str) -> str:
 
 
 def _factor(text: str) -> str:
-    """So written that a unit may follow."""
+    """A count with brackets, where a unit may follow it."""
     return text if _is_one_factor(text) else f"({text})"
 
 
 def _is_one_factor(text: str) -> bool:
-    """No sum, nor a logarithm without brackets, outside of all brackets."""
+    """Whether there is no sum and no bare logarithm outside of brackets."""
     while text != (shorter := re.sub(r"\([^()]*\)", "", text)):
         text = shorter
     return not re.search(r"[-+ ]|log2", text.replace(" ceil", "").replace(" floor", ""))

@@ -1,4 +1,4 @@
-"""What a collective costs in counts: rounds, messages, shards on the wire, additions.
+"""Counts the cost of a collective: rounds, messages, shards on the wire, additions.
 
 `price` reads the counts off the schedule, with the links of a physical ring or torus if there is
 one. Nothing is looked up by the name of an algorithm, so a new one is priced as soon as it is
@@ -93,7 +93,7 @@ def price(
 
 @dataclass(frozen=True, slots=True)
 class HostsPrice:
-    """What is paid on hosts: every kind of round, in shards, and the shards a rank adds."""
+    """The cost on hosts: every kind of round, in shards, and the shards that a rank adds."""
 
     rounds: tuple[HostRound, ...]
     additions: Fraction
@@ -140,7 +140,7 @@ def _phases(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list
 
 
 def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
-    """What is counted of every phase; of a schedule that is run both ways, once."""
+    """A count for every phase; a schedule that runs in both directions is counted once."""
     counted: list[Counted] = []
     for phase in run:
         before = zip(run, counted, strict=False)
@@ -150,13 +150,13 @@ def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Co
 
 
 def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
-    """What a phase pays, of what its schedule backward does."""
+    """The price of a phase, from the price of its schedule run backward."""
     shards = phase.shards
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
     raw = alone.sent
     if phase.carries is Carries.SUMS:
         raw = alone.raw
-    elif phase.carries is Carries.VECTORS and not is_first:  # what the stage before has added
+    elif phase.carries is Carries.VECTORS and not is_first:  # they are sums of an earlier stage
         raw = Fraction(0)
     return replace(
         alone,
@@ -233,7 +233,9 @@ def price_backward(
     messages, shards = 0, 0
     added: set[tuple[int, int]] = set()
     raw = 0
-    for moves in reversed(schedule.rounds):  # backward: a slot is raw until added to
+    for moves in reversed(
+        schedule.rounds
+    ):  # backward: a contribution is raw until something is added to it
         for move in moves:
             messages, shards = messages + 1, shards + len(move.offsets)
             if added.isdisjoint((move.lane, a) for a in schedule.arrivals(move)):

@@ -1,11 +1,11 @@
-"""What a matmul with a collective costs in seconds: the collective under it, or beside it.
+"""What a matmul with a collective costs in seconds: hidden under the matmul, or before or after it.
 
 `"auto"` compares `hidden_seconds` with `bare_seconds`. A matmul takes as long as its operations
 or as reading its operands, whichever is longer. A collective that is hidden cuts the matmul into
 pieces, and each piece reads the stationary factor again: with few rows that takes longer than the
-wire. The `Model` has the rates, and the size of the memory beside the core. Of compiled programs of
-single matmuls in `benchmarks/grid.json`, half take within 3 % of these seconds, nine of ten within
-11 %, and all within 24 % (`tests/costs/test_matmul_cost.py`).
+wire. The `Model` has the rates, and the size of the memory beside the core. Of the compiled
+programs of single matmuls in `benchmarks/pages/grid.json`, half take within 3 % of these seconds,
+nine of ten within 11 %, and all within 24 % (`tests/costs/test_matmul_cost.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from ringcoll.costs.model import Model
 from ringcoll.schedules.schedule import Schedule
 
 # Constants that are read off programs which libtpu 0.0.52 compiled on 2026-11-22; most of them are
-# of `benchmarks/grid.json`. (Rates are in `ringcoll.cost`.)
+# of `benchmarks/pages/grid.json`. (Rates are in `ringcoll.cost`.)
 
 #: What compilers for TPUs reckon that a slice takes to be put in its place, by which they order
 #: operations: seconds, and seconds a byte. It takes a tenth of that. From the `estimated_cycles`
@@ -43,8 +43,8 @@ class Work:
 
     Attributes:
         flops: of the whole.
-        added: bytes that adding partial results moves each round, if they are cut into pieces: of
-            a scatter, all; of a gather, the result.
+        added: bytes moved to add partial results in each round, if matmuls are cut into pieces. A
+            scatter has all of them here, a gather only the result.
         once: bytes that are read or written once, whether they are cut or not.
         again: bytes that every piece reads, and that the whole reads once.
         placed: bytes of the result, if every piece is put in its place in it.
@@ -61,12 +61,12 @@ class Work:
 
 
 class Round(NamedTuple):
-    """What a round of a gather brings a rank; in front of all rounds, what it has itself.
+    """What one round of a gather brings to a rank. The first entry is the rank's own shard.
 
     Attributes:
         parts: how many messages.
         shards: how many shards these are together.
-        load: of the busiest way of a link, in shards.
+        load: of the busiest direction of a link, in shards.
     """
 
     parts: int
@@ -83,7 +83,7 @@ def rounds_of(algorithm: str, ranks: int) -> tuple[Round, ...]:
 
 
 def rounds(schedule: Schedule) -> tuple[Round, ...]:
-    """What a rank has itself, and the rounds of a gather whose messages go to neighbours."""
+    """The rank's own shard, then the rounds of a gather whose messages go to neighbours."""
     found = [Round(schedule.lanes, 1.0, 0.0)]
     for moves in schedule.rounds:
         loads: dict[tuple[int, int], float] = {}
@@ -94,7 +94,7 @@ def rounds(schedule: Schedule) -> tuple[Round, ...]:
     return tuple(found)
 
 
-#: How what comes in one round by several messages is multiplied; see `quickest.joining`.
+#: How a round with several messages is multiplied; see `ringcoll.matmuls.auto.joining`.
 APART, FUSED, COPIED = "apart", "fused", "copied"
 
 
@@ -149,13 +149,13 @@ def hidden_seconds(
             under = _covered(pieces, shard_bytes * going.load, model)
             if came is made[0] and joining and under >= seconds:
                 under += filled
-            # What a scatter adds it sends on, so that the next hop waits for it.
+            # A scatter sends what it has added, so the next hop waits for the addition.
             total += max(0.0, hop - under - (adding if joining else 0.0))
     return total
 
 
 class _Piece(NamedTuple):
-    """Seconds of something that is done in a round, and those that compilers reckon for it."""
+    """One operation of a round: its seconds, and those that compilers estimate for it."""
 
     seconds: float
     reckoned: float
@@ -170,9 +170,9 @@ def _pieces(
     joining: str | None,
     waits: bool,
 ) -> list[_Piece]:
-    """What is done in a round with what came; last comes what is done after the next hop's start.
+    """The operations on the shards of a round, in order; the next hop starts before the last ones.
 
-    Of several products compilers put the small ones last.
+    Compilers put small products last.
     """
     parts = came.parts if joining == APART else 1
     share, is_near = came.shards / ranks / parts, model.holds(sum(work.again for work in works))
@@ -196,9 +196,9 @@ def _pieces(
 
 
 def _covered(pieces: Iterable[_Piece], sent: float, model: Model) -> float:
-    """Seconds of a hop that something is done under.
+    """Seconds of operations that run while a hop is under way.
 
-    Compilers start a hop when what comes after that is, as they reckon, as long as it.
+    Compilers start a hop before the operations that, as they estimate, take as long as it does.
     """
     under = reckoned = 0.0
     for piece in reversed(list(pieces)):
@@ -230,13 +230,13 @@ def bare_seconds(
     links: float = 2,
     gathers: bool = False,
 ) -> float:
-    """Seconds of the matmuls whole, before or after their collective, which takes no latency.
+    """Seconds of whole matmuls before or after their collective, whose latency is left out.
 
     Args:
         works, shard_bytes, ranks, model: as for `hidden_seconds`.
-        links: how many the collective comes in by at once.
-        gathers: whether the matmuls take what the collective brings. The memory beside the core is
-            filled while a gather is under way.
+        links: the number of links by which the collective arrives at once.
+        gathers: whether the matmuls read the result of the collective. The memory beside the core
+            is filled while a gather is under way.
     """
     wire = (ranks - 1) * model.beta * shard_bytes / links
     held = sum(work.again + work.sliced for work in works)

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Seconds a message (alpha), a byte on the busiest link (beta), a byte added (gamma).
+    """Rates of a machine: alpha, seconds a message; beta, a byte on a link; gamma, a byte added.
 
     alpha is paid for each of the `startups` of a price. Messages that leave by different ports at
     once share one alpha; a message that goes far pays one for every link. axes are the axes of
@@ -122,7 +122,7 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
 
 
 class Range(NamedTuple):
-    """The sizes, in bytes and both included, at which one of several is the fastest."""
+    """The sizes in bytes at which one of several is the fastest; both ends are included."""
 
     name: str
     least: int
@@ -130,7 +130,7 @@ class Range(NamedTuple):
 
 
 def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) -> list[Range]:
-    """Which of several takes least time at which size, to the byte.
+    """The fastest of several at every size, to the byte.
 
     By bisection from the powers of two on. (Where time is a line in the size, as that of
     `seconds` is, the fastest at both ends of an interval is the fastest in it.)
@@ -242,7 +242,7 @@ def _tpu(
 # start: what matmuls of 64 to 256 rows take beside their operations (v6e: 10.6 us at 128 rows,
 #   19.4 at 256; of operations, 8.2 and 16.4).
 # reckoned: hops of 1 and 2 MiB were started before a matmul or after it by how long slices take to
-#   be placed (`matmul_cost.PLACING`): on v5p 1 MiB counts as 3.1 to 3.7 us and 2 MiB as 3.7 to
+#   be placed (`costs.matmul.PLACING`): on v5p 1 MiB counts as 3.1 to 3.7 us and 2 MiB as 3.7 to
 #   5.1; on v6e as 3.2 to 3.9 and 5.4 to 6.7; on v5e 0.5 MiB as 10.0 to 10.2, 8 MiB as 156 at
 #   least. On tpu7x, whose hops were in time, it is taken for the rate of the link.
 # all_reduces: the slices in `tests/costs/test_cost.py`.

@@ -13,7 +13,7 @@ import numpy as np
 from ringcoll.costs.slices import along
 from ringcoll.schedules.schedule import Schedule, ScheduleError
 
-#: What tells how a round loads a network: shift, axis and number of offsets of every move.
+#: Rounds with equal kinds load a network alike: shift, axis and number of offsets of each move.
 Kind = tuple[tuple[int, int, int], ...]
 #: Messages of a round that are routed one by one; more would take gigabytes.
 MOST_MESSAGES = 2**22
@@ -29,9 +29,9 @@ class Load(NamedTuple):
 class HostRound(NamedTuple):
     """A round on hosts of several ranks, and how many there are like it.
 
-    `inner` is the load of a rank's own port, by what stays within its host, `outer` that of a
-    host's port, which its ranks share. Both carry as much each way at once. Ranks start their
-    messages at once, each its own one after the other.
+    `inner` is the load of a rank's own port, from messages within its host. `outer` is the load of
+    a host's port, which its ranks share. Both ports send and receive at once. All ranks start at
+    the same time, and each sends its messages one after the other.
     """
 
     times: int
@@ -50,8 +50,8 @@ def on_torus(
         closed: which of them are rings; None: all. The others are lines, along which
             `slices.along` places the ranks.
 
-    Startups are the most that leave a rank by one port, which is an axis and a direction, and
-    one for every link that the farthest message passes after its first.
+    Startups are the most messages that leave a rank by one port (an axis and a direction), and
+    one more for every link after the first that the farthest message passes.
 
     Raises:
         ScheduleError: it cannot be routed: see `MOST_MESSAGES`.
@@ -78,7 +78,7 @@ def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
         loads = []
         for there, ports in ((False, 1), (True, local)):  # a rank's port, a host's
             those = (source // local != target // local) == there
-            busiest = _most(source[those] // ports, shards[those])  # none gets more than one sends
+            busiest = _most(source[those] // ports, shards[those])  # none gets more than it sends
             loads.append(Load(_most(source[those]), Fraction(busiest, schedule.lanes)))
         rounds.append(HostRound(times, *loads))
     return rounds
@@ -92,7 +92,7 @@ def _kinds(schedule: Schedule) -> Counter[Kind]:
 
 
 def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.ndarray, ...]:
-    """All that those ranks send in a round: from where, to where, how many shards."""
+    """The messages of these ranks in a round: sources, targets, and numbers of shards."""
     if len(kind) * len(ranks) > MOST_MESSAGES:
         raise ScheduleError(
             f"{len(ranks)} ranks that send {len(kind)} messages each in a round are too many to "
@@ -108,7 +108,7 @@ def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.nda
 
 
 def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
-    """What the place with most has."""
+    """The largest count, or sum of weights, of any place."""
     return int(np.bincount(places, weights).max(initial=0))
 
 
@@ -154,7 +154,7 @@ def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...
 def _busiest_link(
     network: tuple[int, ...], axis: int, at: np.ndarray, hops: np.ndarray, load: np.ndarray
 ) -> int:
-    """The most that a link along an axis carries, of messages over so many links from `at` on."""
+    """The load of the busiest link along an axis; messages start at `at` and pass `hops` links."""
     twice = [2 * n if i == axis else n for i, n in enumerate(network)]  # once round, not cut
     change = np.zeros(twice, int)
     np.add.at(change, tuple(at), load)

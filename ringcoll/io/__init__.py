@@ -1,1 +1,1 @@
-"""Files and text: written whole, read strictly, and numbers in words. No JAX, no collective."""
+"""Files that are written whole, JSON that is read strictly, and numbers in words. No JAX."""

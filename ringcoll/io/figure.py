@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, which is of the extra `bench` and imported when one is made."""
+"""Pictures by matplotlib (the extra `bench`), which is imported only when a picture is drawn."""
 
 import os
 from io import BytesIO
@@ -9,12 +9,12 @@ from ringcoll.io.files import Path
 
 
 def figure(call: str, path: Path, size: tuple[float, float]) -> Any:
-    """An empty one, of so many inches.
+    """An empty matplotlib figure.
 
     Args:
-        call: what is to draw it.
-        path: of the file.
-        size: width and height.
+        call: the function that draws, for errors.
+        path: of the file, for errors.
+        size: width and height in inches.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -23,10 +23,10 @@ def figure(call: str, path: Path, size: tuple[float, float]) -> Any:
 
 
 def check(call: str, path: Path) -> None:
-    """Refuse a picture that could not be made or written, while no work for it is lost.
+    """Refuse a picture that could not be drawn or written, before the work for it is done.
 
     Args:
-        call: what is to draw it.
+        call: the function that draws, for errors.
         path: of the file.
 
     Raises:
@@ -42,13 +42,13 @@ def check(call: str, path: Path) -> None:
     files.check(path)
 
 
-def save(made: Any, path: Path) -> None:
-    """Write it; the ending of the path says which format (svg, png)."""
+def save(picture: Any, path: Path) -> None:
+    """Write a figure to a file; the ending of the path says which format (svg, png)."""
     from matplotlib import rc_context
 
     drawn = BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # text as text
-        made.savefig(drawn, dpi=150, format=_format(path))
+        picture.savefig(drawn, dpi=150, format=_format(path))
     files.write(path, drawn.getvalue())
 
 
@@ -57,7 +57,7 @@ def _format(path: Path) -> str:
 
 
 def _matplotlib(call: str, path: Path) -> Any:
-    """What it makes figures by."""
+    """matplotlib's class of figures."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

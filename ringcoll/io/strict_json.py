@@ -36,7 +36,7 @@ _LONGEST = 120
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text holds.
+    """The value of a JSON text.
 
     Raises:
         ValueError: it is not JSON (the error has the line), has NaN or Infinity, or a name twice
@@ -44,19 +44,19 @@ def parsed(text: str) -> Any:
     """
     too_deep = ValueError(f"lists and objects are nested more than {_DEEPEST} deep")
     try:
-        made = json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
+        value = json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
     except RecursionError:
         raise too_deep from None
-    level = [made]  # level by level, since recursion would reach Python's limit
+    level = [value]  # level by level, since recursion would reach Python's limit
     for _ in range(_DEEPEST):
         level = [inner for one in level for inner in _within(one)]
     if level:
         raise too_deep
-    return made
+    return value
 
 
 def _within(value: Any) -> Iterable[Any]:
-    """What a list or an object holds."""
+    """The values in a list or an object."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -70,11 +70,11 @@ def shown(value: Any) -> str:
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object with each name once; `json` would silently keep the last of two."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    named = dict(pairs)
+    if len(named) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"field: {shown(twice)} is given twice")
-    return made
+    return named
 
 
 def _no_number(text: str) -> None:
@@ -114,7 +114,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_dtype(name: str, value: Any) -> None:
-    """Refuse a text with which no dtype's name begins: it would silently match nothing."""
+    """Refuse a prefix of no dtype's name: it would silently match nothing."""
     check_string(name, value)
     if not any(known.startswith(value) for known in DTYPES):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What commands print: sizes and times in words, tables."""
+"""Sizes and times in words, and tables, as commands print them."""
 
 from collections.abc import Iterator, Sequence
 

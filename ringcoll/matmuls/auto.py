@@ -1,8 +1,8 @@
-"""What "auto" is for a matmul with a collective: the quickest form by `ringcoll.costs.matmul`.
+"""Chooses "auto" for a matmul with a collective: the fastest form by `ringcoll.costs.matmul`.
 
-Either the collective runs under the products, in as many rounds as ranks, or it runs beside
-them as the built-in does. (For a collective by itself, "auto" is what `ringcoll.collectives.table`
-has: there is nothing to weigh it against but what was measured.)
+Either the matmul is cut into pieces that hide the rounds of the collective, or the built-in
+collective runs before or after the whole matmul. (For a collective without a matmul, "auto" reads
+the measurements in `ringcoll.collectives.table`.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,26 +31,26 @@ from ringcoll.io.strict_json import version
 from ringcoll.matmuls.labels import Gather, Scatter
 from ringcoll.schedules.schedule import Schedule
 
-#: By which a collective is hidden: half of each shard goes round either way.
+#: The algorithm that hides a collective: half of each shard travels in each direction.
 HIDDEN = "bidirectional_ring"
-#: Over several axes, of up to so many ranks: its rounds are written out, and programs would grow.
+#: The same over several axes, up to this many ranks: its rounds are written out, so programs grow.
 HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
-#: Or a gather: whole shards go either way, in half as many rounds. The factor that every piece
-#: reads is read half as often.
+#: Another for a gather: whole shards travel in both directions, in half as many rounds. So the
+#: factor that every piece reads is read half as often.
 TWO_ENDED = "two_ended"
 #: The columns of a tile of an array in a TPU's memory.
 TILE = 128
-#: By what factor what is taken must be quicker than what stands before it in `_SURE`; chosen, not
+#: By what factor a form must be faster than the one before it in `_SURE` to be taken; chosen, not
 #: measured: about the median error of the price (`tests/costs/test_matmul_cost.py`). A tie goes to
 #: the built-in collective, then to halves.
 SURE = 1.02
 _SURE = {LAX: 1.0, HIDDEN: SURE, HIDDEN_ON_SEVERAL_AXES: SURE, TWO_ENDED: SURE**2}
-#: What is better there. The devices of a CPU share what they compute with. The scheduler for
-#: GPUs keeps one permute in flight: of two directions, one would be bare.
+#: The algorithms of other platforms. The devices of a CPU share its cores. The scheduler for GPUs
+#: keeps one permute in flight, so the second direction would be exposed.
 BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
 #: Between hosts on CPU, whose runtime sends one message at a time.
 BETWEEN_HOSTS = "ring"
-#: How much longer the ring takes there at most than a built-in that sends as much.
+#: How many times as long, at most, the ring takes there as a built-in that sends as many bytes.
 LONGER = 1.05
 #: Such hosts over gloo: measured, by `python -m benchmarks cluster`, but for the rate of the
 #: links, which is an assumption (500 Mbit/s) and decides little: where a built-in collective
@@ -59,12 +59,12 @@ GLOO = Model(alpha=1e-3, beta=1 / 62.5e6, gamma=3 / 10e9, delta=1 / 80e9, axes=0
 
 
 def machine(device_kind: str | None) -> Model:
-    """That of a device; of one that is not known, v6e's, whose compute is quick beside its wire."""
+    """The model of a device; for an unknown one v6e's, whose compute is fast beside its links."""
     return DEVICES[KINDS.get(device_kind or "", "v6e")]
 
 
 @lru_cache(maxsize=256)
-def ways(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]]:
+def hiding_algorithms(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]]:
     """The algorithms that may hide a gather on axes of these sizes, and the rounds of each.
 
     The first may hide a scatter too. Several axes are taken for those of the slice; if there are
@@ -88,7 +88,7 @@ def ways(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]
 def to_gather(
     gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
 ) -> tuple[str, tuple[int, ...]]:
-    """By which algorithm x is gathered, and the numbers of the products that are made late.
+    """The algorithm that gathers x, and the numbers of the products that are computed late.
 
     A product that is added up reads and writes all of its result in every round. Where that
     takes longer than what it hides, it is made once, of the whole x: after the others, which
@@ -124,7 +124,7 @@ def gather_seconds(
     early = [work for i, work in enumerate(works) if i not in late]
     after = sum(piece_seconds(works[i], 1, model, False) for i in late)
     found = {LAX: bare_seconds(works, shard, ranks, model, links(ranks, model), gathers=True)}
-    known = dict(ways(sizes, model))
+    known = dict(hiding_algorithms(sizes, model))
     if any(work.added for work in early):
         known.pop(TWO_ENDED, None)
     elif TWO_ENDED in known and _halves_cut_tiles(gather, x):
@@ -160,7 +160,7 @@ def _by_joining(
 
 
 def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
-    """By which algorithm x is gathered between hosts on CPU."""
+    """The algorithm that gathers x between hosts on CPU."""
     if not _are_known(x, *others):
         return LAX
     if ranks == 2 and _widened(x.dtype) == 1:
@@ -171,7 +171,7 @@ def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int)
 def to_scatter_between(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, jax: str
 ) -> str:
-    """By which algorithm a sum of products is scattered between hosts on CPU.
+    """The algorithm that scatters a sum of products between hosts on CPU.
 
     Args:
         scatter, pairs: as for `to_scatter`.
@@ -188,7 +188,7 @@ def to_scatter_between(
 
 
 def _between(works: Sequence[Work], shard_bytes: int, sends: int, ranks: int) -> str:
-    """Where the built-in collective sends so many times the bytes of the ring."""
+    """The ring or the built-in, which sends `sends` times the bytes of the ring."""
     swaps = 2 if ranks == 2 else 1  # by gloo, one way after the other
     one_way = 2 * swaps * shard_bytes  # no half either way
     hidden = hidden_seconds(works, LONGER * one_way, ranks, GLOO, rounds_of(HIDDEN, ranks))
@@ -202,7 +202,7 @@ def _widened(dtype: Any) -> int:
 
 
 def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, model: Model) -> str:
-    """How what comes in one round by several messages is multiplied: "apart", "fused" or "copied".
+    """How a round with several messages is multiplied: "apart", "fused" or "copied".
 
     Apart: each matmul reads the other factors, which counts where the memory is the limit, and
     compilers may start a hop before the last of them only. Fused: parts are put together within
@@ -241,7 +241,7 @@ def pairs_pay(
 
 
 def _works(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:
-    """What each product is."""
+    """The work of each product."""
     whole = dict(zip(gather.moving, x.shape, strict=True))
     whole[gather.label] *= ranks
     works = []
@@ -273,7 +273,7 @@ def to_scatter(
     sizes: tuple[int, ...],
     model: Model,
 ) -> str:
-    """By which algorithm a sum of products is scattered."""
+    """The algorithm that scatters a sum of products."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
     found = scatter_seconds(scatter, pairs, sizes, model)
@@ -286,7 +286,7 @@ def scatter_seconds(
     """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
     ranks = prod(sizes)
     work, block = _summed(scatter, pairs, ranks)
-    algorithm, made = next(iter(ways(sizes, model).items()))
+    algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
     return {
         LAX: bare_seconds([work], block, ranks, model, scatter_links(ranks, model)),
         algorithm: hidden_seconds([work], block, ranks, model, made),
@@ -317,7 +317,7 @@ def turns_pay(
 
 
 def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
-    """What a sum of products is, and the bytes of a rank's block of it."""
+    """The work of a sum of products, and the bytes of a rank's block of it."""
     flops, block, once, again = 0, 0, 0, 0
     for (a, b), pair in zip(scatter.terms, pairs, strict=True):
         sizes: dict[str, int] = {}
@@ -327,7 +327,7 @@ def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> t
             once, again = once + is_sliced * _bytes(x), again + (not is_sliced) * _bytes(x)
         flops += 2 * prod(sizes.values())
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
-    # What came and what was made of it are read, and their sum is written.
+    # The received block and the product are read, and their sum is written.
     return Work(flops, 3 * block, once + ranks * block, again), block
 
 

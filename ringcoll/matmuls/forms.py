@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Form(NamedTuple):
-    """An algorithm, and which products (by number) are made late, of the whole operand."""
+    """An algorithm, and which products (by number) are computed late, from the whole operand."""
 
     algorithm: str
     late: tuple[int, ...] = ()
@@ -35,9 +35,9 @@ def by_platform(
 
     Args:
         axes: the axes of the collective.
-        form: for TPUs; `quickest.BY_PLATFORM` has the algorithms of other platforms.
+        form: for TPUs; `auto.BY_PLATFORM` has the algorithms of other platforms.
         between: for CPUs, if the ranks are on several hosts.
-        run: makes the matmul in a form.
+        run: computes the matmul in a form.
         operands: of `run`.
     """
     others = {}

@@ -72,14 +72,14 @@ class Labels:
 
 @dataclass(frozen=True)
 class Product:
-    """One product with what is gathered.
+    """One product with the gathered factor.
 
     Attributes:
         other: the labels of the other factor.
         out: those of the result.
         dtype: of the result.
         sharding: of the result over explicit axes, where the factors leave it open (see
-            `manual.explicit_spec`).
+            `value_types.explicit_spec`).
     """
 
     other: str
@@ -90,7 +90,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Gather:
-    """What is gathered (the labels `moving`), along which label, and multiplied how."""
+    """The factor that is gathered (labels `moving`), along which label, and its products."""
 
     label: str
     moving: str

@@ -16,7 +16,7 @@ from ringcoll.schedules.schedule import Schedule
 
 @dataclass(frozen=True)
 class Options:
-    """By which ranks, by which algorithm, and how exactly."""
+    """The ranks, the algorithm and the precision of a matmul with a collective."""
 
     axes: tuple[Hashable, ...]
     algorithm: Algorithm
@@ -25,15 +25,15 @@ class Options:
     saves: bool = False  # whether what was gathered is kept for the gradient
 
     def sizes(self) -> tuple[int, ...]:
-        """Those of the axes, without axes of one rank."""
+        """The sizes of the axes, without axes of one rank."""
         return ranks_of(LAX, self.axes, None).shape
 
     def schedule(self) -> tuple[Schedule, Ranks]:
-        """The gather that is run, and the ranks cut into its digits."""
+        """The schedule of the gather, and the ranks cut into its digits."""
         return built("all_gather", self.algorithm, self.axes, None)
 
     def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
-        """In the dtype of accumulation, if `dtype` is one of the kind it is for."""
+        """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`."""
         wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
-        how = {"precision": self.precision, "preferred_element_type": wide}
-        return jnp.einsum(spec, a, b, out_sharding=sharding, **how)
+        exact = {"precision": self.precision, "preferred_element_type": wide}
+        return jnp.einsum(spec, a, b, out_sharding=sharding, **exact)

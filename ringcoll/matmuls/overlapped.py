@@ -3,13 +3,13 @@
 Two functions, each the other's transpose, by one schedule:
 
 - `gather_and_multiply`: every y = einsum(all shards of x, other): each shard is multiplied as it
-  comes by, and the gathered x is never held;
+  arrives, and the gathered x is never held;
 - `multiply_and_scatter`: y = this rank's shard of the sum over ranks of einsum(a, b): each block is
   multiplied just before its partial sum is sent on.
 
-The gradient of a gathered product by x is a scattered product, that by the other factor a
-gathered one again; the gradients of a scattered product by both factors are two products of
-one gather of its cotangent. So derivatives of every order overlap as the function does.
+The gradient of `gather_and_multiply` with respect to x is a `multiply_and_scatter`; with respect to
+the other factor it is a `gather_and_multiply`. Both gradients of `multiply_and_scatter` are
+products of one gather of its cotangent. So derivatives of every order overlap as the function does.
 """
 
 import functools
@@ -35,7 +35,7 @@ from ringcoll.runtime import built_in, engine, turns
 from ringcoll.runtime.barriers import order_of_work
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
 from ringcoll.runtime.progress import marked
-from ringcoll.runtime.slicing import Shares, joined, placed, sliced_along, spread
+from ringcoll.runtime.slicing import Shares, buffer_after, concatenated, placed, sliced_along
 from ringcoll.runtime.value_types import device_kind, empty, explicit_spec, varying, zeros
 
 
@@ -46,7 +46,7 @@ def gather_and_multiply(
     """Every einsum(all shards of x, other).
 
     Args:
-        how: see `Options`.
+        options: see `Options`.
         gather: see `Gather`.
         x: this rank's shard.
         others: the other factors, one for each product, whole.
@@ -94,7 +94,7 @@ def _gather_and_multiply(
 ) -> tuple[list[Array], Array | None]:
     """The results, and the whole x if it is kept.
 
-    The products numbered in `late` are made of the whole x, once all of it has come.
+    The products numbered in `late` are computed from the whole x, once all of it has arrived.
     """
     if options.algorithm == "auto":
         model = auto.machine(device_kind())
@@ -102,11 +102,11 @@ def _gather_and_multiply(
         form = Form(*auto.to_gather(gather, x, others, sizes, model))
         between = Form(auto.to_gather_between(gather, x, others, prod(sizes)))
 
-        def by(form: Form, x: Array, others: list[Array]) -> Any:
-            done = replace(options, algorithm=form.algorithm)
-            return _gather_and_multiply(done, gather, x, others, keep, form.late)
+        def run(form: Form, x: Array, others: list[Array]) -> Any:
+            chosen = replace(options, algorithm=form.algorithm)
+            return _gather_and_multiply(chosen, gather, x, others, keep, form.late)
 
-        return by_platform(options.axes, form, between, by, x, others)
+        return by_platform(options.axes, form, between, run, x, others)
     if options.algorithm != LAX:
         with named("all_gather_einsum", options.algorithm):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
@@ -147,7 +147,7 @@ def _gather_and_multiply_by_rounds(
         results, whole = carry
         for together in [[shard] for shard in shards] if joining == "apart" else [shards]:
             places = shares.places(together)
-            piece = joined([shard.value for shard in together], dim)
+            piece = concatenated([shard.value for shard in together], dim)
             if joining == "copied" and whole is None and len(shards) > 1:  # else copied there
                 piece = lax.optimization_barrier(piece)
             made = []
@@ -157,7 +157,9 @@ def _gather_and_multiply_by_rounds(
                     made.append(y if result is None else result + y)
                     continue
                 out, y = p.out.index(label), y.astype(p.dtype)
-                buffer = spread(y, out, shares.size * ranks.size) if result is None else result
+                buffer = (
+                    buffer_after(y, out, shares.size * ranks.size) if result is None else result
+                )
                 made.append(placed(buffer, y, out, places))
             results, whole = made, whole if whole is None else placed(whole, piece, dim, places)
         return results, whole
@@ -188,7 +190,7 @@ def _times(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
 
 
 def _multiplied(options: Options, spec: str, product: Product, x: Array, other: Array) -> Array:
-    """One whole product, of the dtype that is wanted."""
+    """One whole product, in the dtype of its result."""
     return options.einsum(spec, x, other, product.dtype, product.sharding).astype(product.dtype)
 
 
@@ -199,7 +201,7 @@ def multiply_and_scatter(
     """This rank's shard of the sum over ranks of the sum of einsum(a, b).
 
     Args:
-        how: see `Options`.
+        options: see `Options`.
         scatter: see `Scatter`.
         pairs: each a and b.
     """
@@ -207,15 +209,15 @@ def multiply_and_scatter(
         model, sizes = auto.machine(device_kind()), options.sizes()
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
             # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
-            algorithm = next(iter(auto.ways(sizes, model)))
+            algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
         between = Form(auto.to_scatter_between(scatter, pairs, prod(sizes), jax.__version__))
 
-        def by(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
+        def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
             return multiply_and_scatter(replace(options, algorithm=form.algorithm), scatter, pairs)
 
-        return by_platform(options.axes, form, between, by, pairs)
+        return by_platform(options.axes, form, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     factors = [x for pair in pairs for x in pair]
@@ -233,7 +235,7 @@ def multiply_and_scatter(
             return marked(scatter_sum, summed(factors), options.axes).astype(dtype)
     with named("einsum_reduce_scatter", options.algorithm):
         mine = _multiply_and_scatter_by_rounds(options, scatter, factors, summed)
-    return joined(mine, dim).astype(dtype)
+    return concatenated(mine, dim).astype(dtype)
 
 
 def _multiply_and_scatter_by_rounds(
@@ -268,7 +270,9 @@ def _multiply_and_scatter_by_rounds(
 
         def add(slots: Sequence[Slot], received: Sequence[Array]) -> list[Array]:
             places = halves.places(slots)
-            return cut(lax.add(joined(received, dim), summed(parts_of(places, whole))), places)
+            return cut(
+                lax.add(concatenated(received, dim), summed(parts_of(places, whole))), places
+            )
 
         def start(slot: Slot) -> Array:
             places = halves.places([slot])

@@ -1,1 +1,1 @@
-"""Running a schedule inside `shard_map`: primitives, value types, one hop, the engine, barriers."""
+"""Running a schedule inside `shard_map`: primitives, value types, hops, the engine, barriers."""

@@ -1,15 +1,15 @@
-"""Who puts the operations of a program in order, and what keeps work under the wire then.
+"""Keeps matmuls and messages in an order in which the matmuls hide the messages.
 
-A compiler (for TPU, for GPU) orders all of them beforehand. It would rather have few large
-products than those of rounds: barriers keep it from merging what is of different rounds.
+Compilers for TPU and GPU schedule all operations beforehand. They prefer few large matmuls, and
+would merge those of different rounds. Barriers prevent that.
 
-XLA:CPU starts what has its operands, first come, first served; of barriers only the compiler
-before it knows. A permute keeps its thread until all has come. A product is handed to another
-thread, but only if something else stands in line. So what is sent stands back a little (`late`),
-for the product of the same time to come just before it; and products take turns, or all would be
-made before anything is sent. A turn is a zero that is computed from what has to be there, and is
-added to an index. It does one thing more: memory that it is read from is not used again before,
-so that what comes by the wire does not have to wait for a product that still reads there.
+XLA:CPU starts any operation whose operands are ready, first come, first served, and ignores
+barriers at run time. A permute blocks its thread until its message has arrived. A matmul goes to
+another thread only if another operation is ready too. So a message is delayed a little (`late`),
+and the matmul of its round starts just before it. Matmuls also wait for each other (`in_turn`);
+otherwise all would run before the first message. They wait through an index: a zero that is
+computed from the arrays that must be ready is added to it. This also keeps these arrays in memory
+until then, so that an arriving message need not wait for a matmul that still reads its buffer.
 """
 
 from collections.abc import Sequence
@@ -27,43 +27,43 @@ T = TypeVar("T")
 
 
 class Order:
-    """Of operations that nothing needs to be known about: there is no work to hide under."""
+    """The order where no work hides messages: it changes nothing. Others override its methods."""
 
-    #: Whether rounds of a gather that only forward are one loop, which has the first visit too.
+    #: Whether the forwarding rounds of a gather are one loop, which includes the first visit.
     gathers_in_one_loop = False
-    #: Whether rounds of a gather that only forward, if they are odd in number, are a loop of two
-    #: rounds a turn. It has the last visit too, and so one hop more than is needed.
+    #: Whether an odd number of forwarding rounds of a gather is a loop of two rounds a turn. It
+    #: includes the last visit, and so sends one message more than is needed.
     gathers_in_pairs = False
     #: Whether the rounds of a reduce may be written out.
     may_unroll = True
-    #: Whether a reduce may be run by turns, because an addition can be a part of a matmul.
+    #: Whether a reduce may run by turns (`turns.py`): an addition can be fused into a matmul.
     takes_turns = False
-    #: Whether a buffer of results is made of the first one.
+    #: Whether the first result allocates the buffer of all results.
     begins_with_work = False
 
     def tied(self, values: T) -> T:
-        """The same values: what needs one of them comes after all of them."""
+        """The same values; an operation that needs one of them waits for all of them."""
         return values
 
     def apart(self, x: Array) -> Array:
-        """The same array, computed once, by itself, and not in all that reads it."""
+        """The same array, computed once, and not fused into every operation that reads it."""
         return x
 
     def late(self, x: Array, steps: int = 1) -> Array:
-        """The same array, so many operations later."""
+        """The same array, delayed by this many operations."""
         return x
 
     def after(self, x: Array, arrays: Sequence[Array]) -> Array:
-        """The same array, when these arrays are there, which are kept until then."""
+        """The same array, once these arrays are ready; they stay in memory until then."""
         return x
 
     def in_turn(self, index: Array, arrays: Sequence[Array]) -> Array:
-        """The same index, when these arrays are there, which are kept until then."""
+        """The same index, once these arrays are ready; they stay in memory until then."""
         return index
 
 
 class Beforehand(Order):
-    """By a compiler."""
+    """A compiler schedules everything beforehand."""
 
     # It hides as much under a loop, and cannot cut all slices of the operands before the
     # first round (`benchmarks/pages/overlap.md`).
@@ -75,20 +75,20 @@ class Beforehand(Order):
 
 
 class Pairing(Beforehand):
-    """By a compiler, for a gather whose hops are shorter than its products.
+    """A compiler schedules a gather whose hops are shorter than its products.
 
-    Two rounds are the whole program, and what comes in one is sent from where it came in the next:
-    in a loop of one round a turn, it would be copied.
+    The loop has two rounds a turn. A shard that arrives in one round is sent in the next from the
+    buffer that it arrived in. A loop of one round a turn would copy it.
     """
 
     gathers_in_pairs = True
 
 
 class Summing(Beforehand):
-    """By a compiler, for a gather whose products are added up: in a loop and without barriers.
+    """A compiler schedules a gather whose products are added up: a loop without barriers.
 
-    The compiler then makes one matmul of a product and its addition, and the sum stays in place.
-    Where rounds are written out, or have barriers, the sum is copied in every round.
+    The compiler then fuses a product and its addition into one matmul, and the sum stays in place.
+    If rounds are written out, or have barriers, every round copies the sum.
     """
 
     gathers_in_one_loop = True
@@ -98,19 +98,19 @@ class Summing(Beforehand):
 
 
 class WhenReady(Order):
-    """By what is ready. (That it changes nothing, no compiler has found yet.)"""
+    """Operations start when their operands are ready; no compiler removes these yet."""
 
-    # An empty one is cleared when the program starts, and the first round waits for that.
+    # An empty buffer is cleared when the program starts, and the first round would wait for it.
     begins_with_work = True
 
     def apart(self, x: Array) -> Array:
-        return lax.optimization_barrier(x)  # from jax 0.11 on; compilers before look through it
+        return lax.optimization_barrier(x)  # has an effect from jax 0.11 on
 
     def late(self, x: Array, steps: int = 1) -> Array:
         if not x.size:
             return x
         bit = _bit(x)
-        for _ in range(steps - 1):  # by reductions, which are not fused with what follows
+        for _ in range(steps - 1):  # reductions are not fused with what follows
             bit = lax.reduce_max(jnp.where(bit <= 1, _bits(x.reshape(-1)[:8]), 0), (0,))
         return jnp.where(bit <= 1, x, jnp.zeros_like(x))
 
@@ -125,7 +125,7 @@ class WhenReady(Order):
 
 
 def _bit(x: Array) -> Array:
-    """0 or 1, by the first element; under vmap, too."""
+    """0 or 1, read off the first element; works under vmap too."""
     return _first_bit(lax.stop_gradient(x))
 
 
@@ -136,7 +136,7 @@ def _first_bit(x: Array) -> Array:
 
 @_first_bit.def_vmap
 def _first_bit_of_all(size: int, batched: Sequence[bool], xs: Array) -> tuple[Array, bool]:
-    return _first_bit(xs[0]), False  # one for all, or an index would be many
+    return _first_bit(xs[0]), False  # one bit for the whole batch: an index must stay a scalar
 
 
 def _bits(x: Array) -> Array:
@@ -144,21 +144,21 @@ def _bits(x: Array) -> Array:
 
 
 def order_of_work(*, sums: bool = False, pairs: bool = False) -> Order:
-    """The order on the mesh that is traced for.
+    """The order for the mesh of the program that is being traced.
 
     Args:
         sums: for a gather whose products are added.
         pairs: for a gather whose hops are shorter than its products.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    # On axes that are left to the compiler, the first element of an array may be anywhere.
+    # If the compiler shards an axis, the first element of an array may be on any device.
     is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
-    # Within a process there is no wire to hide, and this takes more memory. (Of a mesh within
-    # one of several, nothing says so before the program is lowered.)
+    # Within one process there is no wire to hide, and `WhenReady` takes more memory. (Whether a
+    # mesh lies within one of several processes is not known before lowering.)
     if is_manual and are_cpu_processes():
         return WhenReady()
-    # Without a barrier XLA:CPU may round a product and its addition once: then the bits of one
-    # process would not be those of several.
+    # Without a barrier XLA:CPU may fuse a product and its addition, and round once. Then the bits
+    # in one process would differ from those in several.
     if sums and device_kind() != "cpu":
         return Summing()
     return Pairing() if pairs else Beforehand()

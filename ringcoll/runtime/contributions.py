@@ -1,4 +1,4 @@
-"""What a rank holds and is asked for while a schedule runs, and the messages made of it."""
+"""The shards and partial results that a rank holds while a schedule runs, and its messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,21 +10,21 @@ from ringcoll.schedules.schedule import Move, Schedule
 
 
 class Key(NamedTuple):
-    """Under what a rank keeps a shard, or the partial result of one."""
+    """The key under which a rank keeps a shard, or the partial result for one."""
 
     lane: int
     offset: int
 
 
 class Slot(NamedTuple):
-    """A shard that is asked for: of which rank, and which lane's share of it."""
+    """A shard that the engine asks for: whose it is, and which lane's share."""
 
     origin: Array
     lane: int
 
 
 class Shard(NamedTuple):
-    """A shard that has come: of which rank, and which lane's share of it."""
+    """A shard that has arrived: whose it is, and which lane's share."""
 
     value: Array
     origin: Array
@@ -32,14 +32,14 @@ class Shard(NamedTuple):
 
 
 class Contributions(NamedTuple):
-    """Contributions, and of which arrays they were made just before, if work hides the wire."""
+    """Contributions, and the arrays that they were computed from, if work hides the wire."""
 
     values: Sequence[Array]
     of: Sequence[Array] = ()
 
 
 def keys_sent(move: Move) -> list[Key]:
-    """What a move sends."""
+    """The keys of the shards that a move sends."""
     return [Key(move.lane, offset) for offset in move.offsets]
 
 
@@ -54,6 +54,6 @@ def message(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
 
 
 def stacked(arrays: Sequence[Array]) -> Array:
-    """Stacked, in the widest of their dtypes: some may be partial results."""
+    """The arrays stacked, in the widest of their dtypes: partial results may be wider."""
     widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
     return jnp.stack([x.astype(widest) for x in arrays])

@@ -50,7 +50,7 @@ def watch(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def keep_apart(module: ir.Module) -> None:
-    """Make loops that send, and what sends before and after them, wait for each other.
+    """Make loops that send wait for the sends before them, and later sends wait for the loops.
 
     Args:
         module: a whole program.
@@ -121,12 +121,12 @@ class _Walk:
 
     def __init__(self) -> None:
         self.loop: ir.Operation | None = None  # the last loop that sends
-        self.made: list[ir.Value] = []  # what is known to need its end
-        self.is_over: ir.Value | None = None  # a number, 0 or 1, that is there once it has run
+        self.made: list[ir.Value] = []  # the results that are ready only at its end
+        self.is_over: ir.Value | None = None  # a number, 0 or 1, that is ready once it has run
         self.behind: set[ir.Value] = set()  # the values that need that loop
-        self.sent: list[ir.Operation] = []  # the operations that send, since that loop
+        self.sent: list[ir.Operation] = []  # the operations since that loop that send
         self.needs: dict[ir.Value, int] = {}  # which of these a value needs, as bits
-        self.last = 0  # which of these no other of them needs, as bits
+        self.last = 0  # those of them that none of the others needs, as bits
 
     def visit(self, op: ir.Operation, kind: int) -> None:
         """The next operation."""
@@ -156,9 +156,9 @@ class _Walk:
             self.behind.update(op.results)
 
     def known_of(self, op: ir.Operation) -> tuple[int, bool]:
-        """What all that an operation does needs: which of what was sent, and whether the loop."""
+        """What an operation depends on: which of the sends, as bits, and whether on the loop."""
         operands = list(lowering.operands(op))
-        if not operands or op.name in _LOOPS:  # a loop may only hand on what it is given
+        if not operands or op.name in _LOOPS:  # a loop may return an operand unchanged
             return 0, self.loop is None
         in_parts = op.name in _IN_PARTS
         bits = reduce(and_ if in_parts else or_, [self.needs.get(x, 0) for x in operands])
@@ -171,7 +171,7 @@ def _names(attribute: ir.Attribute) -> frozenset[str]:
 
 
 def _made_by_turns(loop: ir.Operation) -> list[ir.Value]:
-    """The results that need a loop to be over; none of a function's, which are not known."""
+    """The results that are ready only when a loop is over; for a function call none is known."""
     if loop.name == _CALL:
         return []
     if loop.name != _WHILE:
@@ -206,7 +206,7 @@ def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
 
 
 def _sample(value: ir.Value) -> ir.Value:
-    """A few elements, as bits, from every part that a lane or a round may have made."""
+    """A few elements, as bits, from every part that one lane or round may have computed."""
     shape = value.type.shape
     strides = [max(1, size // 8) for size in shape]
     bounds = [mlir.dense_int_array(x) for x in ([0] * len(shape), shape, strides)]

@@ -1,13 +1,14 @@
 """Running a schedule: forward it gathers, backward it reduces.
 
 `gather` hands every shard that arrives to a visitor; `reduce` asks a producer for every
-partial sum just before it is needed. What is done with a shard (put in its place,
-multiplied, accumulated) is theirs; when it is sent and to whom is read off the schedule.
+partial sum just before it is needed. The visitor or the
+producer decides what happens to a shard: it is put in its place, multiplied or accumulated. The
+schedule decides when it is sent, and to whom.
 
-The rounds are written out one after the other, sends first, so that what is done with
-the last arrivals can run while the next are on the wire. A long stretch in which every
-move only forwards what it brought the round before (a ring) becomes a `lax.scan`
-instead, and so does a shorter one of a `reduce` if the order of its work asks for it.
+The rounds are written out one after the other. Each sends first, so that work on the shards that
+arrived last can run while the next shards travel. A long stretch in which every move only forwards
+what it received in the round before (a ring) becomes a `lax.scan` instead. In a `reduce` a short
+stretch becomes one too, if the order of its work asks for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,25 +54,26 @@ def gather(
     *,
     order: Order = _ANY,
 ) -> Carry:
-    """Bring the shard of every rank to every rank, and visit them as they come.
+    """Bring the shard of every rank to every rank, and visit each as it arrives.
 
     Args:
         schedule: what is sent when.
-        ranks: by whom, cut into the digits of the schedule.
+        ranks: those that run it, cut into the digits of the schedule.
         own: this rank's shard, a share for each lane.
-        visit: `(carry, shards) -> carry`, called with what one round brought (first of
-            all this rank's own) while the next round is on the wire.
+        visit: `(carry, shards) -> carry`, called with the shards of one round (first with
+            this rank's own) while those of the next round travel.
         carry: what the first visit gets; its shapes, dtypes and types must not change.
-        order: that of visits, if they take work under which the wire can hide. By a compiler:
-            a round is sent when the visit of the round before is done, or all of one might be
-            done, then all of the other. Else what is sent comes just after, but in a loop.
+        order: how visits and messages are ordered, if visits do work that can hide messages.
+            `Beforehand`, barriers let a round start only when the visit before it is done;
+            otherwise a compiler might put all visits after all rounds. `WhenReady`, messages
+            are delayed a little, but not in a loop.
 
     Returns:
         What the last visit returned.
     """
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
-    before: list[Array] = []  # what the round sent that brought what came: kept until it is put
+    before: list[Array] = []  # the messages of the round before: kept until the visit
 
     def shards() -> list[Shard]:
         origins = [order.in_turn(ranks.origin(key.offset), before) for key in came]
@@ -86,7 +88,7 @@ def gather(
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         moves = schedule.rounds[start]
         messages = [message(held, keys_sent(m)) for m in moves]
-        first = start  # of the loop, in which each round sends what the round before brought
+        first = start  # of the loop, whose rounds forward the arrivals of the round before
         all_sent = [key for move in moves for key in keys_sent(move)]
         if stop - start == 1 or not order.gathers_in_one_loop or came != all_sent:
             first += 1
@@ -117,10 +119,10 @@ def _gather_loop(
     order: Order = _ANY,
     unroll: int = 1,
 ) -> tuple[Carry, list[Array]]:
-    """Rounds of a stretch: visit what came last, and forward it. The first round sends `last`.
+    """Rounds of a stretch: visit the last arrivals, and forward them. The first round sends `last`.
 
-    Returns the carry and what the last round brought; what an earlier one brought is put
-    into `held` if it is sent once more.
+    Returns the carry and the arrivals of the last round. Those of earlier rounds are put into
+    `held` if they are sent again after the stretch.
     """
     start, stop = stretch
     moves = schedule.rounds[start]
@@ -141,7 +143,7 @@ def _gather_loop(
     (carry, arriving), stacks = lax.scan(
         body, (carry, last), jnp.arange(stop - start, dtype=jnp.int32), unroll=unroll
     )
-    if keep:  # a later round sends them once more
+    if keep:  # a round after the stretch sends them again
         for i, moves in enumerate(schedule.rounds[start:stop]):
             for move, stack in zip(moves, stacks, strict=True):
                 held.update(zip(keys_sent(move), stack[i], strict=True))
@@ -159,21 +161,21 @@ def reduce(
 ) -> list[Array]:
     """Combine, for every rank, what all ranks contribute to its shard.
 
-    The gather run backward: a partial result returns the way the shard would have come, and
-    every rank on the way combines its own contribution with it.
+    The gather run backward: a partial result takes the reverse of the path of its shard, and
+    every rank on that path combines its own contribution with it.
 
     Args:
         schedule: the gather.
-        ranks: by whom, cut into the digits of the schedule.
-        produce: `(operands, slots) -> Made`, called just before contributions are needed,
-            with all that a round needs; each is asked for once.
-        combine: `(received, mine) -> partial`, associative as far as the caller cares.
-            What has not been combined yet travels as it was produced.
-        operands: what all contributions are produced from.
-        order: that of producing, if it takes work under which the wire can hide. Every round
-            ties the operands to its sums, so that the work of two is not merged: what waits
-            for the wire is not hidden. If no compiler orders them, the next work waits until
-            what is sent is there, but in a loop.
+        ranks: those that run it, cut into the digits of the schedule.
+        produce: `(operands, slots) -> Contributions`, called just before a round needs
+            contributions, with all of its slots; each slot is asked for once.
+        combine: `(received, mine) -> partial`, associative as far as the caller cares. It sets
+            the dtype of partial results. Contributions travel in the dtype of `produce`.
+        operands: the first argument of `produce`.
+        order: how work and messages are ordered, if `produce` does work that can hide messages.
+            `Beforehand`, every round ties the operands to its sums, so that the work of two
+            rounds is not merged: merged work would wait for the messages. `WhenReady`, the next
+            work waits until the message is ready to be sent, but not in a loop.
 
     Returns:
         This rank's shard, a share for each lane.
@@ -208,10 +210,10 @@ class _Sums:
     order: Order
     partial: dict[Key, Array] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
-    made_of: Sequence[Array] = ()  # of which the last contributions were made
+    made_of: Sequence[Array] = ()  # the arrays that the last contributions were computed from
 
     def want(self, keys: Sequence[Key]) -> bool:
-        """Produce this rank's contributions to those of which there are none yet, if any."""
+        """Produce this rank's missing contributions to these keys; whether any were missing."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
         if not missing:
             return False
@@ -227,7 +229,7 @@ class _Sums:
         """The round of this number, backward."""
         moves = self.schedule.rounds[number]
         arrived = [keys_arrived(self.schedule, m) for m in moves]
-        if self.want([k for keys in arrived for k in keys]):  # these first products are tied too
+        if self.want([k for keys in arrived for k in keys]):  # the first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
         self.sent = [message(self.partial, keys) for keys in arrived]
         messages = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
@@ -244,15 +246,15 @@ class _Sums:
         self.partial.update(mine)
 
     def loop(self, first: int, rounds: Sequence[Round]) -> None:
-        """Rounds of a stretch, backward, without its last; as they are run, from this number on.
+        """Rounds of a stretch, in the order in which they run backward; the first has this number.
 
-        (What that sends is no partial result yet, and may be narrower than what a loop carries.)
+        The round before them sent raw contributions, which may be narrower than a loop's sums.
         """
         moves, name = rounds[0], f"rounds {first} to {first + len(rounds) - 1}"
         sent = [keys_sent(move) for move in moves]
         every = [key for moves in rounds for m in moves for key in keys_sent(m)]
         stacks = None
-        if not self.partial.keys().isdisjoint(every):  # left by the rounds of another axis
+        if not self.partial.keys().isdisjoint(every):  # rounds along another axis left some
             self.want(every)
             stacks = [
                 stacked([message(self.partial, keys_sent(a_round[m])) for a_round in rounds])
@@ -283,7 +285,7 @@ class _Sums:
             self.partial.update(zip(keys_sent(move), stack, strict=True))
 
     def _apart(self, mine: Any) -> Any:
-        """A lone product would be fused with its addition, and so wait for the wire."""
+        """Keep a lone product from being fused with its addition, which waits for a message."""
         return self.order.tied(mine) if len(mine) == 1 else mine
 
 
@@ -291,8 +293,8 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
     """Carry every block to its rank.
 
     Args:
-        schedule: which blocks go when.
-        ranks: between whom, cut into the digits of the schedule.
+        schedule: which blocks are sent when.
+        ranks: those that run it, cut into the digits of the schedule.
         blocks: this rank's blocks; number d is for rank r + d.
 
     Returns:

@@ -1,7 +1,6 @@
 """Messages between ranks: who takes part, who is where, and one hop.
 
-Every hop of a schedule is a `Ppermute`; only this file sends, save what `permutes` leaves
-to lax.
+Every message of a schedule is a `Ppermute`, and only `Ranks.hop` sends it.
 """
 
 import functools
@@ -46,15 +45,15 @@ def as_bits(
     return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(y, dtype)
 
 
-def scaled(index: Array, by: int, start: int = 0) -> Array:
-    """index * by + start, of the type of the index and without what adds or multiplies nothing."""
-    if by != 1:
-        index = lax.mul(index, np.int32(by))
-    return lax.add(index, np.int32(start)) if start else index
+def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:
+    """index * factor + addend, in the index's dtype, without operations that change nothing."""
+    if factor != 1:
+        index = lax.mul(index, np.int32(factor))
+    return lax.add(index, np.int32(addend)) if addend else index
 
 
 def moved_as_bits(collective: Collective, x: Array) -> Array:
-    """What jax.lax makes of x, for a collective that only moves data: moved as bits."""
+    """The result of jax.lax for a collective that only moves data; x travels as bits."""
     bits, back = as_bits(x)
     return back(collective.by_lax(bits))
 
@@ -85,7 +84,7 @@ class Ppermute(Collective, name="ppermute"):
     """Rank s of each pair (s, d) sends its operand to rank d; the others get zeros."""
 
     pairs: Pairs
-    is_hop: bool = True  # of a round, which has the name and the marks
+    is_hop: bool = True  # of a round, which is named and marked by `Ranks.hops`
 
     def by_lax(self, x: Array) -> Array:
         if len(self.axes) == 1:
@@ -104,7 +103,7 @@ class Ppermute(Collective, name="ppermute"):
         back = replace(self, pairs=tuple((d, s) for s, d in self.pairs))
         return [back(ct) for ct in cts]
 
-    def under_vmap(self, x, dim, axis):  # by hand: lax's own rule wants every rank to send
+    def under_vmap(self, x, dim, axis):  # without lax, whose rule wants every rank to send
         if len(self.axes) > 1:
             raise NotImplementedError(
                 f"ppermute over {self.axes}, of which {axis.name!r} is the axis of a vmap; "
@@ -120,9 +119,9 @@ class Ranks:
     """The ranks a schedule runs on, numbered as the schedule numbers them.
 
     They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
-    `groups`, the members of each group by their place in it. `digits` are the axes of
-    the schedule that the number is cut into, major first; a schedule that speaks of a
-    few of them only, such as a stage of an exchange, runs on `part` (start, stop).
+    `groups`, the members of each group by their place in it. `digits` are the sizes of
+    the schedule's axes, major first; the number of a rank is cut into them. A schedule of only
+    some of these axes, such as a stage of an exchange, runs on `part` (start, stop).
     """
 
     axes: tuple[Hashable, ...]
@@ -149,12 +148,12 @@ class Ranks:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The digits a schedule on these ranks sees."""
+        """The sizes of the axes of a schedule on these ranks."""
         return self.digits[slice(*self.part)]
 
     @property
     def size(self) -> int:
-        """How many ranks a schedule on these sees."""
+        """The number of ranks of a schedule on these."""
         return prod(self.shape)
 
     def number(self) -> Array:
@@ -176,8 +175,8 @@ class Ranks:
         return self._moved(1, offset)
 
     def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | None = None) -> Array:
-        # Python's // and % are many operations of XLA; what is not negative needs but one, and
-        # some digits none. There is an index for every shard: a program is half indices.
+        # Python's // and % become many operations of XLA. Numbers that are not negative need only
+        # one, and some digits need none. Every shard has an index, so this is half of a program.
         number, moved = self.number(), []
         for i, n in enumerate(self.shape):
             n32 = np.int32(n)  # by name: a Python int is an int64 where jax_enable_x64 is on
@@ -191,13 +190,13 @@ class Ranks:
                 by += sign * further % n
             if isinstance(by, Array) or by:
                 digit = lax.rem(lax.add(digit, by), n32)
-            moved.append(scaled(digit, stride))
+            moved.append(multiply_add(digit, stride))
         return functools.reduce(lax.add, moved)
 
     def hops(
         self, name: str, moves: Round, messages: Sequence[Array], *, back: bool = False
     ) -> list[Array]:
-        """What the moves of a round bring, or backward; profiles have them under its name."""
+        """The messages that arrive in a round, run forward or backward; profiles show `name`."""
         sign = -1 if back else 1
 
         def send(messages: list[Array]) -> list[Array]:

@@ -42,8 +42,8 @@ def on_hosts(
 ) -> OnHosts:
     """How the ranks along some axes of a mesh, or in each group of them, are spread over hosts.
 
-    If lines of ranks or groups differ, each number is the largest of them, because all ranks
-    run a collective in the same way.
+    If the ranks along the axes differ from place to place, or groups differ, each number is the
+    largest of them, because all ranks run a collective in the same way.
     """
     hosts = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
     places = [mesh.axis_names.index(axis) for axis in axes]

@@ -3,10 +3,10 @@
 `jax.tree.map(lambda g: psum(g, "x"), gradients)` is one call a leaf, as people write it. XLA joins
 built-in all-reduces that stand beside each other, but not the messages of a schedule.
 
-So a small all-reduce by hand is lowered to a placeholder at first. When the whole program has been
-lowered, placeholders of one kind become one if there is no other work between them and none needs
-the result of another; lighter operations between them that need a result move behind. Then every
-placeholder is lowered for good, as one collective of all its operands.
+So a small all-reduce by ringcoll is first lowered to a placeholder. When the whole program has
+been lowered, placeholders of one kind become one, if there is no other work between them and none
+needs the result of another. Lighter operations between them that need a result move behind. Then
+every placeholder is lowered for good, as one collective of all its operands.
 """
 
 from collections import defaultdict
@@ -57,9 +57,9 @@ _WORK = lowering.COLLECTIVES | {
 
 
 def is_small(x: Any) -> bool:
-    """Whether an array, or one of a type, may share messages.
+    """Whether an array, or an array of this type, may share messages.
 
-    It has few bytes of plain numbers, and is sharded over no other axis.
+    It must be small, hold plain numbers, and not be sharded over any other axis.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not isinstance(x.size, int):
         return False
@@ -69,13 +69,13 @@ def is_small(x: Any) -> bool:
 
 
 class _Environment(NamedTuple):
-    """What JAX knows, beside a context, where a collective is lowered."""
+    """What JAX knows where a collective is lowered, besides the lowering context."""
 
     mesh: AbstractMesh
     is_checked: bool
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function there: JAX has no other public way than inside of a `shard_map`."""
+        """Call a function in this environment. The only public way is inside a `shard_map`."""
 
         def one_rank(x: Array) -> Array:
             function()
@@ -87,7 +87,7 @@ class _Environment(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A collective that is to be lowered."""
+    """A collective that waits to be lowered."""
 
     environment: _Environment
     collective: Hashable
@@ -96,14 +96,14 @@ class _Waiting(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """What those that are joined have in common."""
+        """Collectives are joined only if these are equal."""
         x: Any = self.context.avals_in[0]
         return self.environment, self.collective, x.dtype, x.mat
 
 
 def may_wait(context: mlir.LoweringRuleContext) -> bool:
     """Whether the operands of a lowering may share messages with those of others."""
-    # A watched program notes where each rank is: it runs call by call.
+    # A watched program notes where each rank is, so its calls stay separate.
     is_for_one = len(context.module_context.platforms) == 1
     return is_for_one and not watching.value and all(map(is_small, context.avals_in))
 
@@ -140,18 +140,18 @@ def _placeholder(numbers: Sequence[int], operands: Sequence[ir.Value]) -> ir.Ope
 
 
 def _numbers(op: ir.Operation) -> list[int]:
-    """Of what a placeholder stands for; none if it is another operation."""
+    """The numbers of the collectives that a placeholder stands for; none for another operation."""
     return list(ir.DenseI64ArrayAttr(op.attributes[_NUMBERS])) if _NUMBERS in op.attributes else []
 
 
 class _JoinedProgram:
-    """What waits in a program, by number."""
+    """The collectives that wait in a program, by number."""
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
 
     def __call__(self, module: ir.Module) -> None:
-        """Join placeholders, and lower what is left of them."""
+        """Join placeholders, and lower the placeholders that are left."""
         where: dict[_Environment, list[ir.Operation]] = defaultdict(list)
         for op in list(self._join(module.operation)):
             where[self._first(op).environment].append(op)
@@ -162,7 +162,7 @@ class _JoinedProgram:
         return self.waiting[_numbers(op)[0]]
 
     def _join(self, op: ir.Operation) -> Iterator[ir.Operation]:
-        """Join the placeholders inside an operation, and find those that there are then."""
+        """Join the placeholders inside an operation; yields those that are left."""
         for region in op.regions:
             for block in region.blocks:
                 stretch: list[ir.Operation] = []

@@ -9,7 +9,7 @@ from typing import TypeVar
 import jax
 from jax.extend.mlir import ir
 
-#: What JAX says when a program has been lowered, before it is compiled.
+#: The event that JAX records when a program has been lowered, before it is compiled.
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 #: The operations of a lowered program that send.
@@ -33,7 +33,7 @@ C = TypeVar("C", bound=_Change)
 
 
 class _Programs(threading.local):
-    """Those that a thread is lowering, and their changes."""
+    """The programs that a thread is lowering, and their changes."""
 
     def __init__(self) -> None:
         self.changes: dict[ir.Module, dict[int, _Change]] = {}
@@ -46,9 +46,9 @@ _listening = threading.Lock()
 
 
 def then(module: ir.Module, step: int, make: Callable[[], C]) -> C:
-    """The change of a program at this step: `make()`, called with the module when it is whole.
+    """Register the change of a program at this step: `make()`, unless the step has one already.
 
-    A program has one change a step, and they are made in the order of the steps.
+    Each change is called with the module when all of it is lowered, in the order of the steps.
     """
     if module not in _programs.changes:
         _listen()
@@ -74,9 +74,10 @@ def operands(op: ir.Operation) -> Iterator[ir.Value]:
 
 
 def _listen() -> None:
-    """Anew for every program: whoever clears JAX's listeners clears this one.
+    """Listen for lowered programs. It is done again for every program, because others may clear
+    JAX's listeners.
 
-    The new one comes before the old one goes: other threads lower programs as well.
+    The new listener is added before the old one is removed: other threads lower programs too.
     """
     with _listening:
         _listeners.append(partial(_when_lowered))
@@ -92,17 +93,17 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
         return
     for module in list(_programs.changes):
         if module in _programs.changing or not _is_whole(module):
-            continue  # it is another program that was lowered meanwhile
+            continue  # another program was lowered
         _programs.changing.add(module)
         steps = _programs.changes[module]
         try:
             with module.context, ir.Location.unknown():
-                while steps:  # one may ask for a later one
+                while steps:  # a change may register a later one
                     steps.pop(min(steps))(module)
         finally:
             _programs.changing.remove(module)
             del _programs.changes[module]
-    while len(_programs.changes) > 8:  # never to be whole: an error came in between
+    while len(_programs.changes) > 8:  # these failed to lower, and will never be whole
         del _programs.changes[next(iter(_programs.changes))]
 
 

@@ -4,14 +4,13 @@ A plain ring of `ppermute` cannot have the type of a `psum`: no public cast turn
 varying value into a replicated one. A primitive can. Each subclass of `Collective` is
 one; an instance is a collective with all its arguments but the operand, and says
 
-- `by_lax`: what JAX's own collective makes of the operand. It is asked for the *type* of
-  the result, and run only where the built-in is chosen or an axis is a `vmap`: so ours is
-  lax's in shape, dtype, weak type, sharding and varying axes, by definition and in every
-  JAX version;
-- `by_hand`: what the ranks do, traced when the program is lowered, where the platform is
-  known and the type of the result is settled;
+- `by_lax`: JAX's own collective. It is traced for the *type* of the result, and run only where the
+  built-in is chosen or an axis is a `vmap`. So our result has lax's shape, dtype, weak type,
+  sharding and varying axes, by definition and in every version of JAX;
+- `by_hand`: ringcoll's own code for the ranks, traced when the program is lowered; there the
+  platform is known, and the type of the result is fixed;
 - `transpose`: the collective of the cotangent, by the same algorithm;
-- `under_vmap`: what remains of it when one of its axes is a `vmap` and not a mesh.
+- `under_vmap`: the same collective where one of its axes is a `vmap` and not an axis of a mesh.
 """
 
 from collections.abc import Hashable, Sequence
@@ -36,12 +35,12 @@ _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 class Collective:
     """A collective with all its arguments but the operand; with a name, a primitive.
 
-    `dims` are the positional dimensions it speaks of. A call may mean the form that adds or removes
-    one (`tiled=False`). No primitive is bound so: it is brought into the other form before, and
-    `vmap` only has to count past its own dimension.
+    `dims` are its positional dimensions. A call with `tiled=False` adds or removes a dimension. It
+    is rewritten as a call with `tiled=True` before the primitive is bound, so that `vmap` only has
+    to shift `dims`.
 
-    The `mesh` is that of a program that is lowered, if its devices are known; a trace may be
-    of several.
+    The `mesh` is known only in lowering, if the devices are known; one trace may serve several
+    meshes.
     """
 
     axes: tuple[Hashable, ...]
@@ -60,7 +59,7 @@ class Collective:
 
     @property
     def adds_dim(self) -> bool:
-        """Whether `dims` are those of a result with one more than the operand."""
+        """Whether the result has one dimension more; `dims` then count in the result."""
         return False
 
     @property
@@ -72,19 +71,19 @@ class Collective:
         return self.joint(x)[0]
 
     def joint(self, *xs: Array) -> list[Array]:
-        """Of several operands at once; those that work element by element join them."""
+        """The results for several operands; a collective that `joins` may send them together."""
         return self.primitive.bind(*xs, collective=self)
 
     def by_lax(self, x: Array) -> Array:
-        """The same by jax.lax."""
+        """The result by `jax.lax`."""
         raise NotImplementedError
 
     def by_hand(self, platform: str, *xs: Array) -> list[Array]:
-        """The same by hand, of one operand or, if they join, of several."""
+        """The results by ringcoll, for one operand or, if they join, for several."""
         raise NotImplementedError
 
     def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
-        """Whether operands of these types travel by hand, and not by lax."""
+        """Whether operands of these types are sent by ringcoll, and not by lax."""
         raise NotImplementedError
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
@@ -109,7 +108,7 @@ class Collective:
         return self.axes[:i], self.axes[i + 1 :]
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        """The part of it along a vmapped axis, mapped at `dim` of x, at `out` of the result."""
+        """The collective along the vmapped axis alone, at `dim` of x and `out` of the result."""
         along = replace(self, axes=(axis.name,))
         return jax.vmap(along.by_lax, dim, out, axis_name=axis.name)(x)
 
@@ -123,7 +122,7 @@ def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primit
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(_abstract)
     primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
-    batching.fancy_primitive_batchers[primitive] = _batch  # the plain one is not told the axis
+    batching.fancy_primitive_batchers[primitive] = _batch  # the plain rule does not get the axis
     if joins:
         mlir.register_lowering(primitive, _now_or_later, cacheable=False)  # each call by itself
     else:
@@ -168,7 +167,7 @@ _register_platforms(_joined)
 
 def _now_or_later(ctx, *xs, collective: Collective):
     if joining.may_wait(ctx):
-        kind = _PLATFORMS.get(*ctx.module_context.platforms)  # of one, and maybe unknown
+        kind = _PLATFORMS.get(*ctx.module_context.platforms)  # one platform, which may be unknown
         placed = replace(collective, mesh=mesh_of(ctx))
         if kind and placed.is_by_hand(ctx.avals_in, kind):
             return joining.lower_later(ctx, collective, _lower_joined, xs)
@@ -184,7 +183,7 @@ def _lower_joined(ctx, *xs, collective: Collective):
 
 
 def _jvp(primals, tangents, *, collective: Collective):
-    """Linear; what does not move is not sent."""
+    """The collective is linear; tangents that are zero are not sent."""
     results = collective.joint(*primals)
     moving = [t for t in tangents if type(t) is not ad.Zero]
     moved = iter(collective.joint(*moving) if moving else ())

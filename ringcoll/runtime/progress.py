@@ -1,13 +1,13 @@
 """Where every rank is, noted as it goes: names for profiles and, if asked, marks for a watch.
 
-A `scope` names what is traced within. While a program is traced under `watching(True)` (by
-`ringcoll.debug.deadline`), what is sent passes a callback that notes the scope, and so does what
-has come. A callback gives back what selects between the message and zeros, so that nothing can
-be sent before it is noted; elsewhere not one instruction is added.
+A `scope` names the operations that are traced in it. In a program traced under `watching(True)` (by
+`ringcoll.debug.deadline`), every message passes a callback that notes the scope, before it is sent
+and after it has arrived. The callback returns a condition that selects between the message and
+zeros, so that nothing is sent before it is noted. Other programs get no extra instruction.
 
-Between processes, which may run different programs, the ranks first tell each other what they are
-about to exchange, and exchange nothing unless all say the same: a wire carries bytes, and would
-take as many of another dtype, or of another call, for what was expected.
+Processes may run different programs. So their ranks first tell each other what they are about to
+exchange, and stop unless all say the same: a network carries bytes, and does not notice another
+dtype or another call.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _DIGEST, _TAG = 8, 128  # bytes of what ranks tell each other: of the digest, an
 
 
 class Mark(NamedTuple):
-    """What a rank began last, how often in all, and whether and when it was through with it."""
+    """The last operation that a rank began, how often it did so, whether it is done, and when."""
 
     where: str
     times: int
@@ -46,17 +46,17 @@ class Mark(NamedTuple):
 
 
 class Log:
-    """What the ranks of this process have noted, by the axes of their mesh and their number."""
+    """The notes of the ranks of this process, by the axes of their mesh and their number."""
 
     def __init__(self) -> None:
         self.last: dict[tuple[Axes, int], Mark] = {}
         self.times: Counter[tuple[Axes, int, str]] = Counter()
-        #: What is to be done where ranks differ, by the watches that there are, inmost last.
+        #: What each active watch does if ranks differ, innermost last.
         self.enders: list[Callable[[list[str]], None]] = []
         self._ending = threading.Lock()
 
     def note(self, axes: Axes, rank: int, where: str, is_done: bool) -> None:
-        """A rank begins, or is through."""
+        """Note that a rank begins something, or is done with it."""
         self.times[axes, rank, where] += not is_done
         times = self.times[axes, rank, where]
         self.last[axes, rank] = Mark(where, times, is_done, time.monotonic())
@@ -66,18 +66,18 @@ class Log:
         self.times.clear()
 
     def differ(self, lines: list[str]) -> NoReturn:
-        """Ranks are about to exchange different things, in words: this process ends."""
-        with self._ending:  # of the ranks of this process, the first that sees it
+        """End this process: ranks are about to exchange different things, as `lines` say."""
+        with self._ending:  # only the first rank of this process that notices
             for end in reversed(self.enders):
                 end(lines)
             raise RuntimeError("\n".join(lines))
 
     def stuck(self) -> set[tuple[Axes, int]]:
-        """The ranks that have begun what they are not through with."""
+        """The ranks that have begun something and are not done with it."""
         return {rank for rank, mark in list(self.last.items()) if not mark.is_done}
 
     def stays_stuck(self, seconds: float) -> bool:
-        """Whether one is, and no rank has noted anything for so long; waits until it is known."""
+        """Whether one is stuck, and none has noted anything for so long; waits until known."""
         while self.stuck():
             silent = time.monotonic() - max(mark.when for mark in list(self.last.values()))
             if silent >= seconds:
@@ -96,7 +96,7 @@ LOG = Log()
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Under which name profiles and marks have what is traced within."""
+    """Name the operations that are traced inside, for profiles and marks."""
     token = _path.set((*_path.get(), name))
     try:
         with jax.named_scope(name):
@@ -112,7 +112,7 @@ def marked(
     groups: Sequence[Sequence[int]] | None = None,
     to: object = "",
 ) -> Arrays:
-    """`send(messages)`; under a watch every rank notes that it begins, and that it is through.
+    """`send(messages)`; under a watch every rank notes when it begins and when it is done.
 
     JAX has callbacks only where every axis of the mesh is manual.
 
@@ -121,7 +121,7 @@ def marked(
         messages: an array, or a list of them.
         over: the axes whose ranks, all or in `groups`, take part.
         groups: as for a collective.
-        to: who sends to whom, if that is not said by where this is.
+        to: who sends to whom, if the name of the scope does not say it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.shape.items())
@@ -141,12 +141,12 @@ def _leaves(messages: Arrays) -> list[Array]:
 
 
 def _once(there: Array, messages: Arrays) -> Arrays:
-    """The messages, not before a callback has given back that they may be used."""
+    """The messages, once a callback has returned that they may be used."""
     return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), messages)
 
 
 def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Array:
-    """True, once all messages are there and it has been noted."""
+    """True, once all messages are ready and the note is made."""
     firsts = [x[(0,) * x.ndim].real.astype(jnp.float32) for x in _leaves(messages)]
     return jax.pure_callback(
         partial(_note, axes, where, is_done),
@@ -158,7 +158,7 @@ def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Array:
 
 
 def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) -> np.ndarray:
-    """What the callback does: no computing with arrays, which may need the thread it is on."""
+    """The callback. It must not compute with JAX arrays: that may need the thread it runs on."""
     LOG.note(axes, int(np.asarray(rank).flat[0]), where, is_done)
     return np.ones(np.broadcast_shapes(rank.shape, *(x.shape for x in firsts)), bool)
 
@@ -166,7 +166,7 @@ def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) ->
 def _agreed(
     begun: Array, words: str, over: tuple[Hashable, ...], groups: Sequence[Sequence[int]] | None
 ) -> Array:
-    """True, once all that take part have said that they begin the same."""
+    """True, once all ranks that take part have said that they begin the same."""
     own = hashlib.sha256(words.encode()).digest()[:_DIGEST] + words.encode()
     tag = np.frombuffer(own[:_TAG].ljust(_TAG, b"\0"), np.uint8)
     tags = lax.all_gather(
@@ -178,7 +178,7 @@ def _agreed(
 
 
 def _compare(over: tuple[Hashable, ...], tags: Array) -> np.ndarray:
-    """What the callback does."""
+    """The callback: ends the process if the tags differ."""
     of_ranks = np.asarray(tags).reshape(-1, *tags.shape[-2:])[0]  # alike in all of a batch
     other = next((r for r, tag in enumerate(of_ranks) if np.any(tag != of_ranks[0])), None)
     if other is not None:

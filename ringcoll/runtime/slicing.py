@@ -1,4 +1,4 @@
-"""The pieces of arrays that a round brings or asks for: where they are, taken and put."""
+"""Slices of arrays: where a shard lies, how to read its slice, and how to write it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.runtime.contributions import Shard, Slot
-from ringcoll.runtime.hop import scaled
+from ringcoll.runtime.hop import multiply_add
 from ringcoll.runtime.value_types import device_kind, empty
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How a dimension of a shard is shared out among the lanes: as evenly as may be."""
+    """How a dimension of a shard is divided among the lanes: as evenly as possible."""
 
     size: int
     lanes: int
@@ -25,21 +25,21 @@ class Shares:
         return start, stop - start
 
     def places(self, slots: Sequence[Slot | Shard]) -> list[tuple[Any, int]]:
-        """The same in the whole, of the ranks that the slots are of."""
+        """Where the shares of some ranks lie in the whole array: (start, width) of each."""
         return [
-            (scaled(slot.origin, self.size, start), width)
+            (multiply_add(slot.origin, self.size, start), width)
             for slot in slots
             for start, width in [self.of(slot.lane)]
         ]
 
 
-def joined(pieces: Sequence[Array], dim: int) -> Array:
-    """End to end, if they are several. (Two small products are slower than one.)"""
+def concatenated(pieces: Sequence[Array], dim: int) -> Array:
+    """The pieces end to end. (One large product is faster than two small ones.)"""
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
 
 def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
-    """Its slices along `label`, if it has that, put together."""
+    """The slices of x along `label`, end to end; x itself if it has no such label."""
     if label not in labels:
         return x
     dim = labels.index(label)
@@ -47,11 +47,11 @@ def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]
         lax.dynamic_slice_in_dim(x, at, width, dim, allow_negative_indices=False)
         for at, width in places
     ]
-    return joined(slices, dim)
+    return concatenated(slices, dim)
 
 
 def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
-    """`whole` with the parts of y, which follow on each other along `dim`, in their places."""
+    """`whole`, with consecutive parts of y along `dim` written into these places."""
     # No index here is negative. Negative ones are allowed only because JAX then gives each place
     # index operations of its own, and these decide when permutes start. XLA's scheduler works from
     # the last instruction to the first. Between a matmul and the start of a permute it takes the
@@ -75,8 +75,8 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
     return whole
 
 
-def spread(y: Array, dim: int, size: int) -> Array:
-    """A buffer of this size along `dim`, to be overwritten; it is there after y."""
+def buffer_after(y: Array, dim: int, size: int) -> Array:
+    """A buffer of this size along `dim`, to be overwritten, allocated only once y exists."""
     shape = (*y.shape[:dim], size, *y.shape[dim + 1 :])
     if not y.shape[dim]:
         return empty(shape, y, ())

@@ -59,7 +59,7 @@ def reduce(
         return ranks.hops(f"rounds 1 to {count}", moves, sums, back=True)
 
     def body(state: Any, turn: Array) -> tuple[Any, None]:
-        first, second = state  # sums that are to be sent, and sums that have come
+        first, second = state  # sums to send, and sums that have arrived
         arriving = sent_back(first)
         second = sent_back(added(1, turn, second))
         return (added(0, turn + 1, arriving), second), None

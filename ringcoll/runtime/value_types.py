@@ -1,4 +1,4 @@
-"""What JAX knows inside `shard_map`, in the few questions ringcoll asks of it.
+"""What ringcoll asks JAX about values and meshes inside `shard_map`.
 
 Under `check_vma=True` every value carries the set of mesh axes over which it *varies*;
 one that does not vary is the same on all ranks of the axis. `lax.pcast` turns the
@@ -23,12 +23,12 @@ def is_checked() -> bool:
 
 
 def _is_typed(axis: Hashable) -> bool:
-    # A rank's own number varies over its axis, and is said to exactly where types are checked.
+    # A rank's own number varies over its axis; its type says so only where types are checked.
     return axis in jax.typeof(lax.axis_index(axis)).mat.varying
 
 
 def device_kind() -> str | None:
-    """What the devices of the mesh call themselves, if it is known of which they are."""
+    """The `device_kind` of the mesh's devices, if it is known."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return getattr(device, "device_kind", None)
 
@@ -40,7 +40,7 @@ def varying(x: Array, axes: Sequence[Hashable]) -> Array:
 
 
 def is_unreduced_or_reduced(x: Array) -> bool:
-    """Whether x is of the *unreduced* or *reduced* kind, which only lax's own know."""
+    """Whether x has the *unreduced* or *reduced* type, which only lax's own collectives handle."""
     mat = getattr(jax.typeof(x), "mat", None)
     return mat is not None and bool(mat.unreduced or mat.reduced)
 
@@ -82,8 +82,8 @@ def zeros(like: jax.core.ShapedArray) -> Array:
 
 
 def _lowered_empty(ctx, **how):
-    # Of a program for several platforms XLA compiles the branches of all where they send, and
-    # CPU does not know what `lax.empty` is on TPU and GPU.
+    # In a program for several platforms XLA compiles branches that send for all of them, and CPU
+    # cannot compile the `lax.empty` of TPU and GPU.
     is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
     return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **how)
 

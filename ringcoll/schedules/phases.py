@@ -1,4 +1,4 @@
-"""What a collective runs one after the other: a schedule forward, backward, or in stages."""
+"""The phases of a collective: a schedule run forward, backward, or both, or in stages."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,15 +11,15 @@ from ringcoll.schedules.schedule import Round, Schedule, digits, product
 class Carries(Enum):
     """What the messages of a phase carry."""
 
-    SHARDS = "shard"  # a sender keeps its copy
+    SHARDS = "shard"  # the sender keeps its copy
     SUMS = "sum"  # a sum that was sent is no longer held; the receiver adds it to its own
-    BLOCKS = "block"  # of an all-to-all: known by a slot
-    VECTORS = "vector"  # whole ones, kept apart until the end of the phase, and then added
+    BLOCKS = "block"  # of an all-to-all, each with a slot
+    VECTORS = "vector"  # whole vectors, added only at the end of the phase
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Rounds of one kind; of sums, those of the schedule backward."""
+    """The rounds of a schedule, whose messages carry one kind of data; sums run them backward."""
 
     name: str
     carries: Carries
@@ -27,7 +27,7 @@ class Phase:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """Of moves that still mean: to r + shift, what is held of r - offset."""
+        """The rounds as they run. A move sends what is held of r - offset to r + shift."""
         if self.carries is not Carries.SUMS:
             return self.schedule.rounds
         return tuple(
@@ -37,7 +37,7 @@ class Phase:
 
     @property
     def shards(self) -> int:
-        """Of the vector, in one of the schedule's own shards."""
+        """The shards of the vector that one shard of the schedule holds."""
         return self.schedule.size if self.carries is Carries.VECTORS else 1
 
     def along(self, rank: int, offset: int, sign: int = 1) -> int:
@@ -47,21 +47,21 @@ class Phase:
         return rank
 
 
-def phases(collective: str, made: Schedule | Stages) -> list[Phase]:
+def phases(collective: str, built: Schedule | Stages) -> list[Phase]:
     """The phases of a collective, in order.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`.
-        made: what `algorithms.build` gives for it. A stage is a gather of whole vectors along
-            its digit of all ranks.
+        built: the result of `algorithms.build` for it. A stage is a gather of whole vectors
+            along its digit of the ranks.
     """
-    if isinstance(made, tuple):
-        names = [f"stage {i} of {len(made)}" for i in range(1, len(made) + 1)]
-        return [Phase(s, Carries.VECTORS, product(made, [i])) for i, s in enumerate(names)]
+    if isinstance(built, tuple):
+        names = [f"stage {i} of {len(built)}" for i in range(1, len(built) + 1)]
+        return [Phase(s, Carries.VECTORS, product(built, [i])) for i, s in enumerate(names)]
     if collective == "all_to_all":
-        return [Phase("all-to-all", Carries.BLOCKS, made)]
-    backward = Phase("reduce-scatter", Carries.SUMS, made)
-    forward = Phase("all-gather", Carries.SHARDS, made)
+        return [Phase("all-to-all", Carries.BLOCKS, built)]
+    backward = Phase("reduce-scatter", Carries.SUMS, built)
+    forward = Phase("all-gather", Carries.SHARDS, built)
     if collective in ALL_REDUCES:
         return [backward, forward]
     return [backward if collective == "psum_scatter" else forward]

@@ -54,7 +54,7 @@ Round = tuple[Move, ...]
 
 
 def digits(rank: int, shape: Sequence[int]) -> list[int]:
-    """Where a rank of a shape is along each axis."""
+    """The position of a rank along each axis of a shape."""
     return [rank // prod(shape[axis + 1 :]) % n for axis, n in enumerate(shape)]
 
 
@@ -66,7 +66,7 @@ def _hashable(move: Any) -> Move:
 
 
 def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
-    """What is given, with a hash: lists would have none."""
+    """A given sequence as a tuple: a list cannot be hashed."""
     try:
         return tuple(given)
     except TypeError as error:
@@ -98,19 +98,19 @@ class Schedule:
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
 
-    @cached_property  # of what is frozen: asked for in loops
+    @cached_property  # the class is frozen, and loops ask for it
     def size(self) -> int:
         """The number of ranks."""
         return prod(self.shape)
 
     def step(self, rank: Ranks, axis: int, shift: int) -> Ranks:
-        """The rank `shift` further along `axis`; of an array of ranks, those."""
+        """The rank that is `shift` further along `axis`; an array of ranks gives an array."""
         stride = prod(self.shape[axis + 1 :])
         digit = rank // stride % self.shape[axis]
         return rank + ((digit + shift) % self.shape[axis] - digit) * stride
 
     def arrivals(self, move: Move) -> tuple[int, ...]:
-        """The offsets under which the receiver knows what `move` brings it."""
+        """The offsets, seen from the receiver, of the shards that `move` brings."""
         return tuple(self.step(o, move.axis, move.shift) for o in move.offsets)
 
     def numbered_moves(self) -> Iterator[tuple[int, Move]]:
@@ -120,7 +120,7 @@ class Schedule:
                 yield number, move
 
     def check(self) -> "Schedule":
-        """Prove it an all-gather (so backward a reduce-scatter), or say what is wrong.
+        """Prove that it is an all-gather (and backward a reduce-scatter), or say what is wrong.
 
         Every move sends only what is held when its round starts, each offset arrives
         exactly once in each lane, and at the end all are held.
@@ -129,7 +129,7 @@ class Schedule:
             ScheduleError: with the round, the offset and the lane.
         """
         self._check_moves()
-        # By lane, then by offset: its round. Nothing is made that grows with ranks or lanes.
+        # By lane, then by offset: the round in which it arrived. Memory grows with the moves only.
         came: defaultdict[int, dict[int, int]] = defaultdict(lambda: {0: 0})
         for number, move in self.numbered_moves():
             of_lane = came[move.lane]
@@ -151,7 +151,7 @@ class Schedule:
         return self
 
     def _lanes_to_look_at(self) -> range:
-        """The lanes, up to one that no move can be in."""
+        """Enough lanes to include one without moves, if there is one."""
         return range(min(self.lanes, 1 + sum(map(len, self.rounds))))
 
     def _check_moves(self) -> None:
@@ -206,7 +206,7 @@ class AllToAllSchedule(Schedule):
                     so_far = went[move.lane].get(slot, 0)
                     went[move.lane][slot] = self.step(so_far, move.axis, move.shift)
         for lane in self._lanes_to_look_at():
-            for slot in range(self.size):  # no further than to the first that no move sends
+            for slot in range(self.size):  # stops at the first slot that no move sends
                 if slot != (end := went[lane].get(slot, 0)):
                     raise ScheduleError(
                         f"the block for rank r + {slot} ends at r + {end}{self._in_lane(lane)}"
@@ -218,10 +218,10 @@ Kind = TypeVar("Kind", bound=Schedule)
 
 
 def in_lanes(*schedules: Kind) -> Kind:
-    """Schedules of one lane and the same shape, side by side, each with its share.
+    """Run schedules of one lane and the same shape side by side; each carries its share.
 
     Raises:
-        ScheduleError: they are of several shapes or lanes.
+        ScheduleError: they differ in shape, or one has several lanes.
     """
     if {(s.shape, s.lanes) for s in schedules} != {(schedules[0].shape, 1)}:
         raise ScheduleError("in_lanes takes schedules of one shape, of one lane each")
@@ -241,17 +241,17 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
 
     Args:
         schedules: one for each axis (or run of axes), major first, of equal lanes.
-        order: which of them run, in which order; all as given, unless said otherwise.
+        order: which of them run, and in which order; by default all, in the order given.
 
     Raises:
-        ScheduleError: they are of several numbers of lanes.
+        ScheduleError: they differ in their number of lanes.
     """
     factors = range(len(schedules)) if order is None else tuple(order)
     if len({schedules[factor].lanes for factor in factors}) > 1:
         raise ScheduleError("product takes schedules of one number of lanes")
     shape = tuple(p for s in schedules for p in s.shape)
     kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
-    moving = kind is AllToAllSchedule  # then every slot is there from the start
+    moving = kind is AllToAllSchedule  # then every rank holds all slots from the start
     held = list(range(prod(shape))) if moving else [0]
     rounds: list[Round] = []
     for factor in factors:
@@ -272,17 +272,17 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
 
 @lru_cache(maxsize=512)
 def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
-    """The rounds in runs (start, stop): single ones, and long ones that only forward.
+    """The rounds in runs (start, stop): single rounds, and long runs that only forward.
 
-    In a run of more than `unroll_up_to` rounds every move sends exactly what it brought the
-    round before.
+    In a run of more than `unroll_up_to` rounds every move sends exactly the shards that it
+    brought in the round before.
     """
     runs, start = [], 0
     while start < len(schedule.rounds):
         stop = start + 1
         while stop < len(schedule.rounds) and _forwards(schedule, stop):
             stop += 1
-        long = stop - start > max(unroll_up_to, 2)  # up to two of them are run beside it
+        long = stop - start > max(unroll_up_to, 2)  # up to two of its rounds are written out anyway
         runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
         start = stop
     return runs

@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from support import SIZES, make_mesh, per_rank, runnable
-from test_wire import everywhere
+from test_hop import everywhere
 
 import ringcoll
 

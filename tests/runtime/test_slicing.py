@@ -1,4 +1,4 @@
-"""Pieces of arrays: the operations with which they are put in their places."""
+"""Slices of arrays: the operations that write them into their places."""
 
 import jax
 import jax.numpy as jnp
