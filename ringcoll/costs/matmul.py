@@ -122,9 +122,13 @@ def hidden_seconds(
             and the later pieces from the memory beside the core, if it fits there.
     """
     again, added = (sum(getattr(work, name) for work in works) for name in ("again", "added"))
-    adding = added * (model.near if model.holds(again + added) else model.memory)
-    if joining and _sums_afar(added, again, model):
-        adding = 0.0  # it is in the pieces
+    sliced = sum(work.sliced for work in works)
+    # Beside a sum there is what is multiplied: a shard, one that arrives, and a slice.
+    beside = 2 * shard_bytes + sliced / ranks if joining else 0.0
+    is_near = model.holds(again + added + beside)
+    # Matmuls wait for a sum in the main memory.
+    waits = bool(joining and added and model.far) and not is_near
+    adding = 0.0 if waits else added * (model.near if is_near else model.memory)
     filled = 0.0
     if model.holds(again):
         filled = again * model.memory
@@ -136,9 +140,9 @@ def hidden_seconds(
             filled = far - near
     total = filled
     for came, going in zip_longest(made, made[1:]):
-        pieces = _pieces(works, came, shard_bytes, ranks, model, joining)
+        pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits)
         seconds = sum(piece.seconds for piece in pieces)
-        slicing = sum(work.sliced for work in works) * came.shards / ranks * model.memory
+        slicing = sliced * came.shards / ranks * model.memory
         total += slicing + seconds + adding
         if going:
             hop = model.alpha + model.beta * shard_bytes * going.load
@@ -164,6 +168,7 @@ def _pieces(
     ranks: int,
     model: Model,
     joining: str | None,
+    waits: bool,
 ) -> list[_Piece]:
     """What is done in a round with what came; last comes what is done after the next hop's start.
 
@@ -177,21 +182,17 @@ def _pieces(
         seconds = piece_seconds(work, share, model, is_near)
         if is_joined and joining == FUSED and came.load:
             seconds = seconds * (1 if is_near else AGAIN) + came.shards * shard_bytes * model.memory
-        if joining and _sums_afar(work.added, work.again, model):
+        if waits:
             seconds = max(seconds, SUMMED * work.added * model.far)
         products.append(_Piece(seconds, seconds))
         if is_joined and work.placed:
             reckoned = came.parts * PLACING[0] + work.placed * share * PLACING[1]
-            places.append(_Piece(0.0, reckoned))
+            fits = model.holds(work.placed + 2 * shard_bytes)
+            places.append(_Piece(0.0 if fits else work.placed * share * model.memory, reckoned))
     copies = []
     if is_joined and joining == COPIED and came.load:
         copies.append(_Piece(2 * came.shards * shard_bytes * model.memory, 0.0))
     return copies + sorted(products, reverse=True) * parts + places
-
-
-def _sums_afar(added: float, again: float, model: Model) -> bool:
-    """Whether matmuls add to a sum in the main memory, on a machine whose matmuls wait for it."""
-    return added > 0 and model.far > 0 and not model.holds(again + added)
 
 
 def _covered(pieces: Iterable[_Piece], sent: float, model: Model) -> float:

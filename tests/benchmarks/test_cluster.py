@@ -25,7 +25,7 @@ from ringcoll.collectives.table import default_table
 as_root = pytest.mark.skipif(bool(namespaces.cannot()), reason=namespaces.cannot())
 
 
-def namespaces(processes="[0-9]*"):
+def namespaces_of(processes="[0-9]*"):
     """The network namespaces that processes of this machine are in."""
     found = set()
     for link in Path("/proc").glob(f"{processes}/ns/net"):
@@ -37,7 +37,7 @@ def namespaces(processes="[0-9]*"):
 def made_by(pid):
     """Those that its children are in, and it is not."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return set().union(*map(namespaces, children)) - namespaces(pid)
+    return set().union(*map(namespaces_of, children)) - namespaces_of(pid)
 
 
 def within(seconds, holds):
@@ -83,17 +83,17 @@ def test_hosts_go_with_who_made_them(how):
         made = made_by(started.pid)
         started.send_signal(how)
         assert started.wait(30) != 0
-    assert within(10, lambda: made.isdisjoint(namespaces()))
+    assert within(10, lambda: made.isdisjoint(namespaces_of()))
 
 
 @as_root
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_hosts_go_when_they_are_done_with(links):
     with namespaces.made(2, links, "1gbit") as both:
-        made = set().union(*(namespaces(host.holder.pid) for host in both))
+        made = set().union(*(namespaces_of(host.holder.pid) for host in both))
         assert len(made) == 2
-        assert made <= namespaces()
-    assert made.isdisjoint(namespaces())
+        assert made <= namespaces_of()
+    assert made.isdisjoint(namespaces_of())
 
 
 def test_processes_on_loopback_need_no_root(tmp_path, capfd):

@@ -42,6 +42,12 @@ def rows(model, m, k, f, n=8):
     return to_gather(Gather("m", "mk", (product,)), array(m // n, k), [array(k, f)], (n,), model)
 
 
+def columns(model, m, k, f, n=8):
+    """w: [k, f/n] of which the columns are gathered, x: [m, k]: as layers of FSDP."""
+    product = Product("mk", "mf", TWO_BYTES)
+    return to_gather(Gather("f", "kf", (product,)), array(k, f // n), [array(m, k)], (n,), model)
+
+
 def contracted(model, m, k, f, n=8):
     """w: [k/n, f] of which the contracted rows are gathered, x: [m, k]: products are added."""
     product = Product("mk", "mf", TWO_BYTES)
@@ -198,11 +204,20 @@ def test_over_several_axes_the_links_of_all_axes_are_used():
     assert by(V5E, (4, 4), 32768, 8192, 1792) == (several, several)
 
 
+def test_halves_of_columns_are_whole_tiles():
+    assert columns(V5E, 4096, 4096, 14336, n=8) == (RING, ())  # of 896 columns
+    assert columns(V5E, 4096, 4096, 14336, n=16) == ("two_ended", ())  # of 448
+
+
 def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_small():
     assert contracted(V5E, 1024, 8192, 8192) == (RING, ())
     assert contracted(V5E, 2048, 8192, 4096) == (RING, ())  # compiled: 863 us, plain 1365
     assert contracted(V5E, 4096, 8192, 8192) == (RING, ())  # 3115 and 3533
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
+    # The memory beside the core holds the sum, but not also what is multiplied.
+    assert contracted(V5E, 4096, 4096, 14336) == ("lax", ())  # 5569 and 3670
+    assert contracted(V6E, 4096, 4096, 14336) == ("lax", ())  # 2657 and 1166
+    assert contracted(V5E, 2048, 4096, 14336) == (RING, ())
     # Of its sum, which is read and written, half is under the matmul; of more it would be.
     assert contracted(V5E, 16384, 8192, 4096) == ("lax", ())
 
