@@ -4,6 +4,8 @@ Every tensor-parallel layer is these two, with local work between them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
@@ -20,13 +22,29 @@ from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.functions import all_gather_einsum, matmul_all_reduce, matmul_reduce_scatter
 
 
+@dataclass(frozen=True)
+class LayerOptions:
+    """The options of a tensor-parallel layer, as the caller gave them."""
+
+    sequence_parallel: bool
+    algorithm: Algorithm
+    residuals: str
+    precision: Any
+    preferred_element_type: DTypeLike | None
+    accumulate_dtype: DTypeLike | None
+
+
 def column_linear(
     params: Any,
     x: Array,
     axis_name: AxisName,
     *,
     sequence_parallel: bool = True,
-    **options: Any,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -45,7 +63,7 @@ def column_linear(
     Source: Shoeybi et al., "Megatron-LM" (2019), and Korthikanti et al., "Reducing activation
     recomputation in large transformer models" (2022), for the sharded sequence.
 
-    What `params` may be, and `options`: see `ringcoll.layers.tensor_parallel`.
+    What `params` may be, and the options: see `ringcoll.layers.tensor_parallel`.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(tp.column_linear, axis_name="x")
@@ -55,8 +73,10 @@ def column_linear(
      [ 1.  5.  9. 13.]
      [ 1.  5.  9. 13.]]
     """
-    how = {"sequence_parallel": sequence_parallel, **options}
-    (y,) = columns("column_linear", [("kernel", params)], x, axis_name, **how)
+    options = LayerOptions(
+        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+    )
+    (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
 
 
@@ -66,13 +86,18 @@ def row_linear(
     axis_name: AxisName,
     *,
     sequence_parallel: bool = True,
-    **options: Any,
+    fused: bool = True,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """The sum over the ranks of x @ kernel, and bias: each rank has rows of the kernel.
 
     `x: [..., s, f/n], kernel: [f/n, d], bias: [d] -> [..., s/n, d]`; a kernel `[h/n, k, d]` takes
     x `[..., s, h/n, k]`. With `sequence_parallel=False` the result is `[..., s, d]`, the same on
-    every rank.
+    every rank; `fused` is then that of `matmul_all_reduce`.
 
     Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
 
@@ -81,7 +106,7 @@ def row_linear(
     Raises: as `column_linear`; and
         ValueError: the sequence does not divide by n.
 
-    Source, `params` and `options`: as `column_linear`.
+    Source, `params` and options: as `column_linear`.
 
     >>> params = {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
     >>> specs = {"kernel": P("x"), "bias": P()}
@@ -90,8 +115,10 @@ def row_linear(
     [[ 7. 23. 39. 55.]
      [ 7. 23. 39. 55.]]
     """
-    how = {"sequence_parallel": sequence_parallel, **options}
-    return rows("row_linear", "kernel", params, x, axis_name, **how)
+    options = LayerOptions(
+        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+    )
+    return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused)
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
@@ -108,12 +135,7 @@ def columns(
     linears: Sequence[tuple[str, Any]],
     x: Array,
     axis_name: AxisName,
-    *,
-    sequence_parallel: bool,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    accumulate_dtype: DTypeLike | None = None,
-    **products: Any,
+    options: LayerOptions,
 ) -> list[Array]:
     """`column_linear` of several layers, by name, which share a gather of x."""
     named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
@@ -129,18 +151,29 @@ def columns(
     factors = [kernel for _, kernel, _ in named]
     # Kernels of unlike rank become matrices. Of like rank they are gathered for as they are,
     # because a TPU would copy kernels of heads to make matrices of them.
-    if not sequence_parallel or len({kernel.ndim for kernel in factors}) > 1:
+    if not options.sequence_parallel or len({kernel.ndim for kernel in factors}) > 1:
         factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
-    if sequence_parallel:
-        products |= {"algorithm": algorithm, "residuals": residuals}
-        products |= {"accumulate_dtype": accumulate_dtype}
+    if options.sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
-        made = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **products)
+        made = all_gather_einsum(
+            spec,
+            x,
+            factors,
+            axis_name,
+            gather=tokens[-1],
+            algorithm=options.algorithm,
+            residuals=options.residuals,
+            precision=options.precision,
+            preferred_element_type=options.preferred_element_type,
+            accumulate_dtype=options.accumulate_dtype,
+        )
     else:  # nothing is gathered: what is said of that does not apply
         rank_count(axis_name)  # or an axis is not bound
-        x = copied(x, axis_name, algorithm=algorithm)
-        made = [jnp.matmul(x, matrix, **products) for matrix in factors]
+        x = copied(x, axis_name, algorithm=options.algorithm)
+        dtype = options.preferred_element_type
+        product = partial(jnp.matmul, precision=options.precision, preferred_element_type=dtype)
+        made = [product(x, matrix) for matrix in factors]
     return [
         with_bias(function, y.reshape(*y.shape[: x.ndim - 1], *kernel.shape[1:]), bias)
         for y, (_, kernel, bias) in zip(made, named, strict=True)
@@ -153,12 +186,11 @@ def rows(
     linear: Any,
     x: Array,
     axis_name: AxisName,
+    options: LayerOptions,
     *,
-    sequence_parallel: bool,
-    residuals: str = "save",
-    **options: Any,
+    fused: bool = True,
 ) -> Array:
-    """`row_linear` of a layer by name. (It has no `residuals`: what it keeps is its operands.)"""
+    """`row_linear` of a layer by name. (It ignores `residuals`: what it keeps is its operands.)"""
     kernel, bias = kernel_and_bias(linear)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
@@ -168,12 +200,21 @@ def rows(
         raise refusal(ValueError, function, words, cure)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
-    if sequence_parallel:
+    if options.sequence_parallel:
         check_sequence(function, x.shape[-2], axis_name)
-        y = matmul_reduce_scatter(x, matrix, axis_name, **options)
+        multiplied = matmul_reduce_scatter
     else:
-        y = matmul_all_reduce(x, matrix, axis_name, **options)
-    sharded = axes_of(axis_name) if sequence_parallel else ()
+        multiplied = partial(matmul_all_reduce, fused=fused)
+    y = multiplied(
+        x,
+        matrix,
+        axis_name,
+        algorithm=options.algorithm,
+        precision=options.precision,
+        preferred_element_type=options.preferred_element_type,
+        accumulate_dtype=options.accumulate_dtype,
+    )
+    sharded = axes_of(axis_name) if options.sequence_parallel else ()
     return with_bias(function, y, copied(bias, sharded))
 
 

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +69,9 @@ def copied_beside(
     operands: tuple[Pytree, ...],
     tree: Pytree,
     axis_name: AxisName,
-    **options: Any,
+    *,
+    reduce_dtype: DTypeLike | None = None,
+    algorithm: Algorithm = "auto",
 ) -> tuple[Pytree, Pytree]:
     """`(call(*operands), copied(tree, ...))`; the tree's gradients are summed under the call's.
 
@@ -79,7 +80,7 @@ def copied_beside(
     tree are there first. Their sum waits until the wire is free, and ends before the wire is
     needed again.
 
-    Gradient, `axis_name`, `options`: as `copied`. The barriers are on gradients alone.
+    Gradient, `axis_name` and options: as `copied`. The barriers are on gradients alone.
 
     >>> def layer(w, x):
     ...     y, w = layers.copied_beside(jnp.square, (x,), w, "x")
@@ -88,7 +89,8 @@ def copied_beside(
     [ 0.  2.  8. 18.]
     """
     operands, tree = _tied((operands, tree))
-    return _tied((call(*operands), copied(tree, axis_name, **options)))
+    used = copied(tree, axis_name, reduce_dtype=reduce_dtype, algorithm=algorithm)
+    return _tied((call(*operands), used))
 
 
 def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ringcoll.collectives.front_door import AxisName
-from ringcoll.layers.linear import columns, rows
+from ringcoll.collectives.table import Algorithm
+from ringcoll.layers.linear import LayerOptions, columns, rows
 from ringcoll.layers.parameters import field, refusal
 
 Activation = Callable[[Array], Array]
@@ -24,7 +25,11 @@ def mlp(
     *,
     activation: Activation = jax.nn.gelu,
     sequence_parallel: bool = True,
-    **options: Any,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """Two linear layers, the first by columns and the second by rows.
 
@@ -33,7 +38,7 @@ def mlp(
 
     Steps and bytes: one `all_gather_matmul` and one `matmul_reduce_scatter`.
 
-    Gradient, raises, source, `params` and `options`: as `column_linear` and `row_linear`.
+    Gradient, raises, source, `params` and options: as `column_linear` and `row_linear`.
 
     >>> params = {"up": jnp.ones((2, 4)), "down": jnp.ones((4, 2))}
     >>> specs = tp.partition_specs(params, "x"), P("x")
@@ -42,9 +47,11 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    how = {"sequence_parallel": sequence_parallel, **options}
-    (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, **how)
-    return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, **how)
+    options = LayerOptions(
+        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+    )
+    (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
+    return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, options)
 
 
 def gated_mlp(
@@ -54,7 +61,11 @@ def gated_mlp(
     *,
     activation: Activation = jax.nn.silu,
     sequence_parallel: bool = True,
-    **options: Any,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
 
@@ -64,7 +75,7 @@ def gated_mlp(
 
     Steps and bytes: as `mlp`.
 
-    Gradient, raises, `params` and `options`: as `column_linear` and `row_linear`.
+    Gradient, raises, `params` and options: as `column_linear` and `row_linear`.
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
 
@@ -75,11 +86,13 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    how = {"sequence_parallel": sequence_parallel, **options}
+    options = LayerOptions(
+        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+    )
     linears = [(name, field(params, name)) for name in ("gate", "up")]
-    gate, up = columns("gated_mlp", linears, x, axis_name, **how)
+    gate, up = columns("gated_mlp", linears, x, axis_name, options)
     hidden = activation(gate) * up
-    return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, **how)
+    return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, options)
 
 
 def attention(
@@ -92,7 +105,11 @@ def attention(
     positions: ArrayLike | None = None,
     attend: Attend | None = None,
     sequence_parallel: bool = True,
-    **options: Any,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """Multi-head attention; each rank has some of the heads.
 
@@ -110,7 +127,7 @@ def attention(
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
-    Gradient, raises, `params` and `options`: as `column_linear` and `row_linear`; and
+    Gradient, raises, `params` and options: as `column_linear` and `row_linear`; and
         ValueError: the heads of a rank are not a multiple of its heads of keys.
 
     Source: Vaswani et al. (2017); Ainslie et al., "GQA" (2023); Shoeybi et al. (2019).
@@ -122,9 +139,11 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    how = {"sequence_parallel": sequence_parallel, **options}
+    options = LayerOptions(
+        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+    )
     linears = [(name, field(params, name)) for name in ("query", "key", "value")]
-    query, key, value = columns("attention", linears, x, axis_name, **how)
+    query, key, value = columns("attention", linears, x, axis_name, options)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim not in (3, 4) or key.ndim != query.ndim:
         words, cure = f"on a rank: {shapes}", "pass x: [b, s, d] and kernels [d, heads, head_dim]"
@@ -145,7 +164,7 @@ def attention(
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
     else:
         mixed = attend(query, key, value)
-    return rows("attention", "out", field(params, "out"), mixed, axis_name, **how)
+    return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 
 def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:

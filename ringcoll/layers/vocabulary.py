@@ -5,12 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.front_door import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.layers.linear import check_sequence, columns, rank_count
+from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import field, refusal
 
 
@@ -62,14 +63,18 @@ def unembed(
     axis_name: AxisName,
     *,
     sequence_parallel: bool = True,
-    **options: Any,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """The logits of each rank's part of the vocabulary.
 
     `x: [..., s/n, d], unembedding: [d, v/n] -> [..., s, v/n]`. For a table that is shared with
     `embed`, pass `{"unembedding": embedding.T}`.
 
-    Steps and bytes, gradient, raises, `options`: as `column_linear`.
+    Steps and bytes, gradient, raises and options: as `column_linear`.
 
     >>> unembed = partial(tp.unembed, axis_name="x")
     >>> params, specs = {"unembedding": jnp.ones((2, 4))}, {"unembedding": P(None, "x")}
@@ -77,9 +82,11 @@ def unembed(
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    how = {"sequence_parallel": sequence_parallel, **options}
+    options = LayerOptions(
+        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+    )
     linear = [("unembedding", field(params, "unembedding"))]
-    (logits,) = columns("unembed", linear, x, axis_name, **how)
+    (logits,) = columns("unembed", linear, x, axis_name, options)
     return logits
 
 

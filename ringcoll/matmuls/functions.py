@@ -37,7 +37,6 @@ run.
 
 import string
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -47,7 +46,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import AxisName, Call, axes_of
+from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Algorithm
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Product, Scatter
@@ -172,7 +171,17 @@ def einsum_reduce_scatter(
 
 
 def all_gather_matmul(
-    x: Arrays, w: Arrays, axis_name: AxisName, *, operand: int = 0, dimension: int = -2, **options
+    x: Arrays,
+    w: Arrays,
+    axis_name: AxisName,
+    *,
+    operand: int = 0,
+    dimension: int = -2,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -197,11 +206,31 @@ def all_gather_matmul(
         words = f"dimension {dimension} is none of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
     spec, gather = f"{rows}k,kf->{rows}f", of[dimension]
-    return all_gather_einsum(spec, x, w, axis_name, gather=gather, operand=operand, **options)
+    return all_gather_einsum(
+        spec,
+        x,
+        w,
+        axis_name,
+        gather=gather,
+        operand=operand,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+    )
 
 
 def matmul_reduce_scatter(
-    x: Array, w: Array, axis_name: AxisName, *, scatter_dimension: int = -2, **options
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = -2,
+    algorithm: Algorithm = "auto",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
@@ -222,12 +251,29 @@ def matmul_reduce_scatter(
     if not -len(out) <= dim < len(out):
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
         raise call.refusal(ValueError, words)
-    scatter = out[dim]
-    return einsum_reduce_scatter(f"{rows}k,kf->{out}", x, w, axis_name, scatter=scatter, **options)
+    return einsum_reduce_scatter(
+        f"{rows}k,kf->{out}",
+        x,
+        w,
+        axis_name,
+        scatter=out[dim],
+        algorithm=algorithm,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+    )
 
 
 def matmul_all_reduce(
-    x: Array, w: Array, axis_name: AxisName, *, fused: bool = True, **options
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    fused: bool = True,
+    algorithm: Algorithm = "auto",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -236,7 +282,7 @@ def matmul_all_reduce(
     are padded, and the padding is cut off again. With `fused=False` the whole product is
     computed first, and `ringcoll.psum` sums it with this `algorithm` and
     `accumulate_dtype`. That is best for results of a few kilobytes, as for one token, by
-    "exchange" or "one_shot".
+    "exchange" or "one_shot". To sum over groups of ranks, call `psum` on x @ w yourself.
 
     2(n-1) rounds of 1/n of the result by a ring; if fused, the product hides the first half.
 
@@ -252,27 +298,41 @@ def matmul_all_reduce(
     call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    options = {k: options[k] for k in ("precision", "preferred_element_type") if k in options}
-    product = partial(jnp.matmul, **options)
+    product = partial(
+        jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
+    )
     if not fused:
-        rest = {k: v for k, v in options.items() if k not in options}
-        return psum(call.ask(product, x, w), axis_name, **rest)
+        whole = call.ask(product, x, w)
+        return psum(whole, axis_name, algorithm=algorithm, accumulate_dtype=accumulate_dtype)
+    n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
-    call.ask(call.rank_count)  # or an axis is not bound
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
-    run = partial(_reduced_and_gathered, axis_name, options)
-    return _replicated(run, product, x, w) if is_checked() else run(x, w)
 
+    def reduced_and_gathered(x: Array, w: Array) -> Array:
+        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
+        mine = matmul_reduce_scatter(
+            jnp.pad(x, padding),
+            w,
+            axis_name,
+            algorithm=algorithm,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+        )
+        whole = all_gather(
+            mine,
+            axis_name,
+            axis=x.ndim - 2,
+            tiled=True,
+            to="invarying",
+            algorithm=algorithm,
+            accumulate_dtype=accumulate_dtype,  # of its gradient, where types are not checked
+        )
+        return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
 
-def _reduced_and_gathered(axis_name: AxisName, options: dict, x: Array, w: Array) -> Array:
-    rows = x.shape[-2]
-    n = prod(lax.axis_size(axis) for axis in axes_of(axis_name))
-    padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
-    mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)
-    # The gather sums in its gradient, where types are not checked.
-    options = {k: options[k] for k in ("algorithm", "accumulate_dtype") if k in options}
-    whole = all_gather(mine, axis_name, axis=x.ndim - 2, tiled=True, to="invarying", **options)
-    return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
+    if is_checked():
+        return _replicated(reduced_and_gathered, product, x, w)
+    return reduced_and_gathered(x, w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

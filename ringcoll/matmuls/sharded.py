@@ -1,11 +1,13 @@
 """A product of two sharded matrices: which collective it needs, and where that is hidden."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from jax import Array
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
+from ringcoll.collectives.table import Algorithm
 from ringcoll.matmuls.functions import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 
 Axes = tuple[Hashable, ...]
@@ -17,7 +19,13 @@ def sharded_matmul(
     a_spec: PartitionSpec,
     b_spec: PartitionSpec,
     out_spec: PartitionSpec,
-    **options: Any,
+    *,
+    fused: bool = True,
+    algorithm: Algorithm = "auto",
+    residuals: str = "save",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
 ) -> Array:
     """This rank's shard of a @ b, sharded by `out_spec`; a and b are shards too, inside
     `shard_map`.
@@ -37,7 +45,9 @@ the other, under the product |
     dimension that is sharded here, and whole in `out_spec`, is gathered in the same way. A
     call uses at most one collective.
 
-    Steps and bytes, gradient, and `options`: as the functions of `ringcoll.matmuls.functions`.
+    Steps and bytes, gradient, and options: as the functions of `ringcoll.matmuls.functions`.
+    `fused` is for a case that takes an all-reduce, `residuals` for one that takes an all-gather;
+    other cases ignore them.
 
     Raises:
         TypeError: a or b is no array, or a spec no `PartitionSpec`.
@@ -66,7 +76,7 @@ the other, under the product |
     )
     if set(c_i) & set(c_k):
         raise refusal("a rank would hold blocks of a diagonal only; shard one of I and K")
-    needed = []
+    needed: list[tuple[Callable[..., Array], Axes, dict[str, Any]]] = []
     if a_j != b_j:
         if a_j and b_j:
             raise refusal(f"J is sharded over {a_j} in a and {b_j} in b; reshard one")
@@ -93,8 +103,21 @@ the other, under the product |
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
         raise refusal(f"it takes more than one collective ({names}); do one of them before")
-    ((function, axes, which),) = needed or [(all_gather_matmul, (), {})]  # of one rank
-    return function(a, b, axes, **which, **options)
+    ((function, axes, own),) = needed or [(all_gather_matmul, (), {})]  # of one rank
+    if function is all_gather_matmul:
+        own["residuals"] = residuals
+    elif function is matmul_all_reduce:
+        own["fused"] = fused
+    return function(
+        a,
+        b,
+        axes,
+        **own,
+        algorithm=algorithm,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+    )
 
 
 def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:

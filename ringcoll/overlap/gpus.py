@@ -50,12 +50,11 @@ def is_named(topology: str) -> bool:
     return topology.partition(":")[0] in MEMORY
 
 
-def devices(topology: str, **options: Any) -> list[Any]:
+def devices(topology: str) -> list[Any]:
     """The devices of one host of GPUs, to be compiled for; none of them need be there.
 
     Args:
         topology: a key of `MEMORY` and how many, as "h200:8".
-        options: passed on to `jax.experimental.topologies.get_topology_desc`.
 
     Raises:
         ModuleNotFoundError: the plugin is not installed, or not of the version of JAX.
@@ -68,7 +67,6 @@ def devices(topology: str, **options: Any) -> list[Any]:
     asked = {
         "target_config": _TARGET.format(name=kind.upper(), size=size, rate=rate),
         "topology": f"1x1x{count}",  # slices x hosts of each x devices of each
-        **options,
     }
     # Or it loads only beside CUDA, unless JAX_PLATFORMS leaves GPUs out.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")

@@ -167,7 +167,10 @@ def assert_overlapped(
     max_exposed_seconds: Limit | None = None,
     min_collectives: int = 1,
     allow_unread: str | Iterable[str] = (),
-    **options: object,
+    mesh: object = None,
+    chip: str | Chip | None = None,
+    wrap: Iterable[bool] | None = None,
+    profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
     """Assert that a compiled program hides its communication: one line in a test suite.
 
@@ -183,7 +186,7 @@ def assert_overlapped(
             once, however often it runs.
         allow_unread: names that `Report.unread` may have. Compilers number names, so * and ?
             stand for any characters, as in "while*".
-        options: as for `report`.
+        mesh, chip, wrap, profile: as for `report`.
 
     Returns:
         The report.
@@ -204,7 +207,7 @@ def assert_overlapped(
     AssertionError: 100.0% of the collectives of jit__lambda is exposed communication, ...
     """
     budget = Budget.of(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
-    made = report(compiled, **options)  # type: ignore[arg-type]
+    made = report(compiled, mesh=mesh, chip=chip, wrap=wrap, profile=profile)
     if breaches := budget.breaches(made):
         raise AssertionError("\n".join([*breaches, "The report:", str(made)]))
     return made

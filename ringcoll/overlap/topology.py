@@ -31,20 +31,19 @@ ENVIRONMENT = {
 FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 
 
-def devices(topology: str, **options: Any) -> list[Any]:
+def devices(topology: str) -> list[Any]:
     """The devices of a topology, to compile for; you need not have them.
 
     Args:
         topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; of GPUs, how
             many, as "h200:8": see `gpus.devices`.
-        options: passed on to `jax.experimental.topologies.get_topology_desc`.
 
     Raises:
         ModuleNotFoundError: libtpu, or the plugin for GPUs, is not installed.
         ValueError: libtpu knows no such topology.
     """
     if gpus.is_named(topology):
-        return gpus.devices(topology, **options)
+        return gpus.devices(topology)
     _check_name(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -54,7 +53,7 @@ def devices(topology: str, **options: Any) -> list[Any]:
             "pip install 'ringcoll[tpu]' (no TPU is needed)"
         )
     try:
-        return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
+        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
     except Exception as error:  # what is raised has differed from version to version
         raise ValueError(
             f"overlap: libtpu has no topology {topology!r} ({error}); name a kind and a size, "

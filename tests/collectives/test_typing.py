@@ -1,16 +1,21 @@
-"""What a type checker knows of a program that says `from ringcoll import lax`."""
+"""What an editor and a type checker know of a program that uses the package."""
 
+import inspect
 import re
 from importlib.util import find_spec
 
 import pytest
 from support import python
+from test_doctests import public
+
+from ringcoll import debug, overlap
 
 USER = """\
 import jax
 
 import ringcoll
 from ringcoll import lax
+from ringcoll.layers import tensor_parallel as tp
 
 
 def known(x: jax.Array) -> jax.Array:
@@ -19,7 +24,9 @@ def known(x: jax.Array) -> jax.Array:
     row = lax.dynamic_slice_in_dim(lax.linalg.cholesky(x), rank, 1)
     with ringcoll.algorithm("ring"), ringcoll.debug.deadline(60):
         print(ringcoll.draw.plan("all_reduce", "ring", (4,)), ringcoll.overlap.report)
-    return lax.psum(total + row, "x", algorithm="ring", accumulate_dtype=jax.numpy.float32)
+    y = ringcoll.all_gather_matmul(x, row, "x", algorithm="ring", residuals="regather")
+    y = tp.mlp({"up": x, "down": row}, y, "x", algorithm="ring", preferred_element_type=float)
+    return lax.psum(total + y, "x", algorithm="ring", accumulate_dtype=jax.numpy.float32)
 
 
 def refused(x: jax.Array) -> None:
@@ -30,6 +37,9 @@ def refused(x: jax.Array) -> None:
     lax.cond(x)
     ringcoll.algorithm(5)
     ringcoll.debugger
+    ringcoll.matmul_all_reduce(x, x, "x", residuals="save")
+    tp.mlp(x, x, "x", algoritm="ring")
+    tp.attention(x, x, "x", algorithm=5)
 """
 REFUSED = {
     "lax.psun": 'Module has no attribute "psun"',
@@ -39,6 +49,9 @@ REFUSED = {
     "lax.cond": 'Missing positional arguments "true_fun", "false_fun" in call to "cond"',
     "ringcoll.algorithm(5)": 'Argument 1 to "algorithm" has incompatible type "int"',
     "ringcoll.debugger": 'Module has no attribute "debugger"',
+    "residuals": 'Unexpected keyword argument "residuals" for "matmul_all_reduce"',
+    "tp.mlp": 'Unexpected keyword argument "algoritm" for "mlp"',
+    "tp.attention": 'Argument "algorithm" to "attention" has incompatible type "int"',
 }
 
 
@@ -56,3 +69,15 @@ def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
     for (call, words), (line, message) in zip(REFUSED.items(), found.items(), strict=True):
         assert call in line
         assert message.startswith(words)
+
+
+def test_public_functions_name_their_options():
+    """`**options` would hide `algorithm=` from an editor. Two hand on what the caller invents."""
+    hidden = {
+        function
+        for function in public()
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    }
+    # The arguments of the caller's function; the names of the caller's axes.
+    assert hidden == {debug.check_consistent, overlap.mesh}

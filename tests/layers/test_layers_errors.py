@@ -1,5 +1,7 @@
 """What layers refuse: before anything is sent, by the name of the leaf, with a cure."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,6 +244,42 @@ def test_refused_in_words(name):
     mapped = jax.shard_map(program, mesh=mesh, in_specs=(), out_specs=P())
     said = said_by(mapped, kind)
     assert words in said, said
+
+
+LAYERS = {
+    "column_linear": partial(tp.column_linear, ones(8, 5)),
+    "row_linear": partial(tp.row_linear, ones(8, 5)),
+    "row_linear, replicated": partial(tp.row_linear, ones(8, 5), sequence_parallel=False),
+    "mlp": partial(tp.mlp, {"up": ones(8, 6), "down": ones(6, 8)}),
+    "gated_mlp": partial(tp.gated_mlp, {"gate": ones(8, 6), "up": ones(8, 6), "down": ones(6, 8)}),
+    "attention": partial(tp.attention, HEADS),
+    "unembed": partial(tp.unembed, {"unembedding": ones(8, 5)}),
+}
+#: option: a value that is refused, and with what words.
+BAD = {
+    "algorithm": ("rign", ValueError, "no algorithm 'rign'"),
+    "residuals": ("keep", ValueError, "residuals='keep'"),
+    "precision": ("wide", ValueError, "Precision argument must be one of"),
+    "preferred_element_type": ("broad", TypeError, "broad"),
+    "accumulate_dtype": ("longer", TypeError, "accumulate_dtype='longer'"),
+    "algoritm": ("ring", TypeError, "unexpected keyword argument 'algoritm'"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("option", BAD)
+def test_an_option_arrives_where_it_is_used(name, option):
+    value, kind, words = BAD[option]
+    mapped = jax.shard_map(
+        lambda: LAYERS[name](jnp.ones((2, 4, 8)), "x", **{option: value}),
+        mesh=make_mesh(N, 2),
+        in_specs=(),
+        out_specs=P("x"),
+    )
+    if option == "residuals" and name.startswith("row"):
+        jax.eval_shape(mapped)  # what a row_linear keeps is its operands
+    else:
+        assert words in said_by(mapped, kind)
 
 
 PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}

@@ -1,5 +1,7 @@
 """Bad calls of matmuls are refused before anything is sent: function, value and cure."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +15,7 @@ from ringcoll.matmuls import overlapped
 from ringcoll.runtime import hop
 
 N = 3
+OPERANDS = data((N, 6, 4)), data((N, 4, 2))
 
 
 def gather(axis="x", **how):
@@ -273,13 +276,53 @@ def test_refused_before_anything_is_sent(case, monkeypatch):
     monkeypatch.setattr(AllGather, "__call__", lambda self, x: sent.append(x))
     monkeypatch.setattr(overlapped.built_in, "all_gather", lambda *_, **__: sent.append(0))
     with pytest.raises(kind) as refusal:
-        per_rank(make_mesh(N), call, data((N, 6, 4)), data((N, 4, 2)))
+        per_rank(make_mesh(N), call, *OPERANDS)
     assert type(refusal.value) is kind
     for word in ("ringcoll.", *words):
         assert word in str(refusal.value)
     assert not sent
 
 
-def test_an_option_that_there_is_not_is_a_type_error():
-    with pytest.raises(TypeError, match="'residuals'"):
-        per_rank(make_mesh(N), scatter(residuals="save"), data((N, 6, 4)), data((N, 4, 2)))
+def summed(**how):
+    return lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **how)
+
+
+#: Functions that call others, which have to hand their options on.
+FUNCTIONS = {
+    GATHER: gather,
+    SCATTER: scatter,
+    REDUCE: summed,
+    f"{REDUCE}, not fused": partial(summed, fused=False),
+    f"{SHARDED} that gathers": partial(sharded, P("x"), P(), P()),
+    f"{SHARDED} that scatters": partial(sharded, P(None, "x"), P("x"), P("x")),
+    f"{SHARDED} that sums": partial(sharded, P(None, "x"), P("x"), P()),
+}
+GATHERING = (GATHER, f"{SHARDED} that gathers")
+#: option: a value that is refused, and with what words.
+BAD = {
+    "algorithm": ("rign", ValueError, "no algorithm 'rign'"),
+    "residuals": ("keep", ValueError, "residuals='keep'"),
+    "precision": ("wide", ValueError, "Precision argument must be one of"),
+    "preferred_element_type": ("broad", TypeError, "broad"),
+    "accumulate_dtype": ("longer", TypeError, "accumulate_dtype='longer'"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(f, option) for f in FUNCTIONS for option in BAD if option != "residuals" or f in GATHERING],
+)
+def test_an_option_arrives_where_it_is_used(name, option):
+    value, kind, words = BAD[option]
+    with pytest.raises(kind, match=words):
+        per_rank(make_mesh(N), FUNCTIONS[name](**{option: value}), *OPERANDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(name, "algoritm") for name in FUNCTIONS]
+    + [(SCATTER, "residuals"), (REDUCE, "residuals"), (REDUCE, "axis_index_groups")],
+)
+def test_an_option_that_there_is_not_is_a_type_error(name, option):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        per_rank(make_mesh(N), FUNCTIONS[name](**{option: None}), *OPERANDS)

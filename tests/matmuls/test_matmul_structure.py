@@ -1,6 +1,7 @@
 """What collective matmuls send, forward and backward, and what they never do."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
+from ringcoll.layers import tensor_parallel as tp
 from ringcoll.matmuls import auto
 from ringcoll.runtime import engine
 
@@ -64,6 +66,28 @@ def test_how_often_shards_go_round(made, lanes, forward, backward):
         traced = jax.make_jaxpr(mapped)(*(np.ones(shape, np.float32) for shape in shapes))
         assert hops(traced.jaxpr) == rounds * lanes * (N - 1)
         assert not BUILT_IN.search(lowered(function, ins, mesh_out, shapes).as_text())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
+        lambda x, w, **how: ringcoll.sharded_matmul(x, w, P(None, "x"), P("x"), P(), **how),
+        lambda x, w, **how: tp.row_linear(w, x, "x", sequence_parallel=False, **how),
+    ],
+    ids=["matmul_all_reduce", "sharded_matmul", "row_linear"],
+)
+def test_a_sum_of_products_is_by_the_algorithm_that_is_asked_for(call):
+    def counted(**how):
+        ins, shapes = (P(None, "x"), P("x")), ((8, 8), (8, 6))
+        text = lowered(partial(call, **how), ins, P(), shapes).as_text()
+        assert not BUILT_IN.search(text)
+        return text.count("dot_general"), text.count("stablehlo.collective_permute")
+
+    assert counted(fused=False, algorithm="ring") == (1, 2 * (N - 1))
+    assert counted(fused=False, algorithm="exchange") == (1, 2)
+    products, _ = counted(algorithm="ring")
+    assert products > 1
 
 
 def hops(jaxpr):
