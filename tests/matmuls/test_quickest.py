@@ -11,6 +11,7 @@ from ringcoll.cost import DEVICES
 from ringcoll.costs.matmul import Work
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.auto import (
+    hiding_algorithms,
     joining,
     machine,
     pairs_pay,
@@ -19,7 +20,6 @@ from ringcoll.matmuls.auto import (
     to_scatter,
     to_scatter_between,
     turns_pay,
-    ways,
 )
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
@@ -183,7 +183,7 @@ def test_over_several_axes_the_links_of_all_axes_are_used():
     several = "hamiltonian"
 
     def load(sizes, model):
-        (name, (_, *others)), *more = ways(sizes, model).items()
+        (name, (_, *others)), *more = hiding_algorithms(sizes, model).items()
         assert len(others) == np.prod(sizes) - 1
         assert not more
         return name, others[0].load
@@ -191,7 +191,7 @@ def test_over_several_axes_the_links_of_all_axes_are_used():
     assert load((2, 2, 2), v5p) == (several, pytest.approx(1 / 3))
     assert load((2, 2, 2), V5E) == (several, pytest.approx(1 / 2))  # three axes by two links
     assert load((4, 4), V5E) == (several, pytest.approx(3 / 4))
-    assert list(ways((8,), V5E)) == [RING, TWO_ENDED]
+    assert list(hiding_algorithms((8,), V5E)) == [RING, TWO_ENDED]
     assert load((16, 16), V5E) == (RING, 1 / 2)  # a program of 255 rounds would be too large
 
     def by(model, sizes, m, k, f):
