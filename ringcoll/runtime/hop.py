@@ -122,7 +122,7 @@ class Ranks:
     They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
     `groups`, the members of each group by their place in it. `digits` are the axes of
     the schedule that the number is cut into, major first; a schedule that speaks of a
-    few of them only, such as a stage of an exchange, runs on `part` (start, stop).
+    few of them only, such as a stage of recursive doubling, runs on `part` (start, stop).
     """
 
     axes: tuple[Hashable, ...]
