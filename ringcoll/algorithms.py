@@ -205,7 +205,7 @@ def recursive_doubling_all_reduce(*shape: int) -> Stages:
 
     When: a few kilobytes, where only the rounds count.
 
-    Source: Thakur, Rabenseifner and Gropp, as for the gather of this name (2005), for n = 2^k.
+    Source: for n = 2^k Thakur, Rabenseifner and Gropp, as for the gather of this name (2005).
 
     >>> [stage.size for stage in algorithms.recursive_doubling_all_reduce(12)]
     [2, 2, 3]

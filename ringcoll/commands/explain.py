@@ -79,8 +79,10 @@ def index() -> Iterator[str]:
         yield title
         for name, algorithm in kind.items():
             told, (rounds, sent) = about(algorithm), _counted(served[0], algorithm)
-            yield f"  {_names(kind, name)}: {told.does}"
+            yield f"  {name}: {told.does}"
             yield f"    rounds {rounds}; bytes {sent}"
+            if kind is GATHERS and name in AS_ALL_REDUCE:
+                yield f"    As an all-reduce: {AS_ALL_REDUCE[name]}"
             yield f"    When: {told.when}"
             if told.source:
                 yield f"    Source: {told.source}"
