@@ -23,6 +23,7 @@ from ringcoll.schedules.registry import COLLECTIVES as COLLECTIVES
 from ringcoll.schedules.registry import Algorithm as Algorithm
 from ringcoll.schedules.registry import build as build
 from ringcoll.schedules.registry import in_lax as in_lax
+from ringcoll.schedules.registry import listed_name as listed_name
 from ringcoll.schedules.registry import names as names
 from ringcoll.schedules.schedule import (
     AllToAllSchedule,
@@ -103,13 +104,13 @@ def bruck(n: int) -> Schedule:
     return Schedule((n,), tuple((Move(s, tuple(range(min(s, n - s)))),) for s in steps))
 
 
-@listed(GATHERS)
+@listed(GATHERS, all_reduce="halving_doubling")
 @along_each_axis
 def recursive_doubling(n: int) -> Schedule:
     """Swap all shards held with the partner n/2, ..., 2, 1 away: log2 n rounds.
 
     The farthest partner comes first, while there is least to send. Backward it is recursive
-    halving. Both together are Rabenseifner's all-reduce.
+    halving. Both together are Rabenseifner's all-reduce, `halving_doubling`.
 
     When: small payloads, a switch, n a power of two.
 
@@ -124,7 +125,7 @@ def recursive_doubling(n: int) -> Schedule:
     """
     if n & (n - 1):
         raise SizeError(
-            f"recursive_doubling needs a power of two, got {n} ranks; "
+            f"recursive halving and doubling need a power of two, got {n} ranks; "
             "use algorithm='bruck', which takes as few rounds for any number"
         )
     return product([ring(2)] * (n.bit_length() - 1) or [ring(1)])
@@ -195,8 +196,8 @@ def hamiltonian(*shape: int) -> Schedule:
     return in_lanes(*lanes)
 
 
-@listed(STAGED)
-def exchange(*shape: int) -> Stages:
+@listed(STAGED, "recursive_doubling", formerly="exchange")
+def recursive_doubling_all_reduce(*shape: int) -> Stages:
     """Swap whole vectors and add, along each factor 2 of n and then its odd part.
 
     It takes ceil(log2 n) rounds for any n, and sends k + m - 1 vectors for n = 2^k m with m
@@ -204,7 +205,9 @@ def exchange(*shape: int) -> Stages:
 
     When: a few kilobytes, where only the rounds count.
 
-    >>> [stage.size for stage in algorithms.exchange(12)]
+    Source: for n = 2^k Thakur, Rabenseifner and Gropp, as for the gather of this name (2005).
+
+    >>> [stage.size for stage in algorithms.recursive_doubling_all_reduce(12)]
     [2, 2, 3]
     """
     twos = [(n & -n).bit_length() - 1 for n in shape]
@@ -213,6 +216,10 @@ def exchange(*shape: int) -> Stages:
         for n, k in zip(shape, twos, strict=True)
         for stage in [ring(2)] * k + ([bruck(n >> k)] if n >> k > 1 else [])
     )
+
+
+#: Its former name.
+exchange = recursive_doubling_all_reduce
 
 
 @listed(STAGED)

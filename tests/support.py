@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.measuring.data import exact
 from ringcoll import algorithms
-from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, STAGED
+from ringcoll.schedules.registry import algorithms_of
 from ringcoll.schedules.schedule import SizeError
 
 #: Odd ones and those that are no power of two are where rivals are wrong.
@@ -128,22 +128,22 @@ def is_part(cells: Sequence[str], of: Sequence[str]) -> bool:
     return all(cell in rest for cell in cells)
 
 
-def exists(name: str, shape: Sequence[int]) -> bool:
-    """Whether there is an algorithm (of every kind with this name) on axes of these sizes.
+def exists(collective: str, name: str, shape: Sequence[int]) -> bool:
+    """Whether a collective has an algorithm on axes of these sizes.
 
     Only one whose docstring says `SizeError` is asked. So one that begins to refuse sizes makes
     tests fail, and not fewer. `tests/schedules/test_algorithms.py` prints the sizes that each runs
     on.
     """
-    for kind in (GATHERS, STAGED, ALL_TO_ALLS):
-        if name in kind and "SizeError:" in (kind[name].__doc__ or ""):
-            try:
-                kind[name](*shape)
-            except SizeError:
-                return False
+    algorithm = algorithms_of(collective)[name]
+    if "SizeError:" in (algorithm.__doc__ or ""):
+        try:
+            algorithm(*shape)
+        except SizeError:
+            return False
     return True
 
 
 def runnable(collective: str, *shape: int) -> list[str]:
     """The algorithms that can run a collective on axes of these sizes."""
-    return [name for name in algorithms.names(collective) if exists(name, shape)]
+    return [name for name in algorithms.names(collective) if exists(collective, name, shape)]

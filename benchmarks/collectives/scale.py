@@ -48,7 +48,7 @@ FORMS = (
     Column("torus/3-D", "torus", lambda n: torus(n, 3)),
     Column("hosts/ring", "ring", lambda n: hosts((n,))),
     Column("hosts/rings", "ring", lambda n: hosts((n // LOCAL, LOCAL))),
-    Column("hosts/doubling", "recursive_doubling", lambda n: hosts((n,))),
+    Column("hosts/doubling", "halving_doubling", lambda n: hosts((n,))),
 )
 NAMES = tuple(form.name for form in FORMS)
 

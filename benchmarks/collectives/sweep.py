@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
     of = options.collectives(*_NAMES)
     add("--collective", type=of, metavar="LIST", help=f"of {', '.join(_NAMES)}")
-    algorithms = dict.fromkeys(name for case in CASES for name in case.choices(8))
-    add("--algorithm", type=names(*algorithms), metavar="LIST", help="names, auto, or all")
+    algorithms = options.algorithms({case.name: case.choices(8) for case in CASES})
+    add("--algorithm", type=algorithms, metavar="LIST", help="names, auto, or all")
     options.add_json(parser)
     add("--csv", type=File, metavar="PATH", help="write the rows")
     what = "draw bus bandwidth against size, a PNG a collective"
@@ -112,7 +112,7 @@ def _check_all(
     ]
     shares = sharing(points, args.budget, lambda point: 1)
     for (case, dtype, size), _ in report.progress(shares, len(points), "checking", report.point):
-        wanted = args.algorithm or case.choices(mesh.size)
+        wanted = args.algorithm[case.name] if args.algorithm else case.choices(mesh.size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
         rows += check(Point(case, dtype, size, mesh), [LAX, *names])
 
@@ -140,6 +140,6 @@ def _time_all(
             skipped.append((case, dtype, size))
             continue
         point = Point(case, dtype, size, mesh)
-        wanted = args.algorithm or case.timed(size)
+        wanted = args.algorithm[case.name] if args.algorithm else case.timed(size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
         rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))

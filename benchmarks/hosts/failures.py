@@ -55,13 +55,13 @@ def rings(x: Array) -> Array:
 
 
 def sum_greatest(x: Array) -> Array:
-    y = ringcoll.psum(x, "x", algorithm="exchange")
-    return y + ringcoll.pmax(2 * x + 0 * y, "x", algorithm="exchange")
+    y = ringcoll.psum(x, "x", algorithm="recursive_doubling")
+    return y + ringcoll.pmax(2 * x + 0 * y, "x", algorithm="recursive_doubling")
 
 
 def greatest_sum(x: Array) -> Array:
-    y = ringcoll.pmax(2 * x, "x", algorithm="exchange")
-    return y + ringcoll.psum(x + 0 * y, "x", algorithm="exchange")
+    y = ringcoll.pmax(2 * x, "x", algorithm="recursive_doubling")
+    return y + ringcoll.psum(x + 0 * y, "x", algorithm="recursive_doubling")
 
 
 def small_large(x: Array) -> Array:

@@ -21,7 +21,7 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, groupby
+from itertools import groupby
 
 import jax
 import numpy as np
@@ -147,10 +147,9 @@ def chosen(
         asked = "all"
     known = {case.name: [*written[case.name], *case.choices(hosts * local)] for case in cases}
     try:
-        wanted = options.listed(*dict.fromkeys(chain(*known.values())))(asked)
+        return options.algorithms(known)(asked)
     except argparse.ArgumentTypeError as error:
         raise SystemExit(f"--algorithm {asked}: {error}") from None
-    return {of: [name for name in wanted if name in known[of]] for of in known}
 
 
 def _algorithms(case: Case, hosts: int, local: int) -> list[str]:

@@ -4,6 +4,8 @@ import argparse
 import os
 import platform
 import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.collectives.cases import AXIS
-from ringcoll.algorithms import in_lax
+from ringcoll.algorithms import in_lax, listed_name
 from ringcoll.commands.arguments import SIZES, File, collective, count, shape, size
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
@@ -43,6 +45,30 @@ def collectives(*names: str):
 
     def parse(text: str) -> tuple[str, ...]:
         return several(",".join(in_lax(collective(name)) for name in text.split(",")))
+
+    return parse
+
+
+def algorithms(known: Mapping[str, Sequence[str]]):
+    """The same for algorithms, former names too: of each collective, those that it has.
+
+    Args:
+        known: the algorithms by collective, also as `ring@4x2`.
+    """
+    every = dict.fromkeys(chain(*known.values()))
+
+    def parse(text: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {collective: [] for collective in known}
+        for asked in every if text == "all" else text.split(","):
+            name, at, shape = asked.partition("@")
+            by = {of: listed_name(of, name) + at + shape for of in known}
+            having = [of for of in known if by[of] in known[of]]
+            if not having:
+                wanted = ", ".join(every)
+                raise argparse.ArgumentTypeError(f"no {asked!r}; choose from {wanted} or all")
+            for of in having:
+                found[of] = [*dict.fromkeys([*found[of], by[of]])]
+        return found
 
     return parse
 

@@ -20,7 +20,7 @@ _INK, _MUTED, _GRID = "#0b0b0b", "#52514e", "#e1e0d9"
 #: An algorithm keeps its colour whatever else is drawn; lax is the grey that others
 #: are held against.
 _COLOURS = {LAX: "#898781", "ring": "#2a78d6", "pairwise": "#2a78d6", "hop": "#2a78d6"}
-_COLOURS |= {"bruck": "#1baf7a", "exchange": "#eb6834", "two_ended": "#4a3aa7"}
+_COLOURS |= {"bruck": "#1baf7a", "halving_doubling": "#eb6834", "two_ended": "#4a3aa7"}
 _COLOURS |= {"bidirectional_ring": "#e34948", "recursive_doubling": "#eda100"}
 _COLOURS |= {"direct": "#008300", "torus": "#e87ba4", "one_shot": "#9085e9"}
 

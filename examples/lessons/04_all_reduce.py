@@ -5,8 +5,8 @@ then an all-gather: 2(n - 1) rounds of 1/n of the vector. No algorithm sends few
 (Patarasuk and Yuan, 2009). Another way is to swap whole vectors with the partner 4, 2, 1 away and
 to add them: log2 n rounds, but of whole vectors. A message costs alpha, a byte beta:
 
-    ring        14 alpha + 1.75 vectors beta        (n = 8)
-    exchange     3 alpha +    3 vectors beta
+    ring                  14 alpha + 1.75 vectors beta        (n = 8)
+    recursive doubling     3 alpha +    3 vectors beta
 
 So the first is best for large vectors, and the second for small ones. `python -m ringcoll cost
 all_reduce -n 8` compares all algorithms. A third way is the one that comes to mind first: whole
@@ -30,9 +30,9 @@ from ringcoll import cost, lax
 from ringcoll.pricing import Price, price
 
 N = 8
-ring, exchange = (price("psum", name, (N,)) for name in ("ring", "exchange"))
+ring, doubling = (price("psum", name, (N,)) for name in ("ring", "recursive_doubling"))
 claim("the ring: 14 messages, 14/8 of a vector", (ring.startups, ring.sent / N) == (14, 14 / 8))
-claim("the exchange: 3, of a vector each", (exchange.startups, exchange.sent / N) == (3, 3))
+claim("recursive doubling: 3, of a vector each", (doubling.startups, doubling.sent / N) == (3, 3))
 
 
 # Modelled: 1 us a message, 45 GB/s, a switch between the ranks; and what is added takes time too.
@@ -42,15 +42,15 @@ def microseconds(paid: Price, vector_bytes: int) -> float:
 
 sizes = [2**k for k in range(10, 27)]
 for size in sizes[::4]:
-    a, b = microseconds(ring, size), microseconds(exchange, size)
-    print(f"modelled, {size:>8} bytes: ring {a:6.1f} us, exchange {b:6.1f} us")
-wins = [microseconds(ring, size) < microseconds(exchange, size) for size in sizes]
+    a, b = microseconds(ring, size), microseconds(doubling, size)
+    print(f"modelled, {size:>8} bytes: ring {a:6.1f} us, recursive doubling {b:6.1f} us")
+wins = [microseconds(ring, size) < microseconds(doubling, size) for size in sizes]
 crossing = next((size for size, win in zip(sizes, wins, strict=True) if win), None)
 claim(
     f"of powers of two, the ring is quicker from {crossing} bytes on",
     wins[-1] and wins == sorted(wins),
 )
-claim("and the exchange below", not wins[0])
+claim("and recursive doubling below", not wins[0])
 
 
 # Now the sums themselves, of floats, whose last bits depend on the order of additions.
@@ -82,9 +82,9 @@ def different(sums: np.ndarray) -> int:
 
 
 by_ring = of_each_rank(lambda x: lax.psum(x, "x", algorithm="ring"))
-by_exchange = of_each_rank(lambda x: lax.psum(x, "x", algorithm="exchange"))
+by_doubling = of_each_rank(lambda x: lax.psum(x, "x", algorithm="recursive_doubling"))
 claim("psum by a ring is its two halves", np.array_equal(by_ring, of_each_rank(two_halves)))
 claim("by the ring all ranks have the same bits", different(by_ring) == 1)
-claim("by the exchange too", different(by_exchange) == 1)
+claim("by recursive doubling too", different(by_doubling) == 1)
 rotated = different(of_each_rank(rotate_and_add))
 claim(f"rotate and add: {rotated} different sums, as each adds in its own order", rotated > 1)

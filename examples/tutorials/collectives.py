@@ -111,8 +111,8 @@ def main() -> None:
     numbers = np.arange(len(x), dtype=np.float32)[:, None]
     print("small integers, whose sums are exact in any order:")
     for words, function, operands, specs, out, expected, algorithm in (
-        ("a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), "exchange"),
-        ("a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), "exchange"),
+        ("a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), "recursive_doubling"),
+        ("a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), "recursive_doubling"),
         ("a gathered weight", weight_gathered, (x, w), (ROWS, ROWS), ROWS, x @ w, "two_ended"),
         ("a scattered sum", scattered_sum, (x, w), (COLUMNS, ROWS), ROWS, x @ w, "two_ended"),
         ("a roll", rolled, (x,), (ROWS,), ROWS, np.roll(x, 1, 0), None),
@@ -130,7 +130,7 @@ def main() -> None:
     normal = centred / deviation
     # A sum of positive terms is off by its bound, relative to itself: on a rank, then over ranks.
     # Beside it, a few roundings (and exp, which is good to a few).
-    off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "exchange", (N,), EPS)
+    off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "recursive_doubling", (N,), EPS)
     # A mean is off by that times the greatest value; with it each centred value, and from these
     # the deviation; the quotient by both, relative to the largest.
     off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
@@ -140,7 +140,7 @@ def main() -> None:
     ):
         words = f"  {words} over a sharded dimension"
         operands, specs = (values,), (COLUMNS,)
-        both(words, function, operands, specs, COLUMNS, expected, "exchange", allowed)
+        both(words, function, operands, specs, COLUMNS, expected, "recursive_doubling", allowed)
 
     keys = [jax.random.fold_in(jax.random.key(7), rank) for rank in range(N)]
     alone = np.concatenate([jax.random.uniform(key, (2, 3)) for key in keys])

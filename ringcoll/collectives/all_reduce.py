@@ -140,9 +140,10 @@ def psum(
     leaves of a pytree share their messages. So do neighbouring calls, as `jax.tree.map`
     makes them: the gradients of a model are one ring.
 
-    Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "exchange" and
-    "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes. With
-    a wider `accumulate_dtype`, partial sums travel wide, and finished sums travel narrow.
+    Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "recursive_doubling"
+    and "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes.
+    "halving_doubling" is Rabenseifner's: as few bytes as the ring, in 2 log2 n rounds. With a
+    wider `accumulate_dtype`, partial sums travel wide, and finished sums travel narrow.
 
     Gradient: under `check_vma=True`, where the cotangent is known to be the same on all
     ranks, the cotangent itself; otherwise its psum.
@@ -204,7 +205,7 @@ def pmax(
 
     n, s, `algorithm` and what all of them raise: see `ringcoll.lax`.
 
-    >>> greatest = ranks(lambda x: ringcoll.pmax(x, "x", algorithm="exchange"), out_specs=P())
+    >>> greatest = ranks(lambda x: ringcoll.pmax(x, "x", algorithm="one_shot"), out_specs=P())
     >>> print(greatest(jnp.array([3, 1, 4, 1])))
     [4]
     """

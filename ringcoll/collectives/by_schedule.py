@@ -24,6 +24,7 @@ from ringcoll.runtime.hosts import OnHosts, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.value_types import empty
+from ringcoll.schedules.registry import algorithms_of
 from ringcoll.schedules.schedule import Schedule
 
 
@@ -62,7 +63,8 @@ class ScheduledCollective(Collective):
 
     def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
         """Run one operand by an algorithm that has been chosen."""
-        with named(self.primitive.name.removeprefix("ringcoll_"), algorithm):
+        call = self.primitive.name.removeprefix("ringcoll_")
+        with named(call, algorithm, self.collective):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
             if algorithm == LAX:
@@ -123,14 +125,19 @@ class ScheduledCollective(Collective):
         return shared
 
 
-def named(call: str, algorithm: Algorithm) -> AbstractContextManager[None]:
+def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:
     """Name the operations that are traced inside for profiles: `ringcoll.psum(ring)`."""
-    return scope(f"ringcoll.{call}({name_of(algorithm)})")
+    return scope(f"ringcoll.{call}({name_of(algorithm, collective)})")
 
 
-def name_of(algorithm: Algorithm) -> str:
+def name_of(algorithm: Algorithm, collective: str) -> str:
     """The name of an algorithm; a schedule without one is "given"."""
-    return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "given")
+    if isinstance(algorithm, str):
+        return algorithm
+    for name, function in algorithms_of(collective).items():
+        if function is algorithm:  # a gather may have another name as an all-reduce
+            return name
+    return getattr(algorithm, "__name__", "given")
 
 
 def ranks_of(

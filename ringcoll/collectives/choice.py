@@ -12,7 +12,7 @@ from functools import lru_cache
 import jax
 
 from ringcoll.collectives.table import BUILT_INS, Algorithm, Table, choices, halves, runs
-from ringcoll.schedules.registry import COLLECTIVES, build
+from ringcoll.schedules.registry import COLLECTIVES, build, listed_name
 from ringcoll.schedules.schedule import Schedule
 
 #: The environment variable that names an algorithm.
@@ -55,7 +55,9 @@ def algorithm(name: str) -> AbstractContextManager[None]:
 
 
 def settled(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
-    """The algorithm that a call with this `algorithm=` runs by, on axes of `shape`.
+    """The algorithm that a call with this `algorithm=` runs by, by its listed name.
+
+    It is refused if the collective cannot run by it on axes of `shape`.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
@@ -64,8 +66,8 @@ def settled(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Al
     """
     if not isinstance(algorithm, str) or algorithm != "auto":
         _check(algorithm, collective, shape)
-        return algorithm
-    name = _around.value or by_environment()
+        return listed_name(collective, algorithm) if isinstance(algorithm, str) else algorithm
+    name = listed_name(collective, _around.value or by_environment())
     return name if name in choices(collective) and runs(collective, name, shape) else "auto"
 
 
@@ -84,7 +86,7 @@ def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Non
     """Refuse an algorithm by which a collective cannot run on axes of `shape`."""
     if isinstance(algorithm, str):
         known = ("auto", *choices(collective))
-        if algorithm not in known:
+        if listed_name(collective, algorithm) not in known:
             raise ValueError(f"no algorithm {algorithm!r}; {_cure(algorithm, known)}")
         algorithm = halves(algorithm).reduces
         if algorithm in BUILT_INS:
@@ -120,5 +122,5 @@ def _known() -> tuple[str, ...]:
 
 
 def _check_known(what: str, name: str) -> None:
-    if name not in _known():
+    if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
         raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

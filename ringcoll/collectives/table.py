@@ -40,7 +40,7 @@ from ringcoll.io.strict_json import (
     shown,
     version,
 )
-from ringcoll.schedules.registry import ALL_REDUCES, build, names
+from ringcoll.schedules.registry import ALL_REDUCES, STAGED, build, listed_name, names
 from ringcoll.schedules.schedule import SizeError
 
 #: The environment variable that names another file for `default_table`.
@@ -62,7 +62,8 @@ def choices(collective: str) -> tuple[str, ...]:
     if collective in ("all_gather", "all_to_all"):
         as_bits = (LAX_AS_BITS,)
     elif collective in ALL_REDUCES:
-        as_bits = tuple(name + GATHERED_AS_BITS for name in names("psum_scatter"))
+        gathers = (name for name in names(collective) if name not in STAGED)
+        as_bits = tuple(name + GATHERED_AS_BITS for name in gathers)
     return (*names(collective), LAX, *as_bits)
 
 
@@ -93,7 +94,7 @@ class TableRow:
     Attributes:
         collective: one of `algorithms.COLLECTIVES`; "psum" stands for pmean, pmax and pmin.
         platform: one of `PLATFORMS`; "*" is any.
-        algorithm: one of `choices(collective)`.
+        algorithm: one of `choices(collective)`; a former name becomes that of today.
         ranks: of the axis, or of all axes together.
         hosts: that these ranks are on; a process of JAX counts as one.
         ranks_a_host: the most of these ranks that one host has.
@@ -123,7 +124,9 @@ class TableRow:
             check_string(name, getattr(self, name))
         if self.collective in ("pmean", "pmax", "pmin"):
             raise ValueError(f"collective: {self.collective!r} runs by the rows of 'psum'")
-        check_choice("algorithm", self.algorithm, choices(self.collective))
+        known = choices(self.collective)
+        object.__setattr__(self, "algorithm", listed_name(self.collective, self.algorithm))
+        check_choice("algorithm", self.algorithm, known)
         check_choice("platform", self.platform, PLATFORMS)
         orders = dict.fromkeys(("ranks", "hosts", "ranks_a_host", "bytes"), number)
         for name, order in {**orders, "jax": version}.items():

@@ -23,7 +23,7 @@ from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.counts import Price
 from ringcoll.costs.model import Range, fastest
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
-from ringcoll.schedules.registry import Algorithm, in_lax, names
+from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names
 
 #: Over which it is said who wins.
 LEAST, MOST = 2**10, 2**32
@@ -103,9 +103,10 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     """
     known = names(collective)
     chosen: dict[str, Algorithm] = {}
-    for name in args.algorithm.split(",") if args.algorithm else known:
+    for asked in args.algorithm.split(",") if args.algorithm else known:
+        name = listed_name(collective, asked)
         if name not in known:
-            raise ValueError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
+            raise ValueError(f"--algorithm {asked}: {args.collective} has {', '.join(known)}")
         chosen[name] = name
     if args.function:
         own = args.function.__name__

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from ringcoll.costs.closed_forms import at, closed_form, prices, recognised
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned
-from ringcoll.schedules.registry import ALL_TO_ALLS, GATHERS, STAGED, build
+from ringcoll.schedules.registry import (
+    ALL_TO_ALLS,
+    AS_ALL_REDUCE,
+    FORMER_NAMES,
+    GATHERS,
+    STAGED,
+    Algorithm,
+    build,
+    listed_name,
+)
 
 #: The lists of algorithms, and the collectives that each serves.
 LISTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Callable[..., Any]]]] = {
@@ -47,7 +56,13 @@ def about(algorithm: Callable[..., Any]) -> About:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     known = dict.fromkeys(name for _, kind in LISTS.values() for name in kind)
-    parser.add_argument("name", nargs="?", choices=[*known], metavar="NAME", help=", ".join(known))
+    parser.add_argument(
+        "name",
+        nargs="?",
+        choices=[*known, *AS_ALL_REDUCE.values(), *FORMER_NAMES],
+        metavar="NAME",
+        help=", ".join(known),
+    )
     parser.add_argument("--markdown", action="store_true", help="the tables of docs/algorithms.md")
 
 
@@ -63,9 +78,11 @@ def index() -> Iterator[str]:
     for title, (served, kind) in LISTS.items():
         yield title
         for name, algorithm in kind.items():
-            told, (rounds, sent) = about(algorithm), _counted(served[0], name)
+            told, (rounds, sent) = about(algorithm), _counted(served[0], algorithm)
             yield f"  {name}: {told.does}"
             yield f"    rounds {rounds}; bytes {sent}"
+            if kind is GATHERS and name in AS_ALL_REDUCE:
+                yield f"    As an all-reduce: {AS_ALL_REDUCE[name]}"
             yield f"    When: {told.when}"
             if told.source:
                 yield f"    Source: {told.source}"
@@ -78,7 +95,8 @@ def markdown() -> Iterator[str]:
         yield f"| {title} | rounds | bytes | when |"
         yield "|---|---|---|---|"
         for name, algorithm in kind.items():
-            cells = (f"`{name}`", *_counted(served[0], name), about(algorithm).when.rstrip("."))
+            counted, when = _counted(served[0], algorithm), about(algorithm).when.rstrip(".")
+            cells = (_names(kind, name, quote="`"), *counted, when)
             yield f"| {' | '.join(cells)} |"
         yield ""
 
@@ -86,21 +104,30 @@ def markdown() -> Iterator[str]:
 def whole(name: str) -> Iterator[str]:
     """All about the algorithms of a name: what they say, their schedule, their prices."""
     for title, (served, kind) in LISTS.items():
-        if name not in kind:
+        its_name = listed_name(served[0], name)
+        if its_name not in kind:
             continue
-        yield from (f"{name} ({title})", "", about(kind[name]).whole, "")
+        algorithm = kind[its_name]
+        yield from (f"{_names(kind, its_name)} ({title})", "", about(algorithm).whole, "")
         yield f"At n = {SHOWN}, a line a round; every move as (shift, offsets):"
-        yield from (f"  {line}" for line in _rounds(served[0], name))
+        yield from (f"  {line}" for line in _rounds(served[0], algorithm))
         yield ""
         yield f"Seconds, of B bytes of the full vector (on a ring, of n > 2), and at n = {SHOWN}:"
-        rows = [row for collective in served for row in _prices(collective, name)]
+        rows = [row for collective in served for row in _prices(collective, algorithm)]
         yield from (f"  {line}" for line in aligned(rows, left=4))
         yield ""
 
 
-def _counted(collective: str, name: str) -> tuple[str, str]:
+def _names(kind: Mapping[str, Any], name: str, quote: str = "") -> str:
+    """The name of an algorithm and, if it is another, that of the all-reduce by it."""
+    other = AS_ALL_REDUCE.get(name) if kind is GATHERS else None
+    added = f" (all-reduce: {quote}{other}{quote})" if other else ""
+    return f"{quote}{name}{quote}{added}"
+
+
+def _counted(collective: str, algorithm: Algorithm) -> tuple[str, str]:
     """Rounds, with the messages where they are more, and bytes: closed forms."""
-    paid = prices(collective, name)
+    paid = prices(collective, algorithm)
     rounds, messages, sent = (
         str(recognised(counts) or "")
         for counts in (
@@ -112,8 +139,8 @@ def _counted(collective: str, name: str) -> tuple[str, str]:
     return rounds if rounds == messages else f"{rounds} ({messages} messages)", sent
 
 
-def _rounds(collective: str, name: str) -> Iterator[str]:
-    made = build(collective, name, (SHOWN,))
+def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
+    made = build(collective, algorithm, (SHOWN,))
     for schedule in made if isinstance(made, tuple) else (made,):
         for moves in schedule.rounds:
             yield "  ".join(
@@ -124,7 +151,7 @@ def _rounds(collective: str, name: str) -> Iterator[str]:
             )
 
 
-def _prices(collective: str, name: str) -> Iterator[tuple[str, ...]]:
+def _prices(collective: str, algorithm: Algorithm) -> Iterator[tuple[str, ...]]:
     for network, on_a_ring in (("on a switch", False), ("on a ring", True)):
-        paid = prices(collective, name, on_a_ring)
+        paid = prices(collective, algorithm, on_a_ring)
         yield collective, network, str(closed_form(paid) or "-"), at(SHOWN, paid[SHOWN])

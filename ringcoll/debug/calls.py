@@ -162,7 +162,7 @@ def _algorithm(
 
     def choose() -> None:
         chosen = collective.chosen(avals, platform)
-        said.append(f" by {name_of(chosen)}")
+        said.append(f" by {name_of(chosen, collective.collective)}")
         half = halves(chosen).reduces
         if half not in BUILT_INS:
             ranks = ranks_of(half, collective.axes, collective.groups)

@@ -1,6 +1,6 @@
 """What is drawn: a collective by an algorithm, as phases of rounds in the order they are run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -9,13 +9,12 @@ from typing import Any
 from ringcoll.costs.counts import Price, price
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import (
-    ALL_TO_ALLS,
-    GATHERS,
-    STAGED,
     Algorithm,
     Stages,
+    algorithms_of,
     build,
     in_lax,
+    listed_name,
 )
 from ringcoll.schedules.schedule import Schedule
 
@@ -93,9 +92,10 @@ def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     kind, shape = in_lax(collective), tuple(shape)
     made = build(kind, algorithm, shape)
     run = tuple(phases(kind, made))
-    library: Mapping[str, Any] = ALL_TO_ALLS if kind == "all_to_all" else {**GATHERS, **STAGED}
-    function = library[algorithm] if isinstance(algorithm, str) else algorithm
-    if not callable(function):
+    if isinstance(algorithm, str):
+        name = listed_name(kind, algorithm)
+        return Plan(collective, name, shape, run, made, algorithms_of(kind)[name])
+    if not callable(algorithm):
         return Plan(collective, "a schedule", shape, run, made, None)
-    name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", "a function")
-    return Plan(collective, name, shape, run, made, function)
+    name = getattr(algorithm, "__name__", "a function")
+    return Plan(collective, name, shape, run, made, algorithm)

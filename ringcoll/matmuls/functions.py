@@ -282,7 +282,8 @@ def matmul_all_reduce(
     are padded, and the padding is cut off again. With `fused=False` the whole product is
     computed first, and `ringcoll.psum` sums it with this `algorithm` and
     `accumulate_dtype`. That is best for results of a few kilobytes, as for one token, by
-    "exchange" or "one_shot". To sum over groups of ranks, call `psum` on x @ w yourself.
+    "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" is that of the two halves.)
+    To sum over groups of ranks, call `psum` on x @ w yourself.
 
     2(n-1) rounds of 1/n of the result by a ring; if fused, the product hides the first half.
 

@@ -108,10 +108,10 @@ def _gather_and_multiply(
 
         return by_platform(options.axes, form, between, run, x, others)
     if options.algorithm != LAX:
-        with named("all_gather_einsum", options.algorithm):
+        with named("all_gather_einsum", options.algorithm, "all_gather"):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
     dim = gather.moving.index(gather.label)
-    with named("all_gather_einsum", LAX):
+    with named("all_gather_einsum", LAX, "all_gather"):
         whole = marked(
             lambda x: built_in.all_gather(x, options.axes, axis=dim, tiled=True), x, options.axes
         )
@@ -231,9 +231,9 @@ def multiply_and_scatter(
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
-        with named("einsum_reduce_scatter", LAX):
+        with named("einsum_reduce_scatter", LAX, "psum_scatter"):
             return marked(scatter_sum, summed(factors), options.axes).astype(dtype)
-    with named("einsum_reduce_scatter", options.algorithm):
+    with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
         mine = _multiply_and_scatter_by_rounds(options, scatter, factors, summed)
     return concatenated(mine, dim).astype(dtype)
 

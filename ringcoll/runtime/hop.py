@@ -121,7 +121,7 @@ class Ranks:
     They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
     `groups`, the members of each group by their place in it. `digits` are the sizes of
     the schedule's axes, major first; the number of a rank is cut into them. A schedule of only
-    some of these axes, such as a stage of an exchange, runs on `part` (start, stop).
+    some of these axes, such as a stage of recursive doubling, runs on `part` (start, stop).
     """
 
     axes: tuple[Hashable, ...]

@@ -20,6 +20,10 @@ GATHERS: dict[str, Callable[..., Schedule]] = {}
 STAGED: dict[str, Callable[..., Stages]] = {}
 #: All-to-all.
 ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
+#: Of a gather: what the all-reduce by it is called, if it has a name of its own.
+AS_ALL_REDUCE: dict[str, str] = {}
+#: Of a former name of an all-reduce of whole vectors: its name.
+FORMER_NAMES: dict[str, str] = {}
 
 Kind = TypeVar("Kind", bound=Schedule, covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -31,11 +35,29 @@ class OnSeveralAxes(Protocol[Kind]):
     def __call__(self, *shape: int, **options: int) -> Kind: ...
 
 
-def listed(kind: dict[str, Any], name: str | None = None) -> Callable[[Function], Function]:
-    """Put an algorithm into the list of its kind, under its own name or another."""
+def listed(
+    kind: dict[str, Any],
+    name: str | None = None,
+    *,
+    all_reduce: str | None = None,
+    formerly: str | None = None,
+) -> Callable[[Function], Function]:
+    """Put an algorithm into the list of its kind.
+
+    Args:
+        kind: `GATHERS`, `STAGED` or `ALL_TO_ALLS`.
+        name: its name, if that is not the function's.
+        all_reduce: of a gather, the name of the all-reduce by it, if that is another.
+        formerly: of stages, a name that is still understood.
+    """
 
     def add(function: Function) -> Function:
-        kind[name or function.__name__] = function
+        its_name = name or function.__name__
+        kind[its_name] = function
+        if all_reduce:
+            AS_ALL_REDUCE[its_name] = all_reduce
+        if formerly:
+            FORMER_NAMES[formerly] = its_name
         return function
 
     return add
@@ -56,14 +78,8 @@ def along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
 
 
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
-_KINDS: Mapping[str, tuple[Mapping[str, Callable[..., Schedule | Stages]], ...]] = {
-    "all_gather": (GATHERS,),
-    "psum_scatter": (GATHERS,),
-    **dict.fromkeys(ALL_REDUCES, (GATHERS, STAGED)),
-    "all_to_all": (ALL_TO_ALLS,),
-}
 #: The collectives that schedules serve.
-COLLECTIVES = tuple(_KINDS)
+COLLECTIVES = ("all_gather", "psum_scatter", *ALL_REDUCES, "all_to_all")
 #: The literature's names of collectives that are called otherwise in `jax.lax`.
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
@@ -83,12 +99,40 @@ def names(collective: str) -> tuple[str, ...]:
     Raises:
         ValueError: no such collective.
 
-    >>> "exchange" in algorithms.names("psum"), "exchange" in algorithms.names("all_gather")
+    >>> "one_shot" in algorithms.names("psum"), "one_shot" in algorithms.names("all_gather")
     (True, False)
     """
-    if collective not in _KINDS:
-        raise ValueError(f"no collective {collective!r}; there are {', '.join(_KINDS)}")
-    return tuple(name for kind in _KINDS[collective] for name in kind)
+    return tuple(algorithms_of(collective))
+
+
+def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stages]]:
+    """The algorithms of a collective by name.
+
+    Raises:
+        ValueError: no such collective.
+    """
+    if collective not in COLLECTIVES:
+        raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
+    if collective in ALL_REDUCES:
+        return {AS_ALL_REDUCE.get(name, name): gather for name, gather in GATHERS.items()} | STAGED
+    return ALL_TO_ALLS if collective == "all_to_all" else GATHERS
+
+
+def listed_name(collective: str, name: str) -> str:
+    """The name that `names` lists, of an algorithm that may be called otherwise too.
+
+    An all-reduce has former names, and a gather may be called as the all-reduce by it. What is
+    no such name comes back as it is.
+
+    >>> algorithms.listed_name("psum", "exchange")
+    'recursive_doubling'
+    >>> algorithms.listed_name("all_gather", "halving_doubling")
+    'recursive_doubling'
+    """
+    if collective in ALL_REDUCES:
+        return FORMER_NAMES.get(name, name)
+    gathers = {whole: gather for gather, whole in AS_ALL_REDUCE.items()}
+    return name if collective == "all_to_all" else gathers.get(name, name)
 
 
 @lru_cache(maxsize=1024)
@@ -97,7 +141,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
 
     Args:
         collective: one of `COLLECTIVES`.
-        algorithm: one of `names(collective)`, a `Schedule`, a tuple of stages, or a
+        algorithm: a name (see `listed_name`), a `Schedule`, a tuple of stages, or a
             function that makes one when called as `algorithm(*shape)`; hashable.
         shape: the sizes of the axes; a schedule may cut them into finer digits.
 
@@ -110,18 +154,18 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
 
     >>> algorithms.build("all_gather", "ring", (4,)) == algorithms.ring(4)
     True
-    >>> len(algorithms.build("psum", "exchange", (12,)))  # stages of 2, 2 and 3 ranks
+    >>> len(algorithms.build("psum", "recursive_doubling", (12,)))  # stages of 2, 2 and 3 ranks
     3
     """
-    choices = names(collective)
-    if isinstance(algorithm, str) and algorithm not in choices:
+    library = algorithms_of(collective)
+    if isinstance(algorithm, str) and listed_name(collective, algorithm) not in library:
         raise ValueError(
-            f"{collective}: no algorithm {algorithm!r}; choose from {', '.join(choices)}"
+            f"{collective}: no algorithm {algorithm!r}; choose from {', '.join(library)}"
         )
     if not shape or min(shape) < 1:
         raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
     if isinstance(algorithm, str):
-        algorithm = next(kind[algorithm] for kind in _KINDS[collective] if algorithm in kind)
+        algorithm = library[listed_name(collective, algorithm)]
     made = _called(algorithm, shape) if callable(algorithm) else algorithm
     # Any: what a caller made is looked at below.
     stages: tuple[Any, ...] = (

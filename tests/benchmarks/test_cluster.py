@@ -155,7 +155,7 @@ def test_bounds(hosts, local, links, collective, bound):
         (1, "star", "all_gather", "ring", 3, 3),
         (1, "star", "all_gather", "recursive_doubling", 3, 6),  # swaps go one way, then the other
         (1, "star", "all_gather", "bruck", 3, 5),  # its last round is a swap
-        (1, "star", "psum", "exchange", 8, 16),
+        (1, "star", "psum", "recursive_doubling", 8, 16),
         (1, "star", "all_to_all", "pairwise", 3, 4),
         (1, "ring", "all_gather", "two_ended", 2, 3),  # two directions, one after the other
         (2, "star", "all_gather", "ring", 7, 7),
@@ -189,7 +189,7 @@ def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
     [
         (["all_gather", "psum"], "ring,rign", 4, 1),
         (["all_gather"], "ring,pairwise", 4, 1),
-        (["psum"], "ring,recursive_doubling", 3, 1),
+        (["psum"], "ring,halving_doubling", 3, 1),
         (["psum"], "ring,ring@2x2", 4, 1),
     ],
 )

@@ -34,7 +34,7 @@ def test_it_holds_for_what_says_auto_within():
         assert permutes(psum) == 2 * (N - 1)
         assert permutes(partial(psum, algorithm="lax")) == 0
         assert permutes(partial(psum, algorithm="direct")) == 2 * (N - 1)
-        with ringcoll.algorithm("exchange"):
+        with ringcoll.algorithm("recursive_doubling"):
             assert permutes(psum) == 2  # the nearest holds
         with ringcoll.algorithm("auto"):
             assert permutes(psum) == 0
@@ -66,7 +66,8 @@ def test_jit_keeps_a_program_for_each():
         ("pairwise", lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True), N - 1),
         ("pairwise", psum, 0),
         ("exchange", lambda x: lax.all_gather(x, "x"), 0),
-        ("recursive_doubling", psum, 0),  # there is none on three ranks
+        ("halving_doubling", psum, 0),  # there is none on three ranks
+        ("exchange", psum, 2),
         ("lax_as_bits", psum, 0),
         ("ring+lax_as_bits", psum, N - 1),
         ("ring", lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]]), 0),
@@ -87,7 +88,7 @@ def test_an_algorithm_that_is_wrong_is_not_replaced_in_silence(monkeypatch):
     monkeypatch.setitem(algorithms.GATHERS, "idle", lambda n: Schedule((n,), ()))
     with pytest.raises(ScheduleError, match="offset 1 never arrives"):
         runs("psum", "idle", (N,))
-    assert not runs("psum", "recursive_doubling", (N,))
+    assert not runs("psum", "halving_doubling", (N,))
 
 
 @pytest.mark.parametrize(

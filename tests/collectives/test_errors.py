@@ -161,7 +161,7 @@ REFUSED_BY_US = {
     ),
     "no power of two": (
         ValueError,
-        lambda x: lax.psum(x, "x", algorithm="recursive_doubling"),
+        lambda x: lax.psum(x, "x", algorithm="halving_doubling"),
         ("ringcoll.psum", "got 3 ranks", "use algorithm='bruck'"),
     ),
     "a schedule of other ranks": (

@@ -105,6 +105,27 @@ def test_messages_and_bytes_are_those_of_the_price(collective, shape):
         check(collective, algorithm, shape)
 
 
+def test_recursive_doubling_sends_the_whole_vector_in_log2_n_messages():
+    sent = [prod(m.shape) // SHARD for m in check("psum", "recursive_doubling", (8,))]
+    assert sent == [8, 8, 8]
+    sent = [prod(m.shape) // SHARD for m in check("psum", "halving_doubling", (8,))]
+    assert sent == [4, 2, 1, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("collective", "other", "name"),
+    [
+        *((c, "exchange", "recursive_doubling") for c in ("psum", "pbroadcast")),
+        ("psum", algorithms.recursive_doubling, "halving_doubling"),
+        *((c, "halving_doubling", "recursive_doubling") for c in ("all_gather", "psum_scatter")),
+    ],
+)
+def test_another_name_of_an_algorithm_makes_the_same_program(collective, other, name):
+    text = program(collective, name, (8,))
+    assert program(collective, other, (8,)) == text
+    assert "collective_permute" in text
+
+
 @pytest.mark.parametrize("collective", ["pmean", "pmax", "pmin", "pbroadcast"])
 def test_every_all_reduce_sends_what_psum_sends(collective):
     for algorithm in runnable(collective, 3):

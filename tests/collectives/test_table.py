@@ -17,9 +17,9 @@ from ringcoll.io.strict_json import DTYPES
 
 TABLE = Table(
     (
-        TableRow("psum", "cpu", "exchange", ranks=(2, 9), bytes=(None, 4096)),
+        TableRow("psum", "cpu", "recursive_doubling", ranks=(2, 9), bytes=(None, 4096)),
         TableRow("psum", "cpu", "ring", bytes=(4096, 2**20), dtypes=("bf", "float8"), why="narrow"),
-        TableRow("psum", "*", "recursive_doubling", ranks=(3, None)),
+        TableRow("psum", "*", "halving_doubling", ranks=(3, None)),
         TableRow("psum", "*", "bruck", ranks=(3, None)),
         TableRow("psum", "*", "ring", bytes=(2**30, None)),
     ),
@@ -28,17 +28,25 @@ TABLE = Table(
 SHIPPED = Table.from_json(files("ringcoll.collectives").joinpath("table.json").read_text("utf-8"))
 
 
+def test_a_former_name_becomes_that_of_today():
+    row = TableRow("psum", "cpu", "exchange")
+    assert row == TableRow("psum", "cpu", "recursive_doubling")
+    assert Table((row,)).pick("psum", "cpu", 8, 0, "float32", "0.12") == "recursive_doubling"
+    with pytest.raises(ValueError, match="there is no 'recursive_doubling"):
+        TableRow("psum", "cpu", "recursive_doubling+lax_as_bits")  # it has no gather
+
+
 @pytest.mark.parametrize(
     ("call", "algorithm"),
     [
-        (("psum", "cpu", 8, 4095, "float32"), "exchange"),
-        (("psum", "cpu", 2, 0, "float32"), "exchange"),
+        (("psum", "cpu", 8, 4095, "float32"), "recursive_doubling"),
+        (("psum", "cpu", 2, 0, "float32"), "recursive_doubling"),
         (("psum", "cpu", 8, 4096, "bfloat16"), "ring"),  # the end of bounds is not in them
         (("psum", "cpu", 9, 4096, "float8_e5m2"), "ring"),
-        (("psum", "cpu", 8, 4096, "int16"), "recursive_doubling"),
-        (("psum", "cpu", 8, 4096, "float16"), "recursive_doubling"),
-        (("psum", "cpu", 16, 4095, "float32"), "recursive_doubling"),
-        (("psum", "gpu", 8, 4095, "float32"), "recursive_doubling"),
+        (("psum", "cpu", 8, 4096, "int16"), "halving_doubling"),
+        (("psum", "cpu", 8, 4096, "float16"), "halving_doubling"),
+        (("psum", "cpu", 16, 4095, "float32"), "halving_doubling"),
+        (("psum", "gpu", 8, 4095, "float32"), "halving_doubling"),
         (("psum", "tpu", 9, 4095, "float32"), "bruck"),  # there is no doubling of 9 ranks
         (("psum", "tpu", 2, 2**30, "float32"), "ring"),
         (("psum", "tpu", 2, 2**30 - 1, "float32"), "lax"),
@@ -74,7 +82,7 @@ def test_a_row_may_be_of_some_versions_of_jax():
 
 BY_HOSTS = Table(
     (
-        TableRow("psum", "cpu", "exchange", hosts=(2, 4), ranks_a_host=(1, 2)),
+        TableRow("psum", "cpu", "recursive_doubling", hosts=(2, 4), ranks_a_host=(1, 2)),
         TableRow("psum", "cpu", "ring", hosts=(2, None)),
         TableRow("psum", "cpu", "bruck", ranks_a_host=(4, 8)),
     )
@@ -84,11 +92,11 @@ BY_HOSTS = Table(
 @pytest.mark.parametrize(
     ("ranks", "hosts", "algorithm"),
     [
-        (2, {"hosts": 2}, "exchange"),
-        (3, {"hosts": 3}, "exchange"),
+        (2, {"hosts": 2}, "recursive_doubling"),
+        (3, {"hosts": 3}, "recursive_doubling"),
         (4, {"hosts": 4}, "ring"),
         (4, {"hosts": 2}, "ring"),  # two on each
-        (4, {"hosts": 2, "ranks_a_host": 1}, "exchange"),
+        (4, {"hosts": 2, "ranks_a_host": 1}, "recursive_doubling"),
         (3, {"hosts": 2}, "ring"),  # two on one of them
         (4, {"hosts": 3, "ranks_a_host": 2}, "ring"),
         (4, {"hosts": 1}, "bruck"),

@@ -18,7 +18,7 @@ N = 4
 MESH = make_mesh(N)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "exchange", "lax", "auto"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "lax", "auto"])
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_leaf_that_is_not_batched_stays_so_beside_one_that_is(algorithm, check_vma):
     def program(a, b):
@@ -54,7 +54,7 @@ def test_a_table_chooses_by_the_bytes_of_all_that_are_joined(leaves, permutes):
     assert text.count("stablehlo.collective_permute") == permutes
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "exchange"])
+@pytest.mark.parametrize("algorithm", ["auto", "recursive_doubling"])
 def test_leaves_are_not_joined_where_the_compiler_would_gather_them(algorithm):
     """Over an axis that is left to it, a leaf may be sharded; end to end they could not be."""
     mesh = make_mesh(4, 2, axis_type=AxisType.Auto)

@@ -42,7 +42,7 @@ def test_crossovers_are_those_of_every_size_tried(n):
     model = Model(1e-6, 1 / 1e9, 1 / 3e9)  # so slow that they lie low
     paid = {}
     for name in names("psum"):
-        if exists(name, (n,)):
+        if exists("psum", name, (n,)):
             paid[name] = price("psum", name, (n,), network=(n,))
     times = {a: lambda b, p=p: seconds(p, b / n, model) for a, p in paid.items()}
     found = fastest(times, 100, 300_000)
@@ -63,7 +63,7 @@ def test_a_round_on_hosts_takes_the_longer_of_the_two_networks():
     paid = price_on_hosts("all_gather", "ring", (2, 4), 2)
     assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 4) + 3 * (1 + 0.5 * 2)
     # Stages of whole vectors: 8 shards each, and four ranks send them by one port.
-    paid = price_on_hosts("psum", "exchange", (8,), 2)
+    paid = price_on_hosts("psum", "recursive_doubling", (8,), 2)
     assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 32) + 2 * (1 + 4) + 10 * 24
 
 
@@ -126,7 +126,10 @@ def test_a_row_for_each_number_of_ranks(capsys):
         taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
         assert time.rstrip("*") == seconds_in_words(taken)
     assert " ".join(eight).endswith("7 alpha + 7/16 B beta")
-    assert "\n- recursive_doubling: recursive_doubling needs a power of two, got 3 ranks" in said
+    assert (
+        "\n- recursive_doubling: recursive halving and doubling need a power of two, got 3 ranks"
+        in said
+    )
 
 
 def test_a_row_for_each_algorithm_of_one_number(capsys):

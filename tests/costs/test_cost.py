@@ -43,7 +43,9 @@ def test_device_models_are_the_stated_constants():
 # -- fit --
 
 
-def samples(model, noise=0.0, collective="psum", algorithms=("ring", "exchange", "direct")):
+def samples(
+    model, noise=0.0, collective="psum", algorithms=("ring", "recursive_doubling", "direct")
+):
     random = np.random.default_rng(0)
     for algorithm in algorithms:
         for p in (2, 4, 8):

@@ -58,7 +58,8 @@ LITERATURE = [
     ("psum", "ring", False, "2(n-1) alpha + 2(n-1)/n B beta + (n-1)/n B gamma"),
     ("psum_scatter", "recursive_doubling", False,
      "(log2 n) alpha + (n-1)/n B beta + (n-1)/n B gamma (n = 2^k)"),
-    ("psum", "exchange", True, "(n-1) alpha + (3n-4)/4 B beta + (log2 n) B gamma (n = 2^k)"),
+    ("psum", "recursive_doubling", True,
+     "(n-1) alpha + (3n-4)/4 B beta + (log2 n) B gamma (n = 2^k)"),
     ("psum", "one_shot", False, "ceil(log2 n) alpha + (n-1) B beta + (n-1) B gamma"),
     ("all_to_all", "pairwise", False, "(n-1) alpha + (n-1)/n B beta"),
     ("all_to_all", "bruck", False, "ceil(log2 n) alpha + (log2 n)/2 B beta (n = 2^k)"),
@@ -90,6 +91,6 @@ def test_a_schedule_of_ones_own_gets_its_formula_too():
 
 def test_numbers_in_place_of_n():
     assert at(8, price("psum", "ring", (8,))) == "14 alpha + 7/4 B beta + 7/8 B gamma"
-    assert at(8, price("psum", "exchange", (8,)), adding=False) == "3 alpha + 3 B beta"
+    assert at(8, price("psum", "recursive_doubling", (8,)), adding=False) == "3 alpha + 3 B beta"
     assert at(2, price("psum", "one_shot", (2,))) == "alpha + B beta + B gamma"
     assert at(1, price("psum", "ring", (1,))) == "0"

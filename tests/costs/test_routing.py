@@ -43,7 +43,7 @@ def walked(schedule, moves, hosts):
 @given(st.data(), st.sampled_from(SHAPES))
 def test_ports_of_ranks_and_hosts_are_those_of_the_busiest(data, shape):
     hosts = data.draw(st.sampled_from([h for h in range(1, 13) if prod(shape) % h == 0]))
-    names = [name for name in GATHERS if exists(name, shape)]
+    names = [name for name in GATHERS if exists("all_gather", name, shape)]
     schedule = GATHERS[data.draw(st.sampled_from(names))](*shape)
     found = Counter()
     for times, inner, outer in on_hosts(schedule, hosts):

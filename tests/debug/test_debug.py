@@ -170,12 +170,15 @@ def test_every_way_of_running_notes(monkeypatch):
     x = jnp.ones((8, 3))
 
     def total(x):
-        return ringcoll.psum(x, "x", algorithm="exchange")
+        return ringcoll.psum(x, "x", algorithm="recursive_doubling")
 
     def repeated(x):
         return lax.scan(lambda c, _: (total(c) / 4, None), x, length=5)[0]
 
-    stages = {"ringcoll.psum(exchange)/stage 1/round 1", "ringcoll.psum(exchange)/stage 2/round 1"}
+    stages = {
+        "ringcoll.psum(recursive_doubling)/stage 1/round 1",
+        "ringcoll.psum(recursive_doubling)/stage 2/round 1",
+    }
     runs = [(mapped(total), 1), (jax.jit(mapped(repeated)), 5), (jax.vmap(mapped(total)), 1)]
     for run, times in runs:
         with debug.deadline(300):
@@ -236,7 +239,7 @@ def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
 def test_axes_left_to_the_compiler_are_not_marked_and_work():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     run = jax.shard_map(
-        lambda x: ringcoll.psum(x, "x", algorithm="exchange"), mesh=mesh, in_specs=P("x"),
+        lambda x: ringcoll.psum(x, "x", algorithm="recursive_doubling"), mesh=mesh, in_specs=P("x"),
         out_specs=P(), axis_names={"x"},
     )  # fmt: skip
     with debug.deadline(300):
@@ -246,7 +249,7 @@ def test_axes_left_to_the_compiler_are_not_marked_and_work():
 
 def test_a_deadline_waits_for_what_was_dispatched_and_leaves_no_thread():
     program = jax.jit(mapped(lambda x: lax.fori_loop(0, 200, lambda _, x: ringcoll.pmax(
-        x, "x", algorithm="exchange"), x)))  # fmt: skip
+        x, "x", algorithm="recursive_doubling"), x)))  # fmt: skip
 
     @debug.deadline(300)
     def step():
@@ -356,7 +359,10 @@ def test_a_deadline_that_is_none_is_refused(arguments, complaint):
 def test_what_a_table_picks_between_hosts_is_named(is_set, monkeypatch):
     monkeypatch.setattr(by_schedule, "on_hosts", lambda mesh, *_: OnHosts(mesh.size, 1))
     table = Table(
-        (TableRow("psum", "cpu", "exchange", hosts=(4, 5)), TableRow("psum", "cpu", "ring"))
+        (
+            TableRow("psum", "cpu", "recursive_doubling", hosts=(4, 5)),
+            TableRow("psum", "cpu", "ring"),
+        )
     )
 
     def call(x):
@@ -368,5 +374,5 @@ def test_what_a_table_picks_between_hosts_is_named(is_set, monkeypatch):
             (found,) = debug.check_consistent(here, np.ones(8, np.float32))
     else:
         (found,) = calls(call)
-    assert " by exchange (" in found
+    assert " by recursive_doubling (" in found
     assert "mesh" not in found

@@ -113,8 +113,8 @@ def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
     assert bruck.startswith("  process 2 (calls: 1): psum over x=3 by bruck (schedule ")
     assert bruck.split("(")[2] != usual.split("(")[2]
     psum, pmax = lines["has another order of calls"]
-    assert psum.startswith("  process 0 (calls: 2): psum over x=3 by exchange ")
-    assert pmax.startswith("  process 2 (calls: 2): pmax over x=3 by exchange ")
+    assert psum.startswith("  process 0 (calls: 2): psum over x=3 by recursive_doubling ")
+    assert pmax.startswith("  process 2 (calls: 2): pmax over x=3 by recursive_doubling ")
     assert lines["has a call less"] == [
         f"  process 0 (calls: 2): psum{ring}",
         "  process 2 (calls: 1): no more calls",

@@ -16,7 +16,7 @@ PAGES = {
     "ring": ("all_reduce", "ring", (4,)),
     "lanes": ("psum", "bidirectional_ring", (8,)),
     "torus": ("all_gather", "torus", (4, 2)),
-    "stages": ("pmax", "exchange", (6,)),
+    "stages": ("pmax", "recursive_doubling", (6,)),
     "alone": ("all_to_all", "bruck", (1,)),
 }
 PHONE, DESK = (390, 844), (1280, 800)

@@ -16,7 +16,7 @@ from ringcoll.draw.style import COLOURS, EMPTY
 
 SHOWN = [("psum", "ring", (4,)), ("all_gather", "torus", (4, 2)), ("all_to_all", "bruck", (5,))]
 SHOWN += [
-    ("psum", "exchange", (6,)),
+    ("psum", "recursive_doubling", (6,)),
     ("psum_scatter", "direct", (8,)),
     ("psum", "torus", (2, 2, 2)),
 ]
@@ -84,7 +84,12 @@ def test_arrows_come_from_who_sends_and_point_at_who_receives(collective, algori
     ("algorithm", "shape"),
     [
         *(("bidirectional_ring", (2,)), ("bidirectional_ring", (8,)), ("two_ended", (3,))),
-        *(("bruck", (5,)), ("bruck", (8,)), ("recursive_doubling", (8,)), ("exchange", (8,))),
+        *(
+            ("bruck", (5,)),
+            ("bruck", (8,)),
+            ("halving_doubling", (8,)),
+            ("recursive_doubling", (8,)),
+        ),
         *(("torus", (4, 2)), ("torus", (4, 4)), ("torus", (2, 2, 2))),
     ],
 )
@@ -157,7 +162,7 @@ def test_frames_are_in_a_row_if_they_fit():
         picture = ElementTree.fromstring(as_svg(plan("psum", algorithm, (4,))))
         return float(picture.get("width")), float(picture.get("height"))
 
-    width, height = size("exchange")  # three frames
+    width, height = size("recursive_doubling")  # three frames
     assert 2 * height < width < 1100
     width, height = size("ring")  # seven, of which four in a row would be too small to read
     assert width < 1100 < width + height

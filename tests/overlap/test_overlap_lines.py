@@ -102,7 +102,7 @@ def test_older_texts_name_the_line_beside_the_instruction():
         (Line(), ""),
         (Line("a/b.py", 1, "f/ringcoll.psum(ring)/all_gather/round 7/ppermute"),
          "b.py:1 psum all_gather round 7"),
-        (Line("a/b.py", 1, "cond/ringcoll.pmax(exchange)/stage 1/round 2/ppermute"),
+        (Line("a/b.py", 1, "cond/ringcoll.pmax(recursive_doubling)/stage 1/round 2/ppermute"),
          "b.py:1 pmax stage 1 round 2"),
         (Line("a/b.py", 1, "f/ringcoll.all_gather_einsum(lax)/all_gather"),
          "b.py:1 all_gather_einsum"),

@@ -19,7 +19,7 @@ from ringcoll.layers import fsdp, tensor_parallel
 
 LISTS = (ringcoll, layers, fsdp, tensor_parallel, overlap, draw, debug)  # of public names
 OWN = (algorithms, counts, model, precision)  # where what is defined is public
-REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.names)
+REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.listed_name, algorithms.names)
 FOR_TPUS = ("ringcoll.overlap.topology", "ringcoll.overlap.compilation")
 
 

@@ -54,7 +54,10 @@ def test_how_ranks_lie_on_hosts(processes, axes, groups, expected):
 def test_where_devices_are_not_known_there_is_one_host():
     """Inside of another `shard_map`, where a program is lowered for names and sizes alone."""
     table = Table(
-        (TableRow("psum", "cpu", "exchange", hosts=(1, 2)), TableRow("psum", "cpu", "ring"))
+        (
+            TableRow("psum", "cpu", "recursive_doubling", hosts=(1, 2)),
+            TableRow("psum", "cpu", "ring"),
+        )
     )
 
     def inner(x):
@@ -67,7 +70,7 @@ def test_where_devices_are_not_known_there_is_one_host():
     mapped = jax.shard_map(outer, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
     x = jax.ShapeDtypeStruct((16,), np.float32, sharding=NamedSharding(mesh, P("x")))
     text = jax.jit(mapped).lower(x).as_text()
-    assert text.count("stablehlo.collective_permute") == 2  # by an exchange of four ranks
+    assert text.count("stablehlo.collective_permute") == 2  # by recursive doubling of four ranks
 
 
 @pytest.mark.parametrize(

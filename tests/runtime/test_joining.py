@@ -63,7 +63,7 @@ def test_leaf_by_leaf_is_one_ring(check_vma):
 
 
 @pytest.mark.parametrize("function", ["psum", "pmean", "pmax", "pmin", "pbroadcast"])
-@pytest.mark.parametrize("algorithm", ["ring", "exchange", "bidirectional_ring", "bruck"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "bidirectional_ring", "bruck"])
 def test_every_all_reduce_joins(function, algorithm):
     tree = leaves(5, 12, 3)
     source = (2,) if function == "pbroadcast" else ()

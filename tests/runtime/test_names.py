@@ -61,8 +61,18 @@ def test_every_round_of_a_psum_has_its_name():
             rounds("ringcoll.all_to_all(bruck)", 1, 2),
         ),
         (
-            lambda x: ringcoll.pmax(x, "x", algorithm="exchange"),
-            ["ringcoll.pmax(exchange)/stage 1/round 1", "ringcoll.pmax(exchange)/stage 2/round 1"],
+            lambda x: ringcoll.pmax(x, "x", algorithm="recursive_doubling"),
+            [
+                "ringcoll.pmax(recursive_doubling)/stage 1/round 1",
+                "ringcoll.pmax(recursive_doubling)/stage 2/round 1",
+            ],
+        ),
+        (  # a gather as an all-reduce, which has another name
+            lambda x: ringcoll.pmin(x, "x", algorithm=algorithms.recursive_doubling),
+            [
+                *rounds("ringcoll.pmin(halving_doubling)/all_gather", 1, 2),
+                *rounds("ringcoll.pmin(halving_doubling)/reduce_scatter", 1, 2),
+            ],
         ),
         (
             lambda x: ringcoll.all_gather_matmul(x, x.T, "x", algorithm="bruck"),
@@ -95,14 +105,14 @@ def test_names_change_nothing_of_the_program(monkeypatch):
     def every(x):
         return [
             ringcoll.psum(x, "x", algorithm="bidirectional_ring"),
-            ringcoll.psum(x, "x", algorithm="exchange"),
+            ringcoll.psum(x, "x", algorithm="recursive_doubling"),
             ringcoll.all_to_all(x, "x", 0, 0, tiled=True, algorithm="bruck"),
             ringcoll.all_gather_matmul(x, x.T, "x", algorithm="two_ended"),
             ringcoll.matmul_reduce_scatter(x, x.T, "x", algorithm="ring"),
         ]
 
     named = lowered(every)
-    assert "ringcoll.psum(exchange)/stage 3" in named.as_text(debug_info=True)
+    assert "ringcoll.psum(recursive_doubling)/stage 3" in named.as_text(debug_info=True)
     jax.clear_caches()
     monkeypatch.setattr(jax, "named_scope", lambda name: nullcontext())
     plain = lowered(every)

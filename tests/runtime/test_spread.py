@@ -31,7 +31,7 @@ def chosen(hosts, own):
     said = []
     for axes, ranks in (("x", hosts), ("('x', 'y')", hosts * own)):
         matmul = "ring" if ranks > 2 else "lax"
-        said += [f"psum over {axes}: exchange", f"matmul over {axes}: {matmul}"]
+        said += [f"psum over {axes}: recursive_doubling", f"matmul over {axes}: {matmul}"]
     return "\n".join([*said, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
 
 

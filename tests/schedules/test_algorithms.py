@@ -12,10 +12,10 @@ from machine import Fault, exchanged, gathered, reduced
 from support import exists, make_mesh
 
 from ringcoll import algorithms
-from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
+from ringcoll.algorithms import ALL_REDUCES, ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
 from ringcoll.commands import explain
-from ringcoll.pricing import price_backward
-from ringcoll.schedules.registry import along_each_axis
+from ringcoll.pricing import price, price_backward
+from ringcoll.schedules.registry import AS_ALL_REDUCE, algorithms_of, along_each_axis, listed_name
 from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, SizeError
 
 LISTED = [*GATHERS.values(), *STAGED.values(), *ALL_TO_ALLS.values()]
@@ -29,7 +29,7 @@ SHAPES += [(2, 3, 4), (3, 1, 2)]
 @pytest.mark.parametrize("name", GATHERS)
 def test_gathers_forward_and_reduces_backward(name):
     for shape in SHAPES:
-        if exists(name, shape):
+        if exists("all_gather", name, shape):
             schedule = GATHERS[name](*shape)
             gathered(schedule)
             paid = price_backward(schedule)
@@ -40,13 +40,13 @@ def test_gathers_forward_and_reduces_backward(name):
 @pytest.mark.parametrize("name", ALL_TO_ALLS)
 def test_every_block_goes_to_its_rank(name):
     for shape in SHAPES:
-        if exists(name, shape):
+        if exists("all_to_all", name, shape):
             exchanged(ALL_TO_ALLS[name](*shape))
 
 
 @pytest.mark.parametrize("name", STAGED)
 def test_stages_gather_along_digits_of_all_ranks(name):
-    for shape in filter(partial(exists, name), SHAPES):
+    for shape in filter(partial(exists, "psum", name), SHAPES):
         sizes = []
         for stage in STAGED[name](*shape):
             gathered(stage)
@@ -67,24 +67,25 @@ def test_stages_gather_along_digits_of_all_ranks(name):
 )
 def test_every_algorithm_is_right_on_every_shape(collective, name):
     for shape in [(n,) for n in range(1, 65)] + SHAPES + [(512,), (8, 8, 8)]:
-        if exists(name, shape):
+        if exists(collective, name, shape):
             build.__wrapped__(collective, name, shape)  # checks what it builds
 
 
-@pytest.mark.parametrize("name", dict.fromkeys([*GATHERS, *STAGED, *ALL_TO_ALLS]))
-def test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some(name):
-    run = [n for n in range(1, 17) if exists(name, (n,))]
-    print(f"{name} runs on {run} ranks")
-    every = [kind[name] for kind in (GATHERS, STAGED, ALL_TO_ALLS) if name in kind]
-    says = any("SizeError:" in algorithm.__doc__ for algorithm in every)
+@pytest.mark.parametrize(
+    ("collective", "name"), [(c, name) for c in ("psum", "all_to_all") for name in names(c)]
+)
+def test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some(collective, name):
+    run = [n for n in range(1, 17) if exists(collective, name, (n,))]
+    print(f"{collective} by {name} runs on {run} ranks")
+    says = "SizeError:" in algorithms_of(collective)[name].__doc__
     assert len(run) >= 5 if says else len(run) == 16
 
 
 def test_recursive_doubling_runs_on_powers_of_two():
-    run = [n for n in range(1, 65) if exists("recursive_doubling", (n,))]
+    run = [n for n in range(1, 65) if exists("all_gather", "recursive_doubling", (n,))]
     assert run == [1, 2, 4, 8, 16, 32, 64]
-    assert exists("recursive_doubling", (4, 2))
-    assert not exists("recursive_doubling", (4, 3))
+    assert exists("all_gather", "recursive_doubling", (4, 2))
+    assert not exists("all_gather", "recursive_doubling", (4, 3))
 
 
 def test_recursive_doubling_names_what_runs_on_any_number():
@@ -158,7 +159,7 @@ def test_a_new_algorithm_needs_no_other_line(monkeypatch):
 
     monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(left_ring))
     test_gathers_forward_and_reduces_backward("left_ring")
-    test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some("left_ring")
+    test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some("psum", "left_ring")
     assert "| `left_ring` | n-1 | (n-1)/n | never |" in explain.markdown()
     gather = [case for case in MAIN if case.name == "all_gather"]
     check(make_mesh(3), "x", gather, lambda case, n: [{"algorithm": "left_ring"}])
@@ -174,6 +175,35 @@ def test_a_new_algorithm_needs_no_other_line(monkeypatch):
 # -- from a name to a schedule --
 
 
+def test_an_all_reduce_by_recursive_doubling_swaps_whole_vectors():
+    doubling, halving = (
+        price("psum", f"{what}_doubling", (8,)) for what in ("recursive", "halving")
+    )
+    assert (doubling.rounds, doubling.messages, doubling.sent) == (3, 3, 3 * 8)  # shards of 1/8
+    assert (halving.rounds, halving.messages, halving.sent) == (6, 6, 2 * 7)
+    assert build("psum", "halving_doubling", (8,)) == build(
+        "all_gather", "recursive_doubling", (8,)
+    )
+    for n in (1, 2, 3, 4, 5, 8):
+        assert exists("psum", "recursive_doubling", (n,))
+        assert exists("psum", "halving_doubling", (n,)) == (n in (1, 2, 4, 8))
+
+
+def test_other_names_mean_the_same_and_are_not_listed():
+    for collective, other in [
+        *((c, "exchange") for c in ALL_REDUCES),
+        *((c, "halving_doubling") for c in ("all_gather", "psum_scatter")),
+    ]:
+        assert other not in names(collective)
+        assert listed_name(collective, other) == "recursive_doubling"
+        assert build(collective, other, (8,)) == build(collective, "recursive_doubling", (8,))
+    assert algorithms.exchange is STAGED["recursive_doubling"]
+    assert listed_name("psum", "halving_doubling") == "halving_doubling"
+    assert listed_name("all_gather", "exchange") == "exchange"
+    with pytest.raises(ValueError, match="no algorithm 'halving_doubling'"):
+        build("all_to_all", "halving_doubling", (8,))
+
+
 def my_ring(*shape):
     return GATHERS["ring"](*shape)
 
@@ -182,18 +212,19 @@ def test_names_are_those_of_the_collective():
     assert names("all_gather") == names("psum_scatter") == tuple(GATHERS)
     assert names("all_to_all") == tuple(ALL_TO_ALLS)
     for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", "all_to_all"}:
-        assert names(collective) == (*GATHERS, *STAGED)
+        gathers = (AS_ALL_REDUCE.get(name, name) for name in GATHERS)
+        assert names(collective) == (*gathers, *STAGED)  # each once
     assert {"psum", "pmean", "pmax", "pmin", "pbroadcast"} < set(COLLECTIVES)
 
 
 def test_build_takes_a_name_a_schedule_stages_or_a_function():
-    ring, stages = GATHERS["ring"](4, 2), STAGED["exchange"](4, 2)
+    ring, stages = GATHERS["ring"](4, 2), STAGED["recursive_doubling"](4, 2)
     assert build("all_gather", "ring", (4, 2)) == ring
     assert build("all_gather", ring, (4, 2)) == ring
     assert build("all_gather", my_ring, (4, 2)) == ring
-    assert build("psum", "exchange", (4, 2)) == stages
+    assert build("psum", "recursive_doubling", (4, 2)) == stages
     assert build("psum", stages, (4, 2)) is stages
-    assert build("pmax", STAGED["exchange"], (4, 2)) == stages
+    assert build("pmax", STAGED["recursive_doubling"], (4, 2)) == stages
     assert build("psum", "one_shot", (1,)) == ()
     # "bruck" names one algorithm of either kind
     assert type(build("all_gather", "bruck", (3,))) is Schedule

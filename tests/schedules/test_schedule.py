@@ -8,9 +8,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from machine import Fault, exchanged, gathered, neighbour, reduced
-from support import exists
+from support import runnable
 
-from ringcoll.algorithms import ALL_TO_ALLS, GATHERS, bruck, pairwise, ring
+from ringcoll.algorithms import bruck, build, pairwise, ring
 from ringcoll.schedules.schedule import (
     AllToAllSchedule,
     Move,
@@ -168,11 +168,11 @@ def changed(draw, move, schedule):
 
 
 @st.composite
-def mutants(draw, kinds, shapes):
+def mutants(draw, collective, shapes):
     """A right schedule with a few things changed, some of which leave it right."""
     shape = draw(st.sampled_from(shapes))
-    name = draw(st.sampled_from([name for name in kinds if exists(name, shape)]))
-    right = kinds[name](*shape)
+    name = draw(st.sampled_from(runnable(collective, *shape)))
+    right = build(collective, name, shape)
     rounds = [list(moves) for moves in right.rounds]
     for _ in range(draw(st.integers(0, 3))):
         moves = draw(st.sampled_from([moves for moves in rounds if moves] or [[]]))
@@ -190,7 +190,7 @@ MUTATED_SHAPES = [(2,), (3,), (4,), (5,), (2, 2), (2, 3), (3, 1)]
 
 
 @settings(deadline=None, max_examples=400)
-@given(mutants(GATHERS, MUTATED_SHAPES))
+@given(mutants("all_gather", MUTATED_SHAPES))
 def test_check_passes_what_runs_and_nothing_else(schedule):
     right = passes(schedule)
     event(str(right))
@@ -199,7 +199,7 @@ def test_check_passes_what_runs_and_nothing_else(schedule):
 
 
 @settings(deadline=None, max_examples=400)
-@given(mutants(ALL_TO_ALLS, MUTATED_SHAPES))
+@given(mutants("all_to_all", MUTATED_SHAPES))
 def test_check_of_all_to_all_passes_what_runs_and_nothing_else(schedule):
     event(str(passes(schedule)))
     assert passes(schedule) == runs(exchanged, schedule)
