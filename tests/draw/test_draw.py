@@ -271,7 +271,7 @@ def raises(n):
         ),
         ("all_gatter --algorithm ring -n 4", "invalid choice: 'all_gatter'"),
         ("all_gather --algorithm exchange -n 4", "no algorithm 'exchange'"),
-        ("psum --algorithm halving_doubling -n 6", "needs a power of two, got 6"),
+        ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
         ("psum --algorithm ring -n 0", "'0' is not a shape"),
         ("psum --algorithm ring -n 4xx2", "'4xx2' is not a shape"),
         ("psum --algorithm ring", "arguments are required: -n/--ranks"),
