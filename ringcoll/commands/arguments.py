@@ -223,7 +223,7 @@ def in_a_line(error: BaseException) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # whose words have the line
         return f"{said} ({error.filename})"
-    ours = os.path.dirname(__file__) + os.sep
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     places = [f"{frame.filename}, line {frame.lineno}" for frame in _frames(error)]
     theirs = [at for at in places if "site-packages" not in at and not at.startswith(ours)]
     return f"{said} ({theirs[-1]})" if theirs else said

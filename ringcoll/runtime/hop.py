@@ -65,7 +65,8 @@ def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashabl
     (JAX 0.10: silently; 0.12: raises), so it is given that order.
     """
     mesh = jax.sharding.get_abstract_mesh().axis_names
-    ordered = tuple(sorted(axes, key=mesh.index))
+    order = [*mesh, *(a for a in axes if a not in mesh)]  # the axis of a vmap is not of the mesh
+    ordered = tuple(sorted(axes, key=order.index))
     sizes = {a: lax.axis_size(a) for a in axes}
 
     def renumber(rank: int) -> int:

@@ -229,7 +229,12 @@ def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
     assert "callback" not in jaxpr + lowered
     with debug.deadline(300):
         assert "callback" in text()[1]
-    for module in ("wire", "scheduled", "products", "all_reduces"):
+    for module in (
+            "runtime.hop",
+            "collectives.by_schedule",
+            "matmuls.overlapped",
+            "collectives.all_reduce",
+        ):
         monkeypatch.setattr(
             f"ringcoll.{module}.marked", lambda send, messages, *a, **k: send(messages)
         )
