@@ -230,11 +230,11 @@ def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
     with debug.deadline(300):
         assert "callback" in text()[1]
     for module in (
-            "runtime.hop",
-            "collectives.by_schedule",
-            "matmuls.overlapped",
-            "collectives.all_reduce",
-        ):
+        "runtime.hop",
+        "collectives.by_schedule",
+        "matmuls.overlapped",
+        "collectives.all_reduce",
+    ):
         monkeypatch.setattr(
             f"ringcoll.{module}.marked", lambda send, messages, *a, **k: send(messages)
         )
