@@ -128,8 +128,8 @@ def test_two_directions_at_once_are_drawn_apart(tmp_path):
     back = start("t", pairs="source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
     both = overlap.report(program(start("s"), back, done("d", "s"), done("e", "t")), chip=CHIP)
     wires = [segment for segment in both.segments if segment.row == "wire"]
-    assert len(overlap.draw._lanes(wires)) == 2
-    assert len(overlap.draw._lanes([*wires[:1], *wires[:1], *wires[1:]])) == 3
+    assert len(overlap.chart._lanes(wires)) == 2
+    assert len(overlap.chart._lanes([*wires[:1], *wires[:1], *wires[1:]])) == 3
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
