@@ -13,6 +13,7 @@ from typing import Any
 
 from ringcoll.collectives.table import LAX
 from ringcoll.costs.counts import price
+from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.matmul import (
     APART,
     COPIED,
@@ -25,7 +26,7 @@ from ringcoll.costs.matmul import (
     rounds,
     rounds_of,
 )
-from ringcoll.costs.model import DEVICES, KINDS, Model, links, scatter_links
+from ringcoll.costs.model import Model, links, scatter_links
 from ringcoll.costs.slices import rings
 from ringcoll.io.strict_json import version
 from ringcoll.matmuls.labels import Gather, Scatter
@@ -232,7 +233,7 @@ def pairs_pay(
         return False
     model, n = machine(device_kind), schedule.size
     works = _works(gather, x, others, n)
-    hop = model.alpha + model.beta * _bytes(x) / schedule.lanes
+    hop = model.latency + model.beta * _bytes(x) / schedule.lanes
     again = sum(work.again for work in works)
     is_near = model.holds(again)
     if is_near and not model.holds(again + 2 * _bytes(x)):
@@ -312,7 +313,7 @@ def turns_pay(
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = _summed(scatter, pairs, ranks)
-    hop = model.alpha + model.beta * block / 2
+    hop = model.latency + model.beta * block / 2
     return hop > work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
 
 
