@@ -62,7 +62,7 @@ def test_every_machine_has_a_time_for_every_collective(name, collective):
         for ranks in (2, 3, 5, 8, (4, 4), 64):
             of = (collective, ranks, name, algorithm)
             small, large = (predict(of[0], size, *of[1:]) for size in (8, 2**30))
-            assert 0 < small < large < 100, of
+            assert 0 < small < large < 1000, of
     assert predict(collective, 2**30, 1, name) == 0
 
 

@@ -46,8 +46,11 @@ class Device:
     curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
 
     def hosts(self, ranks: int) -> int:
-        """The fewest hosts that have as many ranks."""
-        return -(-ranks // self.ranks_a_host) if self.ranks_a_host else 1
+        """The fewest hosts among which so many ranks divide."""
+        if not self.ranks_a_host:
+            return 1
+        least = -(-ranks // self.ranks_a_host)
+        return next(hosts for hosts in range(least, ranks + 1) if not ranks % hosts)
 
 
 def device_of(data: Mapping[str, Any]) -> Device:
