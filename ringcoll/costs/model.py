@@ -67,8 +67,12 @@ class Model:
 
     @property
     def latency(self) -> float:
-        """Seconds that a message to a neighbour takes besides its bytes."""
-        return self.alpha + self.hop
+        """Seconds besides its bytes that a message to a neighbour takes once it has started.
+
+        A matmul waits for that alone: it is assumed, not measured, that messages which are started
+        ahead start beside the compute. A network without hops has its alpha.
+        """
+        return self.hop or self.alpha
 
     def reckons(self, size: float) -> float:
         """Seconds that compilers reckon for a hop of so many bytes, by which they order it."""

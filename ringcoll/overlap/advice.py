@@ -96,7 +96,7 @@ def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float
     # Where ranks have one link, both directions of the ring share it.
     ways = min(2, *(network.ports(group) for group in pair.members))
     wire = hops * 2 / ways / chip.link
-    model = Model(chip.start + hops * chip.hop, wire, 3 / chip.hbm, products / pair.work.flops)
+    model = Model(hops * chip.hop, wire, 3 / chip.hbm, products / pair.work.flops)
     n = len(pair.members[0])
     made = rounds_of("bidirectional_ring", n)
     joining = APART if pair.form == "all_gather_matmul" else None

@@ -19,8 +19,7 @@ class Chip:
     link: float  # bytes, one way, of one link to a neighbour
     flops: float  # bf16
     hbm: float  # bytes
-    hop: float = 1e-6  # seconds for each link that a message passes
-    start: float = 0.0  # seconds that a message takes besides
+    hop: float = 1e-6  # seconds for each link that a message passes, once it has started
 
     @property
     def vmem(self) -> float:
@@ -31,7 +30,7 @@ class Chip:
 def _chip(name: str, clock: float) -> Chip:
     model = DEVICES[name]
     rates = (1 / model.beta, 1 / model.delta, 1 / model.memory)
-    return Chip(name, clock, *rates, model.hop, model.alpha)
+    return Chip(name, clock, *rates, model.latency)
 
 
 #: The rates of `ringcoll.cost.DEVICES`, and clocks with which the compiler's cycles for a

@@ -128,7 +128,7 @@ def _assumptions(
         yield (
             f"{chip.name}: {chip.clock / 1e9:g} GHz, {chip.flops / 1e12:g} TFLOP/s bf16, memory "
             f"{chip.hbm / 1e9:g} GB/s, a link {chip.link / 1e9:g} GB/s each way and "
-            f"{chip.start * 1e6:g} us a message and {chip.hop * 1e6:g} us a hop"
+            f"{chip.hop * 1e6:g} us a hop"
         )
         yield (
             "one stream of instructions; each direction of a link a queue; a permute takes hops x "

@@ -48,7 +48,7 @@ def transfer(
 ) -> Transfer:
     """Price a collective.
 
-    A permute takes hops x bytes / rate of a link, one way, a start, and a latency per hop; where
+    A permute takes hops x bytes / rate of a link, one way, and a latency per hop; where
     more messages than hops share a link, as many times the bytes as messages. A built-in
     collective is granted what no algorithm can beat: the time in which all that a rank
     gets comes in over all its links to the group, without latency, and all links together
@@ -68,9 +68,7 @@ def transfer(
             raise _too_few(instruction, network)
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
-        seconds = max(hops, *load.values(), 0) * sent / rate
-        if chip and hops:
-            seconds += chip.start + hops * chip.hop
+        seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
         return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
     members = groups(instruction, len(network.places))
     if any(max(group, default=0) >= len(network.places) for group in members):
