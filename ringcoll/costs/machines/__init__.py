@@ -91,7 +91,7 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
         alpha=rates["start_seconds"],
         beta=each("link_bytes_per_second"),
         gamma=3 * memory,
-        delta=each("flops_per_second") if axes else 0.0,
+        delta=each("flops_per_second"),
         hop=rates.get("hop_seconds", 0.0),
         axes=axes,
         start=rates.get("matmul_start_seconds", 0.0),
