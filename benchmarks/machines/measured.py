@@ -4,6 +4,7 @@
     python -m benchmarks measured --device h100,gb300
     python -m benchmarks measured --points
     python -m benchmarks measured --plot measured.svg
+    python -m benchmarks measured --write
 
 The model is `ringcoll.cost.predict`. Three judgements: of the model as it is; of models that were
 fitted without what they are judged on (a source, or a number of ranks); and whether the model
@@ -13,8 +14,9 @@ knows which of two ways is the faster, where both were measured.
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import Point
@@ -23,9 +25,22 @@ from ringcoll import cost
 from ringcoll.commands.arguments import PictureFile, writing
 from ringcoll.commands.plot import PlotLine, plot
 from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 MIB = 2**20
+PAGE = Path(__file__).parents[1] / "pages" / "measured.md"
+_BEGIN, _END = "<!-- measured -->", "<!-- end -->"
+#: The sizes of a table, from the first to below the next.
+_SIZES = (0, 2**14, 2**20, 2**24, 2**28)
+
+
+class Table(NamedTuple):
+    """A title, the names of columns, and rows of cells."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", metavar="LIST", help="only these machines")
     add("--points", action="store_true", help="a row for each measurement")
+    add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
     where = "measured points, and the line of the model (svg, png)"
     add("--plot", type=PictureFile, metavar="FILE", help=where)
 
@@ -48,35 +64,65 @@ def run(args: argparse.Namespace) -> int:
     for note in notes:
         print(note)
     if args.points:
-        table = report.table("device", "collective", "ranks", "hosts", "bytes", "us", "off by")
-        for one in measured:
-            table.add_row(*row(one))
-        report.show("modelled against measured", table)
-    for title, key in BY.items():
-        table = report.table(
-            title, "points", "median off", "from 1 MiB", "below", "modelled / measured"
-        )
-        for name, some in grouped(measured, key).items():
-            table.add_row(str(name), str(len(some)), *errors(some))
-        report.show(f"error by {title}", table)
-    _show_held_out(measured)
-    right, pairs = winners(measured)
-    if pairs:
-        print(f"the faster of a ring and the built-in: right in {right} of {pairs} pairs")
+        names = ("device", "collective", "ranks", "hosts", "bytes", "measured", "off by")
+        _show(Table("modelled over measured", names, [row(one) for one in measured]))
+    for table in tables(measured):
+        _show(table)
+    if args.write:
+        write(PAGE, written(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
     if args.plot:
         with writing(args, "plot"):
             _plot(args.plot, measured)
     return 0
 
 
-def _show_held_out(measured: Sequence[Point]) -> None:
-    table = report.table("machine", "fitted without", "points", "median off", "from 1 MiB", "below")
+def _show(table: Table) -> None:
+    shown = report.table(*table.columns)
+    for cells in table.rows:
+        shown.add_row(*cells)
+    report.show(table.title, shown)
+
+
+def tables(measured: Sequence[Point]) -> list[Table]:
+    """All judgements."""
+    names = ("points", "median off", "from 1 MiB", "below", "modelled / measured")
+    found = [
+        Table(
+            f"error by {title}",
+            (title, *names),
+            [
+                (str(name), str(len(some)), *errors(some))
+                for name, some in grouped(measured, key).items()
+            ],
+        )
+        for title, key in BY.items()
+    ]
+    rows = []
     for (device, without), some in held_out(measured).items():
         pairs = [(one.bytes, off(one, fitted)) for one, fitted in some]
         large, small = ([o for b, o in pairs if (b >= MIB) == big] for big in (True, False))
         shown = (_median([o for _, o in pairs]), _median(large), _median(small))
-        table.add_row(device, without, str(len(some)), *shown)
-    report.show("judged on what was not fitted", table)
+        rows.append((device, without, str(len(some)), *shown))
+    columns = ("machine", "fitted without", *names[:-1])
+    found.append(Table("judged on what was not fitted", columns, rows))
+    right, pairs_of_two = winners(measured)
+    if pairs_of_two:
+        title = "the faster of a ring of permutes and the built-in, both measured"
+        found.append(Table(title, ("pairs", "right"), [(str(pairs_of_two), str(right))]))
+    return found
+
+
+def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:
+    """A page with these tables in place of those between its marks."""
+    lines = [f"- {note}" for note in notes]
+    for table in found:
+        lines += ["", f"**{table.title[0].upper()}{table.title[1:]}**", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in (table.columns, *table.rows)]
+        lines.insert(len(lines) - len(table.rows), f"|{' --- |' * len(table.columns)}")
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    text = "\n".join(lines)
+    return f"{before}{_BEGIN}\n{text}\n\n{_END}{after}"
 
 
 def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Point, Device]]]:
@@ -203,10 +249,17 @@ def grouped(some: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, lis
     return dict(sorted(groups.items()))
 
 
+def _at_size(nbytes: float) -> str:
+    """Between which sizes; in the order of their sizes."""
+    least = max(i for i, size in enumerate(_SIZES) if size <= nbytes)
+    return f"{least + 1}: from {bytes_in_words(_SIZES[least])}"
+
+
 BY: dict[str, Callable[[Point], Any]] = {
     "machine": lambda one: one.device,
     "collective": lambda one: one.collective,
     "ranks": lambda one: one.ranks,
+    "size": lambda one: _at_size(one.bytes),
     "source": lambda one: one.source,
     "all": lambda one: "all",
 }

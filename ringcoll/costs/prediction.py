@@ -222,7 +222,7 @@ def _on_tpus(name: str, nbytes: float, place: _Place) -> float:
     device, n = place.device, place.ranks
     model = replace(device.model, beta=device.model.beta / device.built_in_share)
     if name == PERMUTE:
-        return model.latency + device.model.beta * nbytes
+        return model.alpha + model.hop + device.model.beta * nbytes
     if name == "psum_scatter" and 0 < model.all_reduces <= n and len(set(place.shape)) == 1:
         name = "psum"
     if name == "pbroadcast":

@@ -84,3 +84,11 @@ def test_the_curves_are_those_that_the_command_fits():
         kept = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["curves"]
         knots = [(c["collective"], c["ranks"], c["hosts"], c["knots"]) for c in kept]
         assert [(c["collective"], c["ranks"], c["hosts"], c["knots"]) for c in curves] == knots
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.skipif(not find_spec("jax_plugins.xla_cuda13"), reason="needs the extra gpu")
+def test_the_page_is_what_the_command_writes():
+    page = measured.PAGE.read_text(encoding="utf-8")
+    found, notes = measured.everything()
+    assert page == measured.written(page, measured.tables(found), notes)
