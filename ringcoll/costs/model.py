@@ -100,7 +100,7 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
 
     >>> paid = pricing.price("all_gather", "ring", (8,), network=(8,))
     >>> print(f"{cost.seconds(paid, 2**20, cost.DEVICES['v5e']):.1e}")
-    1.7e-04
+    1.8e-04
     """
     raw = float(paid.raw / paid.sent) if paid.sent else 1.0
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
