@@ -28,7 +28,7 @@ from benchmarks.measuring.measure import Point, check, measure, sharing
 from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from ringcoll.collectives.table import LAX
-from ringcoll.commands.arguments import File, Folder
+from ringcoll.commands.arguments import Folder
 
 #: Elements of a block in the first comparison: odd, so that no lane and no rank gets the
 #: same share as another.
@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     algorithms = options.algorithms({case.name: case.choices(8) for case in CASES})
     add("--algorithm", type=algorithms, metavar="LIST", help="names, auto, or all")
     options.add_json(parser)
-    add("--csv", type=File, metavar="PATH", help="write the rows")
     what = "draw bus bandwidth against size, a PNG a collective"
     add("--plot", type=Folder, metavar="DIR", help=what)
 
@@ -86,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
     if not processes.leads():
         return report.print_verdict([*checks, *rows])
     files.write_json(args, files.everything(header, checks, rows, fitted))
-    files.write_csv(args, rows)
     if args.plot and mesh.size == 1:
         report.console().print("one device has no bus whose bandwidth could be drawn")
     elif args.plot:

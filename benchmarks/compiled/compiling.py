@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.compiled import compile_cache
-from benchmarks.compiled.figures import Figures, hidden_of, print_counted, print_timed
+from benchmarks.compiled import program_cache
+from benchmarks.compiled.program_figures import Figures, hidden_of, print_counted, print_timed
 from benchmarks.compiled.programs import tuning
 from benchmarks.measuring import files, options, report
 from ringcoll import overlap
@@ -95,7 +95,7 @@ def compile_one(
         make: makes the program of `which`.
         profile: whether to take times from the static profile.
         options: of the compiler, beside those that the algorithm's name stands for.
-        cache: a folder of compiled programs; see `benchmarks.compiled.compile_cache`.
+        cache: a folder of compiled programs; see `benchmarks.compiled.program_cache`.
 
     Raises:
         Exception: what JAX and the compiler raise.
@@ -103,7 +103,7 @@ def compile_one(
     function, operands = make(**which)
     topology = which["topology"]
     every = {**tuning(topology, which["algorithm"]), **(options or {})}
-    program, seconds = compile_cache.compiled(cache, topology, function, operands, every, profile)
+    program, seconds = program_cache.compiled(cache, topology, function, operands, every, profile)
     seen = overlap.report(program)
     micro = 1e6
     found = Figures(

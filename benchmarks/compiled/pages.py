@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compiled.claim import Claim, ClaimedProgram, quickest
+from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram, quickest
 from ringcoll.commands import explain
 from ringcoll.io.files import write
 from ringcoll.io.text import seconds_in_words

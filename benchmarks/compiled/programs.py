@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.compiled import formulations
+from benchmarks.compiled import ring_formulations
 from benchmarks.compiled.rivals import ARRANGED, RIVALS
 from ringcoll.overlap import gpus
 
@@ -106,7 +106,7 @@ def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
         name
         for name in names
         if (has_residuals or "/regather" not in name)
-        and (name not in formulations.NAMES or form in formulations.FORMS)
+        and (name not in ring_formulations.NAMES or form in ring_formulations.FORMS)
         and (name not in RIVALS or form in RIVALS[name])
     ]
 
@@ -127,8 +127,8 @@ def program(
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
     if algorithm in BUILT_IN:
         function = form.plain
-    elif algorithm in formulations.NAMES:
-        function = formulations.formulation(name, algorithm)
+    elif algorithm in ring_formulations.NAMES:
+        function = ring_formulations.formulation(name, algorithm)
     elif algorithm in RIVALS:
         function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
     else:

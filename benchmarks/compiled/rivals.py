@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.compiled.formulations import hop, rank_after
+from benchmarks.compiled.ring_formulations import hop, rank_after
 
 Call = Callable[[Array, Any], Array]
 

@@ -166,7 +166,7 @@ def test_after_ctrl_c_a_line_is_said(capsys):
 
 @pytest.mark.parametrize(
     ("module", "command", "name"),
-    [(sweep, ["-c", "0", "--csv"], "measure"), (tune, ["tune", "--table"], "_measured")],
+    [(sweep, ["-c", "0", "--json"], "measure"), (tune, ["tune", "--table"], "_measured")],
 )
 def test_what_was_measured_until_ctrl_c_is_written(
     module, command, name, tmp_path, monkeypatch, capsys

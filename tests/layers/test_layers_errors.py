@@ -179,12 +179,12 @@ CALLS = {
     "a bias of another size": (
         lambda: tp.column_linear({"kernel": ones(8, 5), "bias": ones(1)}, X, "x"),
         ValueError,
-        "column_linear: the bias is (1,), what it is added to (2, 12, 5)",
+        "column_linear: the bias is (1,), the result without it (2, 12, 5)",
     ),
     "no tokens": (
         lambda: tp.row_linear(ones(8, 5), ones(8), "x"),
         ValueError,
-        "row_linear: x is (8,), kernel is (8, 5); x has tokens, and then the dimensions",
+        "row_linear: x is (8,), kernel is (8, 5); let x end in the dimensions of the kernel",
     ),
     "positions of a part": (
         lambda: tp.attention(HEADS, X, "x", positions=jnp.arange(3)),

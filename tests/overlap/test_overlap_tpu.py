@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 from support import python
 
-from benchmarks.compiled import claim
+from benchmarks.compiled import recorded_claims
 
 pytestmark = [
     pytest.mark.tpu_aot,
@@ -50,7 +50,7 @@ def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(pr
 
 def test_the_headline_is_true(programs):
     """What README says of our matmuls and the plain forms on three TPUs, compiled again."""
-    series = {tuple(one.jax.split(".")[:2]) for one in claim.load() if one.compiler}
+    series = {tuple(one.jax.split(".")[:2]) for one in recorded_claims.load() if one.compiler}
     if tuple(version("jax").split(".")[:2]) not in series:
         pytest.skip(f"nothing is claimed of this version of JAX, only of {sorted(series)}")
     # Red with a compiler that has no claims: CI would not notice else. (--update claims them.)

@@ -15,7 +15,7 @@ import jax
 
 from benchmarks.collectives import scale
 from benchmarks.compiled import compiling, fsdp, grid, layers
-from benchmarks.compiled.figures import Figures
+from benchmarks.compiled.program_figures import Figures
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
 
@@ -120,7 +120,7 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
 
     Args:
         which: the program.
-        cache: a folder of compiled programs; see `benchmarks.compiled.compile_cache`.
+        cache: a folder of compiled programs; see `benchmarks.compiled.program_cache`.
 
     Raises:
         Exception: what JAX and the compiler raise.
