@@ -214,11 +214,8 @@ def linear(
         cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2
-    options: dict[str, Any] = {
-        "algorithm": algorithm,
-        "precision": precision,
-        "accumulate_dtype": accumulate_dtype,
-    }
+    options: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
+    options["accumulate_dtype"] = accumulate_dtype
     axes = axes_of(axis_name)
     if isinstance(kernel, Gathered) and kernel.whole.shape == shard.shape:  # was never sharded
         y = jnp.matmul(x, shard.astype(x.dtype), precision=precision)
@@ -228,11 +225,9 @@ def linear(
         factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
         y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **options), *factors)
     else:
-        matrix, options = (
-            copied(kernel, replicas).astype(x.dtype),
-            {**options, "residuals": residuals},
-        )
-        y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **options)
+        matrix = copied(kernel, replicas).astype(x.dtype)
+        options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
+        y = all_gather_matmul(x, matrix, axis_name, **options)
     return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
 
 

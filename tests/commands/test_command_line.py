@@ -1,5 +1,6 @@
 """What may be typed: sizes, names and functions are understood, or refused in a line; Ctrl-C."""
 
+import json
 import signal
 
 import pytest
@@ -190,6 +191,5 @@ def test_what_was_measured_until_ctrl_c_is_written(
     if module is tune:
         assert Table.load(path).measured_on.endswith(", 1 of 2 points")
     else:
-        assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} == {
-            "psum_scatter"
-        }
+        rows = json.loads(path.read_text())["rows"]
+        assert {row["collective"] for row in rows} == {"psum_scatter"}

@@ -197,7 +197,7 @@ def test_the_command_compiles_an_example(tmp_path):
 
 def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
     (tmp_path / "own.py").write_text(
-        "from ringcoll.overlap.examples import example\n"
+        "from ringcoll.commands.overlap_examples import example\n"
         "def program(mesh):\n"
         "    return example('all_gather_then_matmul', mesh, (1024, 1024, 2048))\n",
         encoding="utf-8",
