@@ -21,7 +21,7 @@ from ringcoll.commands.arguments import in_a_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which claims, and what to do with what is found."""
+    """Declare which claims to compute, and what to do with the figures."""
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group()
     names = [table.name for table in pages.tables()]
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find and compare, or write; returns the exit status."""
-    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     every, claims = pages.tables(), recorded_claims.load()
     if args.write:
         return _write(every, claims)

@@ -35,7 +35,7 @@ WIDTHS = (28672, 14336)
 ATTENTION_WIDTHS = (8192, 4096)
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
-#: "auto" loses a cell if it is slower than the quickest other form by more than this share.
+#: "auto" loses a cell if it is slower than the fastest other form by more than this share.
 LOST = 0.03
 PAGE = Path(__file__).parents[1] / "pages" / "grid.md"
 
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Microseconds in a cell; None where it has not been compiled, or was refused."""
+    """Microseconds in a cell; None if it was not compiled, or was refused."""
 
     auto: float | None
     plain: float | None
@@ -69,7 +69,7 @@ class Times(NamedTuple):
 
     @property
     def above(self) -> float | None:
-        """By what share "auto" is slower than the quickest other form."""
+        """By what share "auto" is slower than the fastest other form."""
         others = [time for time in (self.plain, self.compiler) if time is not None]
         return None if self.auto is None or not others else self.auto / min(others) - 1
 

@@ -1,18 +1,18 @@
 """Collective matmuls as real compilers schedule them: ours against the built-in forms.
 
-No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and its
-schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring. Of
-GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them are counted.
+No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and
+`ringcoll.overlap` computes its times; its docstring has the model. For GPUs (--topology h200:8, the
+extra gpu) a table counts the collectives with a matmul under them.
 
-  plain      the built-in collective, then the multiplication (or the other way about)
+  plain      the built-in collective, then the multiplication (or in the other order)
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
   .../tuned  with the options of the compiler that were found to matter
-  1lane...   the ring written in another way: see `benchmarks.compiled.ring_formulations`
+  1lane...   the ring in another formulation: see `benchmarks.compiled.ring_formulations`
   notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
-  built in   the quickest of plain and compiler, tuned or not
+  built in   the fastest of plain and compiler, tuned or not
 """
 
 import argparse

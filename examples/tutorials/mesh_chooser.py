@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = [cells for _, _, cells in rows] + refused
     show(f"Modelled: {what}, {over}", (*heads, ""), table)
     if any(not unfit for unfit, _, _ in rows):
-        print("the quickest that fits:", rows[0][2][0])
+        print("the fastest that fits:", rows[0][2][0])
     elif rows:
         cure = "" if args.fsdp else "shard the weights over data too (--fsdp), or "
         print(f"none fits: {cure}take more devices")

@@ -58,7 +58,7 @@ def test_the_grid_is_that_of_the_issue():
         (Times(100, None, None), ""),
     ],
 )
-def test_a_cell_is_marked_where_auto_is_slower_than_the_quickest_other(times, said):
+def test_a_cell_is_marked_where_auto_is_slower_than_the_fastest_other(times, said):
     assert str(times) == said
 
 

@@ -158,10 +158,9 @@ def test_predictions_come_from_the_model_of_the_run():
 
 
 def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
-    files = {kind: str(tmp_path / kind) for kind in ("json", "plot")}
-    flags = [part for kind, path in files.items() for part in (f"--{kind}", path)]
     chosen = ["--collective", "all_gather,psum", "--algorithm", "auto,ring", "-d", "bfloat16"]
-    assert main([*["-b", "1K", "-e", "4K", "-n", "4", "-g", "3"], *chosen, *flags]) == 0
+    flags = ["-b", "1K", "-e", "4K", "-n", "4", "-g", "3", "--json", str(tmp_path / "json")]
+    assert main([*flags, *chosen]) == 0
     out = capsys.readouterr().out
     for word in ("algbw", "busbw", "#wrong", "vs_lax", "predicted", "auto: lax", "median error"):
         assert word in out
@@ -174,10 +173,6 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert (ring["algorithm"], ring["size"], ring["wrong"]) == ("ring", 4096, 0)
     assert ring["busbw"] == pytest.approx(4096 / ring["seconds"]["median"] * 4 / 3)
     assert ring["predicted"] > 0
-    assert sorted(path.name for path in (tmp_path / "plot").iterdir()) == [
-        "all_gather.png",
-        "psum.png",
-    ]
 
 
 def test_what_there_was_no_time_for_is_said(capsys):

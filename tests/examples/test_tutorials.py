@@ -64,7 +64,7 @@ def test_it_runs_and_shows_what_it_is_there_for(name, tmp_path, monkeypatch):
 
 def test_a_mesh_is_chosen_where_one_fits(monkeypatch):
     done = run(monkeypatch, "mesh_chooser", "--fsdp")
-    assert "the quickest that fits: 64 x 1" in done.stdout, done.stdout + done.stderr
+    assert "the fastest that fits: 64 x 1" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_mesh_of_no_devices_is_refused(monkeypatch):

@@ -147,7 +147,7 @@ def overlap_command(monkeypatch, capsys):
         made = overlap.report(text, chip=CHIP)
         monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
         monkeypatch.setattr(command, "_check_chip", lambda *_: None)
-        monkeypatch.setattr(command.examples, "example", lambda *_: (None, ()))
+        monkeypatch.setattr(command, "example", lambda *_: (None, ()))
         monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), made))
         try:
             status = command_line.main(["overlap", "--example", "ring_matmul", *arguments])
