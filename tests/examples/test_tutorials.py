@@ -20,7 +20,7 @@ WORDS = {
     "arrays": ("CPU 0,1,2,3", "all_to_all: lax = ringcoll, exactly", "[30, 31, 32, 33]"),
     "classifier": ("lax.pmean", "28 collective-permute"),
     "collectives": (
-        "softmax over a sharded dimension: expected = lax = ringcoll, but for",
+        "softmax over a sharded dimension: expected = lax = ringcoll, except",
         "rows to columns: expected = lax = ringcoll, exactly",
         "random numbers of each rank's own",
     ),
