@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby
 from math import prod
 
@@ -101,15 +100,13 @@ def sentence(plan: Plan, phase: Phase, number: int) -> str:
 def priced(plan: Plan) -> str:
     """The cost of a plan in a line; bytes are in units of the full vector."""
     paid, n = plan.paid, plan.size
+    sent = paid.sent / n
+    decimal = "" if sent.denominator == 1 else f" ({float(sent):.3g})"
     added = f", adds {paid.additions / n}" if paid.additions else ""
     return (
         f"Each rank: {_counted(paid.rounds, 'round')}, {_counted(paid.messages, 'message')}; "
-        f"sends {_decimal(paid.sent / n)} full vector{'' if paid.sent == n else 's'}{added}."
+        f"sends {sent}{decimal} full vector{'' if paid.sent == n else 's'}{added}."
     )
-
-
-def _decimal(x: Fraction) -> str:
-    return f"{x}" if x.denominator == 1 else f"{x} ({float(x):.3g})"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -72,13 +72,17 @@ def _tables(plan: Plan, width: int) -> list[list[str]] | None:
 
 
 def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[str]:
-    columns = ["vector"] if plan.whole else [str(c) for c in range(plan.size)]
+    n = plan.size
+    columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
     rows = [["rank", *columns]]
     for rank, lanes in enumerate(frame.held):
         of_lanes = []
         for lane, cells in enumerate(lanes):
             old = before.held[rank][min(lane, len(before.held[rank]) - 1)]  # stages are alike
-            of_lanes.append([_cell(*both, plan.size) for both in zip(cells, old, strict=True)])
+            pairs = zip(cells, old, strict=True)
+            of_lanes.append(
+                [(_ranks(now, n) or ".") + _NEW * bool(now - was) for now, was in pairs]
+            )
         alike = all(cells == of_lanes[0] for cells in of_lanes)
         if lanes_apart and not alike:
             rows += [[f"{rank} lane {lane}", *cells] for lane, cells in enumerate(of_lanes)]
@@ -91,10 +95,6 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
 def _joined(lanes: Sequence[str]) -> str:
     """The cell of all lanes; equal lanes are written once."""
     return lanes[0] if len(set(lanes)) == 1 else "|".join(lanes)
-
-
-def _cell(now: RankSet, was: RankSet, size: int) -> str:
-    return (_ranks(now, size) or ".") + (_NEW if now - was else "")
 
 
 def _ranks(held: RankSet, size: int) -> str:

@@ -99,13 +99,10 @@ def scan_layers(
     ((length,),) = lengths
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
-    explicit, given = _closed(block, jax.eval_shape(_of_first(gather_one), params), x)
+    whole = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
+    explicit, given = _closed(block, whole, x)
     checkpointed = jax.checkpoint(explicit, policy=policy, prevent_cse=False)
     return _scanned(_Scan(checkpointed, gather_one, length), params, given, x)
-
-
-def _of_first(call: Callable[[Pytree], Pytree]) -> Callable[[Pytree], Pytree]:
-    return lambda params: call(jax.tree.map(lambda leaf: leaf[0], params))
 
 
 def _closed(block: Block, whole: Pytree, x: Pytree) -> tuple[Callable[..., Pytree], list[Array]]:

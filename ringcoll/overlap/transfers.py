@@ -60,17 +60,19 @@ def transfer(
     kind = instruction.opcode.removesuffix("-start")
     sent = sum(operand.bytes for operand in computation.operands(instruction))
     rate = chip.link if chip else 1.0
+    pairs = source_target_pairs(instruction)
+    members = [] if kind == PERMUTE else groups(instruction, len(network.places))
+    named = [rank for some in (*pairs, *members) for rank in some]
+    if max(named, default=0) >= len(network.places):
+        raise HloError(
+            f"{instruction.name} sends between more than the {len(network.places)} ranks "
+            "of the network; pass mesh= the mesh that the program was compiled for"
+        )
     if kind == PERMUTE:
-        pairs = source_target_pairs(instruction)
-        if any(max(pair) >= len(network.places) for pair in pairs):
-            raise _too_few(instruction, network)
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
         return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
-    members = groups(instruction, len(network.places))
-    if any(max(group, default=0) >= len(network.places) for group in members):
-        raise _too_few(instruction, network)
     links = frozenset[Link]().union(*(network.between(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -84,13 +86,6 @@ def transfer(
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
-
-
-def _too_few(instruction: Instruction, network: Network) -> HloError:
-    return HloError(
-        f"{instruction.name} sends between more than the {len(network.places)} ranks "
-        "of the network; pass mesh= the mesh that the program was compiled for"
-    )
 
 
 def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:

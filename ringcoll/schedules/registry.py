@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from inspect import signature
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, ScheduleError, product
 
@@ -25,14 +25,8 @@ AS_ALL_REDUCE: dict[str, str] = {}
 #: From former names of all-reduces of whole vectors to their names.
 FORMER_NAMES: dict[str, str] = {}
 
-Kind = TypeVar("Kind", bound=Schedule, covariant=True)
+Kind = TypeVar("Kind", bound=Schedule)
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class OnSeveralAxes(Protocol[Kind]):
-    """An algorithm: a function of the sizes of the axes, major first, and of options."""
-
-    def __call__(self, *shape: int, **options: int) -> Kind: ...
 
 
 def listed(
@@ -63,7 +57,7 @@ def listed(
     return add
 
 
-def along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
+def along_each_axis(one_axis: Callable[..., Kind]) -> Callable[..., Kind]:
     """Extend an algorithm for one axis to several, as a product."""
 
     @wraps(one_axis)

@@ -90,7 +90,7 @@ def test_the_page_tells_of_all_that_was_found_in_any_run(monkeypatch, tmp_path, 
     assert len(json.loads(page.with_suffix(".json").read_text())) == 4
 
 
-def test_what_was_refused_is_no_time_and_turns_the_status(monkeypatch, tmp_path, capsys):
+def test_a_refused_program_has_no_time_and_sets_the_status(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "find_all", lambda *_: ([found("auto", 2)], ["why"]))
     assert main(["overlap", "--grid", "--page", str(tmp_path / "page.md")]) == 1
     assert "0 of 576" in (said := capsys.readouterr().out)

@@ -175,7 +175,7 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert ring["predicted"] > 0
 
 
-def test_what_there_was_no_time_for_is_said(capsys):
+def test_points_without_time_are_listed(capsys):
     flags = ["-b", "1K", "-e", "4K", "-d", "float32", "-c", "0", "--budget", "0"]
     assert main([*flags, "--collective", "psum,ppermute"]) == 0
     assert "no time within --budget at 4K for psum float32, ppermute float32" in (
@@ -216,7 +216,7 @@ def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
 
 
-def test_what_is_done_at_once_is_counted_once():
+def test_overlapping_spans_count_once():
     wire, work = trace.union([(4, 6), (0, 2), (1, 3)]), trace.union([(2, 5)])
     assert wire == [(0, 3), (4, 6)]
     assert trace.length(wire) == 5

@@ -96,11 +96,11 @@ def test_a_command_is_one_that_a_reader_can_type(name):
         (claimed(total=2 * TOTAL, exposed=50.0), ["time", "exposure"]),
     ],
 )
-def test_what_is_off_by_more_than_the_tolerance_is_said(now, words):
+def test_figures_beyond_the_tolerance_are_named(now, words):
     assert claimed().off(now) == words
 
 
-def test_what_is_hidden_on_gpus_is_compared_to_the_last_collective():
+def test_hidden_collectives_on_gpus_are_compared_exactly():
     gpu = Claim(COMPILED, "", "", 0.0, hidden=(7, 7))
     assert gpu.off(gpu) == []
     assert gpu.off(replace(gpu, hidden=(6, 7))) == ["hidden collectives"]
@@ -140,7 +140,7 @@ def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
     assert "--update saves what is found" in said.err
 
 
-def test_without_a_compiler_what_is_modelled_is_compared(monkeypatch):
+def test_without_a_compiler_modelled_claims_are_compared(monkeypatch):
     def version(name):
         raise PackageNotFoundError(name)
 
@@ -151,7 +151,7 @@ def test_without_a_compiler_what_is_modelled_is_compared(monkeypatch):
     ]
 
 
-def test_what_is_claimed_of_no_version_is_red(monkeypatch, capsys):
+def test_a_program_without_any_claim_is_red(monkeypatch, capsys):
     first, *others = [one for one in recorded_claims.load() if one.which.run == "scale"]
     monkeypatch.setattr(recorded_claims, "load", lambda: others)
     assert main(["claims", "--table", "an all-reduce at scale"]) == 1
@@ -159,7 +159,7 @@ def test_what_is_claimed_of_no_version_is_red(monkeypatch, capsys):
     assert first.which not in check_claims.here(others)
 
 
-def test_update_claims_what_is_found_and_writes_the_page(monkeypatch, tmp_path, capsys):
+def test_update_saves_claims_and_writes_the_page(monkeypatch, tmp_path, capsys):
     (tmp_path / "page.md").write_text("Before.\n<!-- table t -->\n<!-- end -->\nAfter.\n")
     table = pages.PageTable(
         name="t",

@@ -98,7 +98,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_cause(
 
 
 @pytest.mark.parametrize("text", ["", ":", "none_such:f", ".:f", "math.none:f", "math:f", "math"])
-def test_what_names_no_function_is_refused(capsys, text):
+def test_a_bad_function_name_is_refused(capsys, text):
     with pytest.raises(SystemExit, match="2"):
         main(["draw", "psum", "-n", "4", "--function", text])
     assert f"{text!r} is not a module:function (" in capsys.readouterr().err.splitlines()[-1]
@@ -133,7 +133,7 @@ def test_no_algorithm_is_refused_as_such(capsys):
 
 
 @pytest.mark.parametrize("variable", ["RINGCOLL_ALGORITHM", "RINGCOLL_TABLE"])
-def test_what_the_environment_asks_for_is_refused_before_the_work(variable, monkeypatch, capsys):
+def test_bad_environment_variables_are_refused_before_the_work(variable, monkeypatch, capsys):
     monkeypatch.setenv(variable, "rign")
     default_table.cache_clear()
     with pytest.raises(SystemExit):
@@ -159,7 +159,7 @@ def given(n):
     return ring(n)
 
 
-def test_after_ctrl_c_a_line_is_said(capsys):
+def test_ctrl_c_prints_one_line(capsys):
     command = ["draw", "psum", "-n", "4", "--function", f"{__name__}:given"]
     assert main(command) == 130
     assert tuple(capsys.readouterr()) == ("", "interrupted\n")
@@ -169,7 +169,7 @@ def test_after_ctrl_c_a_line_is_said(capsys):
     ("module", "command", "name"),
     [(sweep, ["-c", "0", "--json"], "measure"), (tune, ["tune", "--table"], "_measured")],
 )
-def test_what_was_measured_until_ctrl_c_is_written(
+def test_measurements_until_ctrl_c_are_written(
     module, command, name, tmp_path, monkeypatch, capsys
 ):
     path = tmp_path / "found"

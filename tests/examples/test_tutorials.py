@@ -55,7 +55,7 @@ def test_the_index_has_every_tutorial():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_shows_what_it_is_there_for(name, tmp_path, monkeypatch):
+def test_a_tutorial_runs_and_prints_its_results(name, tmp_path, monkeypatch):
     arguments = ("--output", tmp_path) if name == "profiling" else ()
     done = run(monkeypatch, name, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr

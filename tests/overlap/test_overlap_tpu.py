@@ -29,7 +29,7 @@ def programs() -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_ring_that_multiplies_what_it_sends_is_overlapped(programs):
+def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
     report = programs["overlapped"]
     assert report["verdict"] == "green", report["text"]
     assert [row["kind"] for row in report["rows"]] == ["collective-permute"] * 7
@@ -61,13 +61,13 @@ def test_the_headline_is_true(programs):
 
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("matmul", ["gathers", "scatters"])
-def test_our_matmuls_hide_what_they_send_and_the_built_in_forms_do_not(programs, matmul, both):
+def test_our_matmuls_hide_their_messages_and_the_built_in_forms_do_not(programs, matmul, both):
     ours, plain = (programs[f"{matmul}{both} {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.02, ours["text"]
     assert plain["verdict"].startswith("red: "), plain["text"]
 
 
-def test_a_tensor_parallel_mlp_hides_what_it_sends_and_the_built_in_form_does_not(programs):
+def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not(programs):
     """Of five products eight parts each hide what is sent, but for what the first must wait."""
     ours, plain = (programs[f"gated_mlp {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.05, ours["text"]
@@ -148,7 +148,7 @@ def test_all_gathers_that_the_compiler_spreads_are_read(programs):
     assert all(row["matmuls"] == 1 and row["exposed"] == 0 for row in spread)
 
 
-def test_the_times_are_near_what_the_chip_can_do(programs):
+def test_times_are_near_the_rates_of_the_chip(programs):
     for name in ("overlapped", "plain", "layers"):
         report = programs[name]
         assert report["compute"] == pytest.approx(report["flops"] / 197e12, rel=0.2)
