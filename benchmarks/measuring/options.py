@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from benchmarks.collectives.cases import AXIS
 from ringcoll.algorithms import in_lax, listed_name
-from ringcoll.commands.arguments import SIZES, File, collective, count, shape, size
+from ringcoll.commands.arguments import SIZES, File, collective, shape, size
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
 DATATYPES = (
@@ -71,15 +71,6 @@ def algorithms(known: Mapping[str, Sequence[str]]):
         return found
 
     return parse
-
-
-def numbers(text: str) -> list[int]:
-    """Numbers above 0, of "4,16".
-
-    Raises:
-        argparse.ArgumentTypeError: one is no such number.
-    """
-    return [count(one) for one in text.split(",")]
 
 
 def shapes(*axes: int):
