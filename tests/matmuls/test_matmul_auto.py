@@ -103,7 +103,7 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     def to_gather(gather, *_):
         return auto.HIDDEN, tuple(filter(late, range(len(gather.products))))
 
-    monkeypatch.setattr(auto, "BY_PLATFORM", {})
+    monkeypatch.setattr(forms, "PLAIN_ON", ())
     monkeypatch.setattr(auto, "to_gather", to_gather)
     monkeypatch.setattr(auto, "to_scatter", lambda *_: auto.HIDDEN)
     compared(n, {}, check_vma)
