@@ -163,8 +163,9 @@ def test_at_a_crossover_the_fastest_changes(capsys):
 
 
 def test_ones_own_schedule_and_network(capsys):
-    own = "--function ringcoll.algorithms:two_ended --algorithm ring --alpha 1 --hop 0 --beta 0 --gamma 0"
-    said = cost(capsys, "all_gather", "--ranks", "8", *own.split())
+    own = "--function ringcoll.algorithms:two_ended --algorithm ring"
+    constants = "--alpha 1 --hop 0 --beta 0 --gamma 0"
+    said = cost(capsys, "all_gather", "--ranks", "8", *own.split(), *constants.split())
     of_eight, any_n = "4 alpha + 4 hop + 1/2 B beta", "ceil((n-1)/2) alpha"
     assert f"two_ended  4 s*   {of_eight}  {any_n}" in said
     assert "ring       7 s " in said
