@@ -40,9 +40,7 @@ def test_tables_show_what_is_claimed(page):
 UNCLAIMED = {
     "a block on other meshes",
     "a block with the compiler's options",
-    "forms of sharded layers",
     "scan_layers by each algorithm",
-    "sharded layers",
     "sharded layers, products kept",
 }
 
