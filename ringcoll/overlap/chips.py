@@ -55,8 +55,9 @@ def chip(name: str) -> Chip:
     Raises:
         ValueError: the chip is unknown.
     """
-    if name in CHIPS or name in KINDS:
-        return CHIPS[KINDS.get(name, name)]
+    known = KINDS.get(name, name)
+    if known in CHIPS:
+        return CHIPS[known]
     raise ValueError(
         f"overlap knows no chip named {name!r}, only {', '.join(CHIPS)}; pass chip= the name of "
         "one of these, or an overlap.Chip with its constants"
