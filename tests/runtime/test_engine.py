@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import SIZES, make_mesh, per_rank, runnable
+from support import SIZES, make_mesh, mostly_exhaustive, per_rank, runnable
 
 from ringcoll import algorithms
 from ringcoll.runtime import engine, turns
@@ -31,7 +31,16 @@ CASES = [
     *((shape, "loop", True) for shape in [(5,), (6,), (8,), (4, 2), (2, 4)]),
     *((shape, "loop", False) for shape in [(6,), (4, 2)]),
 ]
-everywhere = pytest.mark.parametrize(("shape", "form", "check_vma"), CASES)
+#: Odd and even, on one axis and on two, typed or not.
+USUAL = [
+    *(((3,), "unrolled", True), ((8,), "unrolled", True), ((4, 2), "unrolled", False)),
+    *(((6,), "loop", True), ((4, 2), "loop", False)),
+]
+
+
+everywhere = pytest.mark.parametrize(
+    ("shape", "form", "check_vma"), mostly_exhaustive(CASES, lambda *case: case in USUAL)
+)
 
 
 def schedules(shape, form):
@@ -169,8 +178,13 @@ def of_floats(schedule, ranks, x, w):
     return gathered(own), reduced(own), jax.grad(loss)(own)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("shape", [(8,), (4, 2), (6,)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "check_vma"),
+    mostly_exhaustive(
+        [((8,), True), ((4, 2), True), ((6,), False)], lambda shape, _: shape == (6,)
+    ),
+    ids=str,
+)
 def test_user_visitors_and_their_gradients(shape, check_vma, monkeypatch):
     every, n = schedules(shape, "loop"), int(np.prod(shape))
     rng = np.random.default_rng(0)
@@ -194,6 +208,7 @@ def test_user_visitors_and_their_gradients(shape, check_vma, monkeypatch):
             np.testing.assert_array_equal(np.stack(slope, 1), expected, name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [(30,), (4, 4)], ids=str)
 def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
     # vmap axes instead of a mesh: the engine does not know. Only so many ranks have a

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import data, make_mesh
+from support import crossed, data, make_mesh
 
 import ringcoll
 from ringcoll.overlap.hlo import parse
@@ -98,8 +98,12 @@ def test_a_product_does_not_wait_for_memory_to_be_cleared():
     assert all(needs[name] & set(products) for name in results)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.complex64, jnp.bfloat16])
-@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 5)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    crossed(
+        [(), (3,), (0, 2), (2, 5)], [np.float32, np.int8, np.uint32, np.complex64, jnp.bfloat16]
+    ),
+)
 def test_nothing_is_changed(dtype, shape):
     values = np.arange(-1, np.prod(shape, dtype=int) - 1).reshape(shape)
     x = jnp.asarray(values.astype(dtype))
@@ -138,8 +142,9 @@ def test_under_vmap_there_is_one_index_for_all():
     assert "scatter" not in opcodes
 
 
-@pytest.mark.parametrize("unroll", [24, 1])
-@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "two_ended"])
+@pytest.mark.parametrize(
+    ("algorithm", "unroll"), crossed(["ring", "bidirectional_ring", "two_ended"], [24, 1])
+)
 def test_values_and_gradients_are_those_of_one_process(algorithm, unroll, monkeypatch):
     """Also in loops, under vmap, and with fewer rows than lanes."""
     mesh, specs = make_mesh(5), (P(None, None, "x"), P("x"))
