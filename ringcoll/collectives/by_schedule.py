@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,14 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
-from ringcoll.collectives.table import LAX, LAX_AS_BITS, Algorithm, Table, default_table
+from ringcoll.collectives.table import (
+    LAX,
+    LAX_AS_BITS,
+    Algorithm,
+    Table,
+    default_table,
+    halves,
+)
 from ringcoll.runtime.hop import Ranks, moved_as_bits
 from ringcoll.runtime.hosts import OnHosts, on_hosts
 from ringcoll.runtime.primitive import Collective
@@ -37,13 +44,27 @@ class ScheduledCollective(Collective):
     collective: ClassVar[str]  # its name in `algorithms` and in the table
 
     def by_hand(self, platform: str, *xs: Array) -> list[Array]:
-        """Small operands of one dtype share their messages, end to end."""
-        algorithm = self.chosen(xs, platform)
-        if len(xs) == 1 or algorithm == LAX:
-            return [self.by(algorithm, x, platform) for x in xs]
-        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
-        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
-        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+        """Small operands of one dtype share the messages of a schedule, end to end."""
+        by = replace(self, algorithm=self.chosen(xs, platform))
+        if len(xs) > 1 and by.algorithm == LAX:
+            return [y for x in xs for y in by.by_hand(platform, x)]
+        if len(xs) > 1:
+            (whole,) = by.by_hand(platform, jnp.concatenate([x.reshape(-1) for x in xs]))
+            parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+            return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+        (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
+        algorithm = halves(by.algorithm).reduces
+        with named(call, algorithm, self.collective):
+            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+                return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
+            if algorithm == LAX:
+                send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
+                y = marked(send, self.widen(x), self.axes, self.groups)
+            elif algorithm == LAX_AS_BITS:
+                y = marked(partial(moved_as_bits, self), x, self.axes, self.groups)
+            else:
+                y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
+            return [y.astype(x.dtype)]
 
     def chosen(self, xs: Sequence[Any], platform: str) -> Algorithm:
         """The algorithm for operands of these types together: the user's, or the table's."""
@@ -60,20 +81,6 @@ class ScheduledCollective(Collective):
 
     def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
         return self.chosen(xs, platform) != LAX
-
-    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        """Run one operand by an algorithm that has been chosen."""
-        call = self.primitive.name.removeprefix("ringcoll_")
-        with named(call, algorithm, self.collective):
-            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
-                return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
-            if algorithm == LAX:
-                send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
-                return marked(send, self.widen(x), self.axes, self.groups).astype(x.dtype)
-            if algorithm == LAX_AS_BITS:
-                return marked(partial(moved_as_bits, self), x, self.axes, self.groups)
-            schedule, ranks = built(self.collective, algorithm, self.axes, self.groups)
-            return self.run(x, schedule, ranks).astype(x.dtype)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -96,7 +103,7 @@ class ScheduledCollective(Collective):
             raise ValueError(f"dimension {self.dims[0]} is {size}, and there are {n} ranks")
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
-        """Run a schedule; the result may still have the dtype of accumulation."""
+        """Run the schedule of `algorithm`; the result may still have the dtype of accumulation."""
         raise NotImplementedError
 
     def builtin(self, x: Array, platform: str) -> Array:
@@ -127,28 +134,16 @@ class ScheduledCollective(Collective):
 
 def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:
     """Name the operations that are traced inside for profiles: `ringcoll.psum(ring)`."""
-    return scope(f"ringcoll.{call}({name_of(algorithm, collective)})")
+    name = algorithm if isinstance(algorithm, str) else name_of(algorithm, collective)
+    return scope(f"ringcoll.{call}({name})")
 
 
 def name_of(algorithm: Algorithm, collective: str) -> str:
-    """The name of an algorithm; a schedule without one is "given"."""
-    if isinstance(algorithm, str):
-        return algorithm
+    """The name of an algorithm that was not given by name; a schedule without one is "given"."""
     for name, function in algorithms_of(collective).items():
         if function is algorithm:  # a gather may have another name as an all-reduce
             return name
     return getattr(algorithm, "__name__", "given")
-
-
-def ranks_of(
-    algorithm: Algorithm, axes: Sequence[Hashable], groups: tuple[tuple[int, ...], ...] | None
-) -> Ranks:
-    """The ranks that an algorithm runs on.
-
-    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, as
-    they were written.
-    """
-    return Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
 
 
 def built(
@@ -157,7 +152,11 @@ def built(
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None,
 ) -> tuple[Any, Ranks]:
-    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits."""
-    ranks = ranks_of(algorithm, axes, groups)
+    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits.
+
+    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, as
+    they were written.
+    """
+    ranks = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
     made = algorithms.build(collective, algorithm, ranks.shape)
-    return made, ranks if isinstance(made, tuple) else ranks.cut(made.shape)
+    return made, ranks if isinstance(made, tuple) else replace(ranks, shape=made.shape)

@@ -13,8 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from ringcoll import algorithms
-from ringcoll.collectives.by_schedule import ScheduledCollective, name_of, ranks_of
+from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
 from ringcoll.collectives.table import BUILT_INS, halves
 from ringcoll.debug import program
 from ringcoll.runtime.primitive import Collective
@@ -162,11 +161,11 @@ def _algorithm(
 
     def choose() -> None:
         chosen = collective.chosen(avals, platform)
-        said.append(f" by {name_of(chosen, collective.collective)}")
+        is_named = isinstance(chosen, str)
+        said.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         half = halves(chosen).reduces
         if half not in BUILT_INS:
-            ranks = ranks_of(half, collective.axes, collective.groups)
-            made = algorithms.build(collective.collective, half, ranks.shape)
+            made, _ = built(collective.collective, half, collective.axes, collective.groups)
             said.append(f" (schedule {_digest(repr(made))})")
 
     # Where the axes have sizes, as they will have when it is lowered.
