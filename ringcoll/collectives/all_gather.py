@@ -71,10 +71,9 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         )
 
     def __call__(self, *xs: Array) -> list[Array]:
-        if self.tiled:
-            return super().__call__(*xs)
-        self.check_stacked(*xs)
-        return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
+        if not self.tiled:  # a block that is not of size 1 cannot be squeezed
+            return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
+        return super().__call__(*xs)
 
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
         return reduce_along(x, self.dims[0], schedule, ranks, self.combine)

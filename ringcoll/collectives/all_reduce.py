@@ -30,12 +30,12 @@ class AllReduce(ScheduledCollective):
     joins = True
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
-        if ranks.size == 1:
-            return x
         if not isinstance(schedule, Schedule):
-            return by_stages(x, schedule, ranks, self.combine)
+            return by_stages(x, schedule, ranks, self.combine) if ranks.size > 1 else x
+        if schedule.size == 1:
+            return x
         dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
-        dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
+        dim = next((d for d in dims if x.shape[d] % schedule.size == 0), None)
         if dim is not None:
             return self._chunked(x, dim, schedule, ranks)
         if len(dims) == x.ndim:  # flat, it needs least padding; a reshape would unshard others
@@ -47,7 +47,7 @@ class AllReduce(ScheduledCollective):
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
-        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
+        padding = [(0, -size % schedule.size if d == dim else 0, 0) for d in range(x.ndim)]
         whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
         return lax.slice_in_dim(whole, 0, size, axis=dim)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
@@ -31,9 +31,11 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
     def __call__(self, *xs: Array) -> list[Array]:
         if self.tiled:
             return super().__call__(*xs)
-        self.check_stacked(*xs)
         split, concat = self.dims
         if split == concat:  # blocks have size 1 there already
+            n = len(self.groups[0]) if self.groups else lax.axis_size(self.axes)
+            if any(x.shape[split] != n for x in xs):
+                raise ValueError(f"dimension {split} is not {n}, the number of ranks")
             return replace(self, tiled=True)(*xs)
         concat += split < concat  # lax counts it without the split dimension
         split += concat <= split

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import jax
@@ -77,7 +77,7 @@ class ScheduledCollective(Collective):
         n = Ranks.over(self.axes, self.groups).size
         placement = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
         call = self.collective, platform, n, nbytes, xs[0].dtype.name, jax.__version__
-        return algorithm.pick(*call, **placement._asdict())
+        return _picked(algorithm, call, placement)
 
     def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
         return self.chosen(xs, platform) != LAX
@@ -95,12 +95,6 @@ class ScheduledCollective(Collective):
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
-
-    def check_stacked(self, x: Array) -> None:
-        """Refuse an operand without one block for each rank along the first of `dims`."""
-        n, size = Ranks.over(self.axes, self.groups).size, x.shape[self.dims[0]]
-        if size != n:
-            raise ValueError(f"dimension {self.dims[0]} is {size}, and there are {n} ranks")
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
         """Run the schedule of `algorithm`; the result may still have the dtype of accumulation."""
@@ -130,6 +124,12 @@ class ScheduledCollective(Collective):
         if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
             shared["algorithm"] = "auto"
         return shared
+
+
+@lru_cache(maxsize=1024)
+def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: OnHosts) -> str:
+    """What a table says, looked up once for all leaves and programs that are alike."""
+    return table.pick(*call, **placement._asdict())
 
 
 def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:

@@ -77,8 +77,7 @@ def settled(
         return algorithm
     if algorithm != "auto":
         return _listed(algorithm, collective, shape)
-    name = listed_name(collective, _around.value or by_environment())
-    return name if name in choices(collective) and runs(collective, name, shape) else "auto"
+    return _if_it_runs(_around.value or by_environment(), collective, shape)
 
 
 def by_environment() -> str:
@@ -90,6 +89,13 @@ def by_environment() -> str:
     name = os.environ.get(VARIABLE) or "auto"
     _check_known(f"{VARIABLE}={name}", name)
     return name
+
+
+@lru_cache(maxsize=1024)
+def _if_it_runs(name: str, collective: str, shape: tuple[int, ...]) -> str:
+    """The listed name of an algorithm, or "auto" if a collective cannot run by it there."""
+    name = listed_name(collective, name)
+    return name if name in choices(collective) and runs(collective, name, shape) else "auto"
 
 
 @lru_cache(maxsize=1024)
@@ -135,6 +141,7 @@ def _known() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
 
 
+@lru_cache(maxsize=1024)
 def _check_known(what: str, name: str) -> None:
     if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
         raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

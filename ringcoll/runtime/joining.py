@@ -10,7 +10,8 @@ every placeholder is lowered for good, as one collective of all its operands.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,12 +94,7 @@ class _Waiting(NamedTuple):
     collective: Hashable
     lower: Lower
     context: mlir.LoweringRuleContext
-
-    @property
-    def kind(self) -> Hashable:
-        """Collectives are joined only if these are equal."""
-        x: Any = self.context.avals_in[0]
-        return self.environment, self.collective, x.dtype, x.mat
+    kind: Hashable  # collectives are joined only if these are equal
 
 
 def may_wait(context: mlir.LoweringRuleContext) -> bool:
@@ -128,7 +124,8 @@ def lower_later(
     x: Any = context.avals_in[0]
     # An all-reduce's operands vary over its axes wherever types are checked.
     environment = _Environment(mesh, bool(x.mat.varying))
-    program.waiting.append(_Waiting(environment, collective, lower, context))
+    kind = environment, collective, x.dtype, x.mat
+    program.waiting.append(_Waiting(environment, collective, lower, context, kind))
     return _placeholder([len(program.waiting) - 1], operands).results
 
 
@@ -144,25 +141,29 @@ def _numbers(op: ir.Operation) -> list[int]:
     return list(ir.DenseI64ArrayAttr(op.attributes[_NUMBERS])) if _NUMBERS in op.attributes else []
 
 
+@dataclass
 class _JoinedProgram:
     """The collectives that wait in a program, by number."""
 
-    def __init__(self) -> None:
-        self.waiting: list[_Waiting] = []
+    waiting: list[_Waiting] = field(default_factory=list)
 
     def __call__(self, module: ir.Module) -> None:
         """Join placeholders, and lower the placeholders that are left."""
+        if len(self.waiting) > 1:
+            self._join(module.operation)
         where: dict[_Environment, list[ir.Operation]] = defaultdict(list)
-        for op in list(self._join(module.operation)):
-            where[self._first(op).environment].append(op)
+
+        def find(op: ir.Operation) -> ir.WalkResult:
+            if numbers := _numbers(op):
+                where[self.waiting[numbers[0]].environment].append(op)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(find)
         for environment, placeholders in where.items():
             environment.call(partial(self._lower, placeholders))
 
-    def _first(self, op: ir.Operation) -> _Waiting:
-        return self.waiting[_numbers(op)[0]]
-
-    def _join(self, op: ir.Operation) -> Iterator[ir.Operation]:
-        """Join the placeholders inside an operation; yields those that are left."""
+    def _join(self, op: ir.Operation) -> None:
+        """Join the placeholders inside an operation that have no work between them."""
         for region in op.regions:
             for block in region.blocks:
                 stretch: list[ir.Operation] = []
@@ -170,13 +171,13 @@ class _JoinedProgram:
                     if _numbers(inner) or not _is_work(inner):
                         stretch.append(inner)
                         continue
-                    yield from self._joined(stretch)
-                    yield from self._join(inner)
+                    self._join_stretch(stretch)
+                    self._join(inner)
                     stretch = []
-                yield from self._joined(stretch)
+                self._join_stretch(stretch)
 
-    def _joined(self, stretch: list[ir.Operation]) -> Iterator[ir.Operation]:
-        """The placeholders among operations that follow on each other, joined."""
+    def _join_stretch(self, stretch: list[ir.Operation]) -> None:
+        """Join the placeholders among operations that follow on each other."""
         i = 0
         while i < len(stretch):
             after = self._join_first(stretch[i:]) if _numbers(stretch[i]) else None
@@ -184,18 +185,17 @@ class _JoinedProgram:
                 stretch[i:] = after  # which may begin with another placeholder
             else:
                 i += 1
-        yield from filter(_numbers, stretch)
 
     def _join_first(self, stretch: list[ir.Operation]) -> list[ir.Operation] | None:
         """The operations after the first, a placeholder, was joined with others; None if none."""
         first, *others = stretch
-        kind = self._first(first).kind
+        kind = self.waiting[_numbers(first)[0]].kind
         members, needing = [first], set(first.results)
         moves = set[ir.Operation]()
         for op in others:
             if not needing.isdisjoint(lowering.operands(op)):
                 moves.add(op)
-            elif _numbers(op) and self._first(op).kind == kind:
+            elif (numbers := _numbers(op)) and self.waiting[numbers[0]].kind == kind:
                 members.append(op)
             else:
                 continue
@@ -214,8 +214,8 @@ class _JoinedProgram:
     def _lower(self, placeholders: list[ir.Operation]) -> None:
         """Lower them for good, where the axes are known."""
         for op in placeholders:
-            first = self._first(op)
-            contexts = [self.waiting[number].context for number in _numbers(op)]
+            first, *_ = members = [self.waiting[number] for number in _numbers(op)]
+            contexts = [each.context for each in members]
             context = first.context.replace(
                 avals_in=[aval for each in contexts for aval in each.avals_in],
                 avals_out=[aval for each in contexts for aval in each.avals_out],

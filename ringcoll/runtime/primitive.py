@@ -25,7 +25,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
-from ringcoll.runtime import cpu_order, joining
+from ringcoll.runtime import joining
+from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import mesh_of
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
@@ -149,7 +150,7 @@ def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
             return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
         platform = _PLATFORMS[first]
     if platform == "cpu":
-        cpu_order.watch(ctx)
+        loops.watch(ctx)
     by_hand = partial(replace(collective, mesh=mesh_of(ctx)).by_hand, platform)
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
