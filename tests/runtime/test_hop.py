@@ -150,8 +150,8 @@ def test_a_hop_over_several_axes_counts_in_the_order_given(order):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_who_is_sent_nothing_has_zeros(check_vma):
-    hop = Ppermute(axes=("x",), pairs=((2, 0), (0, 1)))
-    arrived = per_rank(make_mesh(3), lambda x: hop(x)[0], np.float32([5, 6, 7]), check_vma=check_vma)
+    send, x = Ppermute(axes=("x",), pairs=((2, 0), (0, 1))), np.float32([5, 6, 7])
+    arrived = per_rank(make_mesh(3), lambda x: send(x)[0], x, check_vma=check_vma)
     assert_same(np.asarray(arrived), np.float32([7, 5, 0]))
 
 
