@@ -27,7 +27,7 @@ from ringcoll.collectives.table import (
     halves,
 )
 from ringcoll.runtime.hop import Ranks, moved_as_bits
-from ringcoll.runtime.hosts import OnHosts, on_hosts
+from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.value_types import empty
@@ -43,13 +43,13 @@ class ScheduledCollective(Collective):
     accumulate_dtype: np.dtype | None = None
     collective: ClassVar[str]  # its name in `algorithms` and in the table
 
-    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
-        by = replace(self, algorithm=self.chosen(xs, platform))
+        by = replace(self, algorithm=self.chosen(xs, where))
         if len(xs) > 1 and by.algorithm == LAX:
-            return [y for x in xs for y in by.by_hand(platform, x)]
+            return [y for x in xs for y in by.by_hand(where, x)]
         if len(xs) > 1:
-            (whole,) = by.by_hand(platform, jnp.concatenate([x.reshape(-1) for x in xs]))
+            (whole,) = by.by_hand(where, jnp.concatenate([x.reshape(-1) for x in xs]))
             parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
             return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
@@ -58,7 +58,7 @@ class ScheduledCollective(Collective):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if algorithm == LAX:
-                send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
+                send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
                 y = marked(send, self.widen(x), self.axes, self.groups)
             elif algorithm == LAX_AS_BITS:
                 y = marked(partial(moved_as_bits, self), x, self.axes, self.groups)
@@ -66,7 +66,7 @@ class ScheduledCollective(Collective):
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
 
-    def chosen(self, xs: Sequence[Any], platform: str) -> Algorithm:
+    def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands of these types together: the user's, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
@@ -75,12 +75,13 @@ class ScheduledCollective(Collective):
         if not isinstance(algorithm, Table):
             return algorithm
         n = Ranks.over(self.axes, self.groups).size
-        placement = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
-        call = self.collective, platform, n, nbytes, xs[0].dtype.name, jax.__version__
+        mesh = where.mesh
+        placement = on_hosts(mesh, self.axes, self.groups) if mesh else OnHosts(1, n)
+        call = self.collective, where.platform, n, nbytes, xs[0].dtype.name, jax.__version__
         return _picked(algorithm, call, placement)
 
-    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
-        return self.chosen(xs, platform) != LAX
+    def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
+        return self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))

@@ -21,11 +21,14 @@ from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
 
 @functools.lru_cache(maxsize=1024)
 def _lane_shares(
-    shape: tuple[int, ...], sharded: tuple[int, ...], lanes: int
+    aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int
 ) -> tuple[int, list[tuple[int, int]]]:
-    """How lanes divide a shard of `shape`: the dimension, and (start, size) of each."""
+    """How lanes divide a shard of `shape`, of an operand of type `aval`.
+
+    Returns the dimension that is cut, and (start, size) of each lane.
+    """
     # To cut a dimension that is sharded over another axis moves data. If all are, one is cut.
-    free = [d for d in range(len(shape)) if d not in sharded] or range(len(shape))
+    free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     shares = Shares(shape[dim], lanes)
     return dim, [shares.of(lane) for lane in range(lanes)]
@@ -47,7 +50,7 @@ _UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
     """All-gather: every shard that arrives is put in its place."""
     bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
-    lane_dim, shares = _lane_shares(x.shape, sharded_dims(x), schedule.lanes)
+    lane_dim, shares = _lane_shares(jax.typeof(x), x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
@@ -87,7 +90,7 @@ def reduce_along(
 ) -> Array:
     """Reduce-scatter: every contribution is a slice of the operand."""
     shape = tuple(s // schedule.size if d == dim else s for d, s in enumerate(x.shape))
-    lane_dim, shares = _lane_shares(shape, sharded_dims(x), schedule.lanes)
+    lane_dim, shares = _lane_shares(jax.typeof(x), shape, schedule.lanes)
 
     def contribution(slot: Slot) -> Array:
         lo, size = shares[slot.lane]

@@ -3,7 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -16,6 +16,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
 from ringcoll.collectives.table import BUILT_INS, halves
 from ringcoll.debug import program
+from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 
 #: Which options of JAX change what is compiled, and which flags of XLA's do not.
@@ -30,7 +31,7 @@ _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 _SILENT = ("axis_index", "pvary", "pcast")
 _AXES = ("axes", "axis_name")
 #: What is said otherwise, or of nobody's concern.
-_SAID = (*_AXES, "axis_size", "algorithm", "is_hop", "mesh")
+_SAID = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 
 def environment() -> list[str]:
@@ -133,9 +134,9 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
     collective = params.get("collective")
     by = ""
     if isinstance(collective, Collective):
-        collective = replace(collective, mesh=devices)
         axes: Any = collective.axes
-        by = _algorithm(collective, [v.aval for v in eqn.invars], sizes, platform)
+        where = Where(platform, devices)
+        by = _algorithm(collective, [v.aval for v in eqn.invars], sizes, where)
         params = {f.name: (getattr(collective, f.name), f.default) for f in fields(collective)}
         params = {key: value for key, (value, default) in params.items() if value != default}
     else:
@@ -152,7 +153,7 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
 
 
 def _algorithm(
-    collective: Collective, avals: list[Any], sizes: Mapping[Hashable, int], platform: str
+    collective: Collective, avals: list[Any], sizes: Mapping[Hashable, int], where: Where
 ) -> str:
     """By which algorithm, and a digest of the schedule that it makes; "auto" is resolved."""
     if not isinstance(collective, ScheduledCollective):
@@ -160,7 +161,7 @@ def _algorithm(
     said = []
 
     def choose() -> None:
-        chosen = collective.chosen(avals, platform)
+        chosen = collective.chosen(avals, where)
         is_named = isinstance(chosen, str)
         said.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         half = halves(chosen).reduces

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.runtime import built_in
+from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.schedules.schedule import Round
@@ -96,8 +97,8 @@ class Ppermute(Collective, name="ppermute"):
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return built_in.ppermute(x, axes, pairs)
 
-    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
-        send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        send = partial(moved_as_bits, self) if where.platform == "cpu" else self.by_lax
         if self.is_hop:
             return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):

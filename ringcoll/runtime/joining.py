@@ -12,7 +12,6 @@ every placeholder is lowered for good, as one collective of all its operands.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -74,17 +73,6 @@ class _Environment(NamedTuple):
 
     mesh: AbstractMesh
     is_checked: bool
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function in this environment. The only public way is inside a `shard_map`."""
-
-        def one_rank(x: Array) -> Array:
-            function()
-            return x
-
-        with jax.sharding.use_abstract_mesh(self.mesh):
-            mapped = jax.shard_map(one_rank, in_specs=P(), out_specs=P(), check_vma=self.is_checked)
-            jax.eval_shape(mapped, 0)
 
 
 class _Waiting(NamedTuple):
@@ -160,7 +148,7 @@ class _JoinedProgram:
 
         module.operation.walk(find)
         for environment, placeholders in where.items():
-            environment.call(partial(self._lower, placeholders))
+            self._lower(environment, placeholders)
 
     def _join(self, op: ir.Operation) -> None:
         """Join the placeholders inside an operation that have no work between them."""
@@ -211,21 +199,29 @@ class _JoinedProgram:
             op.move_after(joined)
         return [*ahead, joined, *behind, *stretch[last + 1 :]]
 
-    def _lower(self, placeholders: list[ir.Operation]) -> None:
-        """Lower them for good, where the axes are known."""
-        for op in placeholders:
-            first, *_ = members = [self.waiting[number] for number in _numbers(op)]
-            contexts = [each.context for each in members]
-            context = first.context.replace(
-                avals_in=[aval for each in contexts for aval in each.avals_in],
-                avals_out=[aval for each in contexts for aval in each.avals_out],
-            )
-            where = source_info_util.user_context(  # profiles show the line of the first call
-                context.traceback, name_stack=source_info_util.new_name_stack()
-            )
-            with where, ir.InsertionPoint(op), op.location:
-                results = first.lower(context, *op.operands, collective=first.collective)
-            _replace([op], [x if isinstance(x, ir.Value) else x[0] for x in results])
+    def _lower(self, environment: _Environment, placeholders: list[ir.Operation]) -> None:
+        """Lower them for good, where the axes are known: publicly, only inside a `shard_map`."""
+
+        def one_rank(x: Array) -> Array:
+            for op in placeholders:
+                first, *_ = members = [self.waiting[number] for number in _numbers(op)]
+                contexts = [each.context for each in members]
+                context = first.context.replace(
+                    avals_in=[aval for each in contexts for aval in each.avals_in],
+                    avals_out=[aval for each in contexts for aval in each.avals_out],
+                )
+                where = source_info_util.user_context(  # profiles show the line of the first call
+                    context.traceback, name_stack=source_info_util.new_name_stack()
+                )
+                with where, ir.InsertionPoint(op), op.location:
+                    results = first.lower(context, *op.operands, collective=first.collective)
+                _replace([op], [x if isinstance(x, ir.Value) else x[0] for x in results])
+            return x
+
+        with jax.sharding.use_abstract_mesh(environment.mesh):
+            checked = environment.is_checked
+            mapped = jax.shard_map(one_rank, in_specs=P(), out_specs=P(), check_vma=checked)
+            jax.eval_shape(mapped, 0)
 
 
 def _as_one(placeholders: list[ir.Operation]) -> ir.Operation:

@@ -23,11 +23,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh
 
 from ringcoll.runtime import joining
 from ringcoll.runtime.cpu import loops
-from ringcoll.runtime.hosts import mesh_of
+from ringcoll.runtime.hosts import Where
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
@@ -39,16 +38,12 @@ class Collective:
     `dims` are its positional dimensions. A call with `tiled=False` adds or removes a dimension. It
     is rewritten as a call with `tiled=True` before the primitive is bound, so that `vmap` only has
     to shift `dims`.
-
-    The `mesh` is known only in lowering, if the devices are known; one trace may serve several
-    meshes.
     """
 
     axes: tuple[Hashable, ...]
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
     tiled: bool = True
-    mesh: Mesh | None = None
 
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that neighbours may be joined.
@@ -68,11 +63,11 @@ class Collective:
         """The result by `jax.lax`."""
         raise NotImplementedError
 
-    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """The results by ringcoll, for one operand or, if they join, for several."""
         raise NotImplementedError
 
-    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
+    def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
         """Whether operands of these types are sent by ringcoll, and not by lax."""
         raise NotImplementedError
 
@@ -151,7 +146,7 @@ def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
         platform = _PLATFORMS[first]
     if platform == "cpu":
         loops.watch(ctx)
-    by_hand = partial(replace(collective, mesh=mesh_of(ctx)).by_hand, platform)
+    by_hand = partial(collective.by_hand, Where(platform, ctx.module_context.axis_context))
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
 
@@ -165,8 +160,8 @@ _register_platforms(_joined)
 def _now_or_later(ctx, *xs, collective: Collective):
     if joining.may_wait(ctx):
         kind = _PLATFORMS.get(*ctx.module_context.platforms)  # one platform, which may be unknown
-        placed = replace(collective, mesh=mesh_of(ctx))
-        if kind and placed.is_by_hand(ctx.avals_in, kind):
+        where = Where(kind, ctx.module_context.axis_context)
+        if kind and collective.is_by_hand(ctx.avals_in, where):
             return joining.lower_later(ctx, collective, _lower, xs)
     return _lower(ctx, *xs, collective=collective)
 

@@ -36,10 +36,10 @@ def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     return lax.pcast(x, typed, to="varying") if typed else x
 
 
-def sharded_dims(x: Array) -> tuple[int, ...]:
-    """The dimensions of x that are sharded over explicit mesh axes of the caller."""
-    spec = jax.typeof(x).sharding.spec
-    return tuple(i for i, axis in enumerate(spec) if axis is not None)
+def sharded_dims(x: Array | jax.core.ShapedArray) -> tuple[int, ...]:
+    """The dimensions of x, or of its type, that are sharded over explicit axes of the caller."""
+    aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    return tuple(i for i, axis in enumerate(aval.sharding.spec) if axis is not None)
 
 
 def explicit_spec(x: Array) -> PartitionSpec | None:
