@@ -148,14 +148,9 @@ def _gather_and_multiply_by_rounds(
 
 @dataclass(frozen=True)
 class _Visitor:
-    """Computes the products of a gather as its shards arrive.
+    """Computes the products of a gather as its shards arrive, those numbered in `early`.
 
-    Attributes:
-        options, gather, others: as for `gather_and_multiply`.
-        early: the numbers of these products; the others are late.
-        shares: how a shard is divided among the lanes.
-        n: the number of shards.
-        joining: how the shards of a round are multiplied; see `auto.joining`.
+    There are `n` shards, of which lanes have `shares`; `joining` is that of `auto.joining`.
     """
 
     options: Options
@@ -283,12 +278,7 @@ def _multiply_and_scatter_by_rounds(
 class _Blocks:
     """The sum of a scatter, block by block, each of slices of the factors that have its label.
 
-    Attributes:
-        options, scatter: as for `multiply_and_scatter`.
-        factors: those of all terms, which follow on each other.
-        labels: of each factor.
-        shares: how a block is divided among the lanes.
-        order: in which order the products and messages start.
+    `factors` are those of all terms, with their `labels`; lanes have `shares` of each block.
     """
 
     options: Options
@@ -303,40 +293,29 @@ class _Blocks:
         of_factors = zip(self.factors, self.labels, strict=True)
         return [x for x, own in of_factors if self.scatter.label not in own]
 
-    def parts(self, places: list[tuple[Any, int]], whole: Sequence[Array]) -> list[Array]:
-        """The factors of the blocks in these places."""
-        label, rest = self.scatter.label, iter(whole)
-        return [
+    def produce(
+        self, whole: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
+    ) -> Contributions:
+        """This rank's contributions, added to what was received for them if turns are taken."""
+        label, out, rest = self.scatter.label, self.scatter.out, iter(whole)
+        places = self.shares.places(slots)
+        sums = [concatenated(received, out.index(label))] if received else []
+        parts = [
             self.order.apart(sliced_along(x, own, label, places)) if label in own else next(rest)
             for x, own in zip(self.factors, self.labels, strict=True)
         ]
-
-    def cut(self, y: Array, places: list[tuple[Any, int]]) -> list[Array]:
-        """The sum of several blocks, cut into these."""
+        y = functools.reduce(lax.add, [*sums, _summed(self.options, self.scatter, parts)])
         ends = np.cumsum([width for _, width in places])[:-1]
-        return jnp.split(y, ends, self.scatter.out.index(self.scatter.label))
+        sliced = [x for x, own in zip(parts, self.labels, strict=True) if label in own]
+        return Contributions(jnp.split(y, ends, out.index(label)), sliced)
 
-    def produce(self, whole: list[Array], slots: list[Slot]) -> Contributions:
-        """This rank's contributions, for `engine.reduce`."""
-        places = self.shares.places(slots)
-        parts = self.parts(places, whole)
-        sliced = [x for x, own in zip(parts, self.labels, strict=True) if self.scatter.label in own]
-        y = _summed(self.options, self.scatter, parts)
-        return Contributions(self.cut(y, places), sliced)
-
-    def add(self, slots: Sequence[Slot], received: Sequence[Array]) -> list[Array]:
-        """This rank's contributions, added to what was received, for `turns.reduce`."""
-        places = self.shares.places(slots)
-        whole = concatenated(received, self.scatter.out.index(self.scatter.label))
-        y = _summed(self.options, self.scatter, self.parts(places, self.whole()))
-        return self.cut(lax.add(whole, y), places)
+    def add(self, slots: Sequence[Slot], received: Sequence[Array]) -> Sequence[Array]:
+        """See `turns.Add`."""
+        return self.produce(self.whole(), slots, received).values
 
     def start(self, slot: Slot) -> Array:
         """Zeros, to which the first contributions to a slot are added."""
-        places = self.shares.places([slot])
-        program = jax.make_jaxpr(
-            lambda: _summed(self.options, self.scatter, self.parts(places, self.whole()))
-        )
+        program = jax.make_jaxpr(lambda: self.produce(self.whole(), [slot]).values)
         return zeros(program().out_avals[0])
 
 
