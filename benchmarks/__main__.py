@@ -12,8 +12,8 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
-from benchmarks.collectives import join, loop, scale, sweep, tune
-from benchmarks.compiled import claims, fsdp, layers, matmul, overlap
+from benchmarks.collectives import scale, sweep, tune
+from benchmarks.compiled import check_claims, fsdp, layers, matmul, overlap
 from benchmarks.hosts import cluster, failures, skew, wire
 from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
@@ -24,14 +24,12 @@ from ringcoll.collectives.table import default_table
 #: what it does in the first line of its docstring.
 COMMANDS = {
     "tune": tune,
-    "loop": loop,
-    "join": join,
     "matmul": matmul,
     "overlap": overlap,
     "layers": layers,
     "fsdp": fsdp,
     "scale": scale,
-    "claims": claims,
+    "claims": check_claims,
     "cluster": cluster,
     "wire": wire,
     "skew": skew,

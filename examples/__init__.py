@@ -1,1 +1,1 @@
-"""Programs that use ringcoll, to be read and to be run; `pip install -e ".[examples]"`."""
+"""Example programs, to read and to run; `pip install -e ".[examples]"`."""

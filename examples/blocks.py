@@ -1,4 +1,4 @@
-"""What the block examples share: eight devices, and how far a block over them is from one alone."""
+"""Shared by the block examples: eight devices, and a comparison with one device."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,17 +18,17 @@ Block = Callable[[Any, Array], Array]
 
 
 def make_mesh() -> Mesh:
-    """Two ranks with other rows of the batch, times four that share heads, features, sequence."""
+    """A mesh of 2 x 4: `data` shards the batch; `model` shards heads, features and sequence."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 8)  # for want of eight real ones
-    jax.config.update("jax_enable_x64", True)  # so that rounding hides nothing
+    jax.config.update("jax_num_cpu_devices", 8)  # instead of eight real ones
+    jax.config.update("jax_enable_x64", True)  # so that rounding hides no fault
     return jax.make_mesh((2, 4), ("data", "model"))
 
 
 def compare(
     mesh: Mesh, alone: Block, over_ranks: Block, params: Any, width: int, limit: float
 ) -> int:
-    """Print how far a block and its gradients are from those of one device; 1 if over the limit."""
+    """Print the error of a block and its gradients against one device; 1 if over the limit."""
     params = jax.tree.map(lambda p: p.astype("float64"), params)
     x, weights = jax.random.normal(jax.random.key(0), (2, 4, 16, width), "float64")
     specs, activations = tp.partition_specs(params, "model"), P("data", "model")
@@ -50,7 +50,7 @@ def compare(
     worst = 0.0
     for what, a, b in (("result", ours, y), ("gradients", gradients, expected)):
         off = _largest(jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), a, b)) / _largest(b)
-        print(f"{what} as on one device, but for {off:.0e} of the largest element")
+        print(f"{what} as on one device, except {off:.0e} of the largest element")
         worst = max(worst, off)
     return int(not worst < limit)  # NaN is over the limit too
 

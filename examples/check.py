@@ -1,20 +1,19 @@
-"""Whether a run over a mesh is the run of one device, token by token and step by step.
+"""Checks a run over a mesh against one device, token by token and step by step.
 
-Beside it go two runs of `examples.plain`, of the same weights, batches and masks: one in the dtype
-of the run, which shows what rounding does on one device, and one in float64, which is exact
-beside it. The run over the mesh may be further from the exact one, in the mean over tokens, than
-that of one device has been:
+Two runs of `examples.plain` have the same weights, batches and masks. One is in the dtype of the
+run, and shows the rounding on one device. The other is in float64, and counts as exact. The error
+of the run over the mesh, in the mean over tokens, may be larger than that of one device has been:
 
-- by sqrt(n), for what n ranks add up is rounded n times where one device rounds it once, and the
-  errors of n roundings grow as a random walk (Higham and Mary, "A new approach to probabilistic
-  rounding error analysis", 2019);
-- and by 2, for both are chance: measured, losses are as far off as on one device to within a
-  third, and gradients to within a factor of 2.2.
+- by sqrt(n), because n ranks round n times where one device rounds once, and the errors of n
+  roundings grow as a random walk (Higham and Mary, "A new approach to probabilistic rounding error
+  analysis", 2019);
+- and by 2, because both errors are random: measured, losses are as far off as on one device to
+  within a third, and gradients to within a factor of 2.2.
 
-What is wrong, be it a sum over the wrong axis or one other mask, is off by thousands of that in
-float32; in bfloat16, whose roundings are as large, an error of 1 % in some gradients is not seen.
-The norms of the gradients are held to the same: to a gradient that is a multiple of the right
-one, as by a sum in place of a mean, Adam is blind, and so the losses are.
+A fault, such as a sum over the wrong axis or one wrong mask, is off by thousands of that in
+float32. In bfloat16, whose roundings are large, an error of 1 % in some gradients does not show.
+Norms of gradients have the same limits, because losses cannot show a gradient that is a multiple of
+the right one: Adam takes the same step.
 """
 
 from dataclasses import replace
@@ -39,13 +38,13 @@ class Check:
     def __init__(
         self, config: Config, state: State, optimizer: optax.GradientTransformation, ranks: int
     ) -> None:
-        """`ranks` is over how many at most the run that is checked adds up."""
-        #: What is computed in, and what parameters are in: of the run, and exact.
+        """`ranks` is the largest number of ranks in a sum of the run."""
+        #: The dtypes of computation and of parameters: of the run, and exact.
         self.dtypes = {config.dtype: "float32", "float64": "float64"}
         self.states: dict[str, State] = {}
         self.steps: dict[str, Any] = {}
         self.factor = 2 * ranks**0.5
-        #: How far losses and gradients on one device have been from the exact ones.
+        #: The largest errors of losses and gradients on one device so far.
         self.off = {"losses": 0.0, "gradients": 0.0}
         self.rows: list[dict[str, Any]] = []
         host = jax.tree.map(whole, state)
@@ -55,7 +54,7 @@ class Check:
             self.steps[dtype] = make_step(_gradient(replace(config, dtype=dtype)), optimizer)
 
     def __call__(self, step: int, losses: np.ndarray, grad_norms: np.ndarray, *data: Any) -> None:
-        """Take the same step, and compare: `losses: [b, s]` are those of the run."""
+        """Take the same step, and compare it with the run's `losses: [b, s]`."""
         made = {}
         for dtype, kept in self.dtypes.items():
             with jax.enable_x64(kept == "float64"):
@@ -73,11 +72,11 @@ class Check:
         self.rows.append(row)
 
     def verdict(self) -> int:
-        """What was found, in words; the exit status."""
+        """Print the result; returns the exit status."""
         columns = [column for name in self.off for column in (name, f"{name}_allowed")]
         heads = ["losses\noff", "\nallowed", "gradients\noff", "\nallowed"]
         made = report.table("step\n", "loss\nexact", *heads, left=0)
-        # NaN is over the limit too: not `max`, which may pass over it.
+        # `np.max`, because NaN is over the limit too, and `max` may skip it.
         ratios = [
             np.max([row[name] / row[f"{name}_allowed"] for name in self.off]) for row in self.rows
         ]
@@ -93,7 +92,7 @@ class Check:
 
 
 def _gradient(config: Config) -> Gradient:
-    """As `training.sharded_gradient`, on one device."""
+    """Like `training.sharded_gradient`, on one device."""
 
     def gradient(params: Params, *data: Array) -> tuple[Params, Array]:
         def mean(params: Params) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""The curve of a run as a PNG."""
+"""Draws the losses of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ _INK, _MUTED, _GRID = "#0b0b0b", "#52514e", "#e1e0d9"
 
 
 def draw(path: Path, title: str, seen: Mapping[int, float], held_out: Mapping[int, float]) -> None:
-    """The loss of every step as a line, that of the text held out as points."""
+    """Draw the loss of every step as a line, and that of held-out text as points."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     panel = figure.subplots()
     panel.plot(list(seen), list(seen.values()), color="#2a78d6", linewidth=1, label="seen")

@@ -1,10 +1,10 @@
-"""An Equinox block over eight devices: the module as it is, its layers by attribute.
+"""An Equinox block over eight devices: the module unchanged, its layers read as attributes.
 
     python -m examples.equinox_block
 
-A module is a pytree: `partition_specs` makes a module of specs of it, `jax.grad` one of gradients,
-and `ringcoll.layers` read its attributes. What Equinox calls otherwise is passed by the name
-that is meant, as the scale of a norm, which is `weight` there.
+A module is a pytree. So `partition_specs` returns a module of specs, `jax.grad` returns a module of
+gradients, and `ringcoll.layers` read attributes. A parameter with another name in Equinox is passed
+by our name: the scale of a norm is `weight` there.
 """
 
 import sys
@@ -19,11 +19,11 @@ from examples.blocks import RING, compare, make_mesh
 from ringcoll.layers import tensor_parallel as tp
 
 WIDTH, HEADS, FEATURES = 64, 8, 192
-LIMIT = 1e-12  # of float64, where thousands of roundings are no more
+LIMIT = 1e-12  # thousands of roundings in float64
 
 
 def normal(key: Array, *shape: int, of: int) -> Array:
-    """Weights for a sum of so many terms."""
+    """Weights for sums of so many terms."""
     return jax.random.normal(key, shape) * of**-0.5
 
 
@@ -84,14 +84,14 @@ class Block(eqx.Module):
 
 
 def attend(query: Array, key: Array, value: Array) -> Array:
-    """`[b, s, h, k]`, of all heads or of a rank's."""
+    """`[b, s, h, k]`, for all heads, or for those of a rank."""
     scores = jnp.einsum("bqhk,bshk->bhqs", query, key) / query.shape[-1] ** 0.5
     scores = jnp.where(jnp.tri(query.shape[1], dtype=bool), scores, -jnp.inf)
     return jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores), value)
 
 
 def over_ranks(block: Block, x: Array) -> Array:
-    """The same of a rank's shards: `x: [b, s/n, d] -> [b, s/n, d]`."""
+    """The block on a rank's shards: `x: [b, s/n, d] -> [b, s/n, d]`."""
     normed = tp.rms_norm({"scale": block.norm_1.weight}, x, "model")
     how: Any = {"rotary_base": None, "attend": attend}
     x = x + tp.attention(block.attention, normed, "model", algorithm=RING, **how)

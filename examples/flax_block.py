@@ -1,9 +1,9 @@
-"""A Flax block over eight devices: its state as it is, its layers by name.
+"""A Flax block over eight devices: its state unchanged, its layers read by name.
 
     python -m examples.flax_block
 
-The block is Flax's own, and runs by itself on one device. Over a mesh `ringcoll.layers` take the
-same state: Flax calls its parameters by the names, and has them in the layout, that they expect.
+The block is a Flax module, and runs as one on a single device. Over a mesh `ringcoll.layers` take
+the same state: Flax's parameters have the names and the layout that they expect.
 """
 
 import sys
@@ -45,7 +45,7 @@ class Block(nnx.Module):
 
 
 def over_ranks(state: Any, x: Array) -> Array:
-    """The same of a rank's shards: `x: [b, s/n, d] -> [b, s/n, d]`."""
+    """The block on a rank's shards: `x: [b, s/n, d] -> [b, s/n, d]`."""
     normed = tp.rms_norm(state["norm_1"], x, "model")
     x = x + tp.attention(state["attention"], normed, "model", rotary_base=None, algorithm=RING)
     normed = tp.rms_norm(state["norm_2"], x, "model")

@@ -1,4 +1,4 @@
-"""The transformer of `examples.transformer`, on one device and with nothing but `jax.numpy`."""
+"""The transformer of `examples.transformer` on one device, in plain `jax.numpy`."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from examples.transformer import Config, Params, dropout
 
 
 def widened(x: Array) -> Array:
-    """In float32, or wider if it is: norms, angles and softmaxes are, in the layers as well."""
+    """x in float32 or wider, as the layers compute norms, angles and softmaxes."""
     return x.astype(jnp.promote_types(x.dtype, "float32"))
 
 
@@ -20,7 +20,7 @@ def rms_norm(params: Params, x: Array) -> Array:
 
 
 def turned(x: Array) -> Array:
-    """Rotary positions: every pair (i, i + k/2) of x: [b, s, h, k], by its angle."""
+    """Rotary positions: turns every pair (i, i + k/2) of x: [b, s, h, k] by its angle."""
     half = x.shape[-1] // 2
     first, second = jnp.split(widened(x), 2, -1)
     angles = jnp.outer(jnp.arange(x.shape[1]), 1e4 ** -(jnp.arange(half) / half))
@@ -30,7 +30,7 @@ def turned(x: Array) -> Array:
 
 
 def attention(params: Params, x: Array) -> Array:
-    """Of every position to itself and to those before it."""
+    """Each position attends to itself and to those before it."""
     query, key, value = (
         jnp.einsum("bsd,dhk->bshk", x, params[name]) for name in ("query", "key", "value")
     )

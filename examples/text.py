@@ -1,4 +1,4 @@
-"""Text that is on every machine: the sources of Python's standard library, as bytes."""
+"""Text that every machine has: the sources of Python's standard library, as bytes."""
 
 import sysconfig
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 BYTES = 256
-#: And as many that never come, so that 2, 3, 4, 6, 8, 11 or 12 ranks divide it.
+#: With some tokens that never occur, so that 2, 3, 4, 6, 8, 11 or 12 ranks divide it.
 VOCABULARY = BYTES + 8
 
 
 def read() -> tuple[np.ndarray, np.ndarray]:
-    """What to learn from, and what is held out: every tenth module, in the order of names."""
+    """The text to learn from, and the held-out text: every tenth module by name."""
     modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     held_out = b"".join(path.read_bytes() for path in modules[::10])
     seen = b"".join(path.read_bytes() for i, path in enumerate(modules) if i % 10)
@@ -19,9 +19,9 @@ def read() -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch(text: np.ndarray, rows: int, length: int, seed: int, step: int) -> np.ndarray:
-    """Stretches of the text, from anywhere: `[rows, length]`.
+    """Random stretches of the text: `[rows, length]`.
 
-    Of the seed and the step alone, so that a run which is resumed goes on where it was.
+    They depend on the seed and the step alone, so a resumed run continues as before.
     """
     starts = np.random.default_rng((seed, step)).integers(len(text) - length, size=rows)
     return text[starts[:, None] + np.arange(length)].astype(np.int32)

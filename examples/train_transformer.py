@@ -6,13 +6,13 @@
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
 
-Over several hosts, the same on each, whose devices are then one mesh (of CPUs, say how many each
-gives: JAX_NUM_CPU_DEVICES=4), and whose folder of checkpoints is one that all of them see:
+Over several hosts, start the same command on each. Their devices are one mesh (for CPUs, set how
+many each host gives: JAX_NUM_CPU_DEVICES=4), and all hosts see the same folder of checkpoints:
 
     python -m examples.train_transformer --coordinator HOST:9999 --num-processes 2 --process-id 0
 
-The model is in `transformer.py`, what trains it in `training.py`; `check.py` and `plain.py` hold
-it against the same model on one device.
+The model is in `transformer.py`, the training in `training.py`. `check.py` and `plain.py` compare
+it with the same model on one device.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from ringcoll.io import files
 
 
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """The command's arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.train_transformer",
         description=__doc__,
@@ -64,12 +64,10 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", Path("results/transformer"), "where the curve goes", metavar="DIR")
     add("--save-every", 200, "steps between checkpoints")
     option = parser.add_argument
-    option("--checkpoint", type=Path, metavar="DIR", help="where states are saved, and looked for")
+    option("--checkpoint", type=Path, metavar="DIR", help="the folder of saved states")
     how = "from a state (the last); later ones are deleted once this run has saved"
     option("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
-    option(
-        "--check", action="store_true", help="against the same run on one device; 1 if it differs"
-    )
+    option("--check", action="store_true", help="compare with a run on one device; 1 if it differs")
     processes.add_arguments(parser)
     args = parser.parse_args(argv)
     for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
@@ -138,7 +136,7 @@ def learn(
     saved: training.Checkpoints | None,
     check: Check | None,
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """The losses by step: of the batch, and now and then of what is held out."""
+    """The losses by step: of the batch, and at some steps of held-out text."""
     seen, held_out = text.read()
     batch = partial(text.batch, rows=args.batch, length=args.sequence + 1, seed=args.seed)
     train_losses: dict[int, float] = {}
@@ -146,7 +144,7 @@ def learn(
     said, steps = "", range(first, args.steps)
 
     def say(_: int) -> str:
-        return said  # of the step before
+        return said  # about the step before
 
     for i in report.progress(steps, len(steps), "train", say):
         clock = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A training step over a mesh, what it starts from, and checkpoints that fit any mesh."""
+"""A training step over a mesh, its first state, and checkpoints for any mesh."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ from ringcoll.layers import fsdp
 
 
 class State(NamedTuple):
-    """What a step changes."""
+    """Parameters and the optimizer's state, which a step changes."""
 
     params: Params
     opt_state: optax.OptState
 
 
-#: What a step is fed with: batch: [b, s+1], the key of its dropout, the positions: [b, s].
+#: The data of a step: batch: [b, s+1], the key of its dropout, positions: [b, s].
 Data = tuple[Any, Array, Any]
 DATA_SPECS = P(BATCH), P(), P(BATCH, MODEL)
 #: (parameters, *data) -> gradient of the mean, losses: [b, s]
@@ -39,10 +39,11 @@ Step = Callable[..., tuple[State, Array, Array]]
 
 
 def make_mesh(*sizes: int) -> Mesh:
-    """Of devices that are there; of virtual CPU devices, if more are wanted.
+    """A mesh of the devices there are, or of virtual CPU devices if these are too few.
 
-    Its axes are explicit, as JAX makes them: how an array is sharded is part of its type, so
-    that what is made of parameters under `jax.jit`, as the moments of Adam, is sharded as they.
+    Its axes are explicit, as JAX makes them: the sharding of an array is part of its type. So
+    arrays that `jax.jit` computes from parameters, such as the moments of Adam, are sharded like
+    them.
     """
     wanted = int(np.prod(sizes))
     alone = not jax.distributed.is_initialized()
@@ -62,7 +63,7 @@ def make_mesh(*sizes: int) -> Mesh:
 
 
 def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
-    """The gradient over the mesh, sharded as the parameters are, and the losses as the batch."""
+    """The gradient over the mesh, sharded like parameters, and losses sharded like the batch."""
 
     def per_rank(params: Params, *data: Array) -> tuple[Params, Array]:
         def mean(params: Params) -> tuple[Array, Array]:
@@ -77,7 +78,7 @@ def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
 
 
 def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Step:
-    """The optimizer sees whole arrays, wherever their parts are: it knows of no mesh."""
+    """A step. The optimizer sees whole arrays, and knows nothing of the mesh."""
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: State, *data: Array) -> tuple[State, Array, Array]:
@@ -90,7 +91,7 @@ def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> St
 
 
 def adamw(rate: float, steps: int) -> optax.GradientTransformation:
-    """AdamW with a warm-up, down to a tenth of its rate; gradients no longer than 1."""
+    """AdamW with a warm-up and a decay to a tenth of the rate; gradients are clipped to norm 1."""
     schedule = optax.warmup_cosine_decay_schedule(0, rate, steps // 20 + 1, steps + 1, rate / 10)
     return optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1)
@@ -98,13 +99,13 @@ def adamw(rate: float, steps: int) -> optax.GradientTransformation:
 
 
 def start(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
-    """The first state, each moment where its parameter is.
+    """The first state; each moment is placed like its parameter.
 
     Raises:
-        RuntimeError: one is somewhere else.
+        RuntimeError: a moment is placed differently.
     """
-    # The zeros that moments start from have no operand: without a mesh set they would not be
-    # placed on it.
+    # The zeros that moments start with have no operand. Without a mesh set, JAX would not place
+    # them on it.
     with jax.set_mesh(mesh):
         opt_state = jax.jit(optimizer.init)(params)
 
@@ -117,14 +118,14 @@ def start(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -
 
 
 def whole(x: Array) -> np.ndarray:
-    """All of it, in every process."""
+    """The whole array, in every process."""
     return np.asarray(
         x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True)
     )
 
 
 class Trainer:
-    """A model over a mesh, which learns."""
+    """Trains a model over a mesh."""
 
     def __init__(
         self, config: Config, mesh: Mesh, optimizer: optax.GradientTransformation, seed: int
@@ -140,39 +141,39 @@ class Trainer:
         )
 
     def data(self, number: int, batch: np.ndarray) -> Data:
-        """Of a step: all that it depends on, and nothing of it on the mesh."""
+        """The data of a step, not yet on the mesh."""
         rows, length = batch.shape[0], batch.shape[1] - 1
         positions = np.arange(rows * length, dtype=np.int32).reshape(rows, length)
         return batch, jax.random.fold_in(self.masks, number), positions
 
     def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Learn from a batch: the loss of each of its tokens, the norm of each gradient."""
+        """Train on a batch; returns the loss of each token and the norm of each gradient."""
         self.state, *made = self._step(self.state, *map(self.placed, data, DATA_SPECS))
         losses, grad_norms = (whole(x).astype(np.float64) for x in made)
         return losses, grad_norms
 
     def losses(self, batch: np.ndarray) -> np.ndarray:
-        """Of each token, without dropout."""
+        """The loss of each token, without dropout."""
         losses = self._losses(self.state.params, self.placed(batch, P(BATCH)))
         return whole(losses).astype(np.float64)
 
     def placed(self, x: Any, spec: P) -> Array:
-        """On the mesh."""
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # over processes as its numbers only
+        """Put an array on the mesh."""
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # processes can only share its numbers
             numbers = self.placed(jax.random.key_data(x), spec)
             return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
         return jax.device_put(x, NamedSharding(self.mesh, spec))
 
 
 class Checkpoints:
-    """States in a folder, by the number of their step: the last three of those asked for.
+    """States in a folder, by the number of their step; the last three are kept.
 
-    Nothing in one depends on the mesh that wrote it: weights are in the ordinary layout, and a
-    moment is as its weight.
+    A state does not depend on the mesh that wrote it: weights have the ordinary layout, and moments
+    have the layout of their weights.
 
-    A run that goes on from an earlier state replaces the later ones, which are of another run:
-    they are put aside when it first saves, and deleted once it has. What a run that was ended in
-    between had put aside is put back.
+    A run that resumes from an earlier state replaces the later ones, which are of another run. It
+    moves them aside before it saves for the first time, and deletes them after that. If it ends in
+    between, the next run moves them back.
     """
 
     def __init__(self, folder: Path, every: int) -> None:
@@ -186,11 +187,11 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """Those of which there are states."""
+        """The steps of the saved states."""
         return sorted(self._manager.all_steps())
 
     def save(self, number: int, state: State, is_last: bool) -> None:
-        """If it is time to."""
+        """Save a state, if it is time to."""
         if self._later and (is_last or number % self._every == 0):
             self._move(self._folder, self._replaced, self._later)
             self._manager.reload()
@@ -200,14 +201,14 @@ class Checkpoints:
             self._delete_replaced()
 
     def restore(self, number: int, like: State) -> tuple[int, State]:
-        """The state after so many steps, or, of a negative number, the last.
+        """The state after so many steps; for a negative number, the last state.
 
-        Each device reads its part of `like`. What was saved later is deleted when this run saves:
-        from here on it is another one.
+        Each device reads its part of `like`. Later states are deleted when this run saves, because
+        this is another run from here on.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is of another model, or damaged.
+            FileNotFoundError: there is no such state.
+            ValueError: the state is of another model, or damaged.
         """
         known = self.steps()
         number = max(known, default=0) if number < 0 else number
@@ -218,7 +219,7 @@ class Checkpoints:
             if wrong := _mismatch(found, _shapes(like)):
                 raise ValueError(f"of another model: {wrong}")
             state = self._manager.restore(number, args=ocp.args.StandardRestore(like))
-        except Exception as error:  # of many kinds, where a file is damaged
+        except Exception as error:  # a damaged file raises errors of many types
             why = " ".join(str(error).split())
             why = why if why.startswith("of another") else f"damaged: {why[:200]}"
             raise ValueError(
@@ -231,7 +232,7 @@ class Checkpoints:
         return f"nothing was deleted, there are {self.steps()}"
 
     def _move(self, here: Path, there: Path, steps: Sequence[int] | None = None) -> None:
-        """The states of some steps, or all, from one folder to another: by one process for all."""
+        """Move the states of some steps, or all, between folders; one process moves for all."""
         if jax.process_index() == 0 and here.is_dir():
             there.mkdir(parents=True, exist_ok=True)
             for state in list(here.iterdir()):
@@ -241,7 +242,7 @@ class Checkpoints:
             multihost_utils.sync_global_devices("states are moved")
 
     def _delete_replaced(self) -> None:
-        """At once, so that nothing half deleted is ever put back."""
+        """Delete states moved aside; a rename first, so that none comes back half deleted."""
         if jax.process_index() == 0:
             gone = self._folder / "deleted"
             shutil.rmtree(gone, ignore_errors=True)
@@ -251,13 +252,13 @@ class Checkpoints:
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Of each array, by its name."""
+    """The shape of each array, by its name."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(at, simple=True, separator="."): x.shape for at, x in leaves}
 
 
 def _mismatch(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> str:
-    """The first array that is not alike; empty if all are."""
+    """The first array whose shapes differ, in words; "" if none does."""
     for name in [*own, *saved]:
         if saved.get(name) != own.get(name):
             there, here = (f"{of[name]}" if name in of else "not there" for of in (saved, own))

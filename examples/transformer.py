@@ -1,8 +1,9 @@
-"""A decoder-only transformer of `ringcoll.layers`: what a rank does with its shards.
+"""A decoder-only transformer of `ringcoll.layers`, on a rank's shards.
 
-Over three axes: DATA (the parameters are the same), FSDP (each rank keeps a part of them, and has
-them whole where they are used) and MODEL (each rank computes with its part of them). The batch
-is sharded over the first two, and the sequence, between the layers, over the third.
+The mesh has three axes. Along DATA, ranks have the same parameters. Along FSDP, each rank keeps a
+part of them, and gathers them where they are used. Along MODEL, each rank computes with its part of
+them. The batch is sharded over the first two axes. Between layers, the sequence is sharded over the
+third.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
 DATA, FSDP, MODEL = AXES = "data", "fsdp", "model"
-BATCH = DATA, FSDP  # the axes along which ranks have other rows of the batch
+BATCH = DATA, FSDP  # the axes that shard the batch
 Params = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a model, and how it is computed."""
+    """The sizes of a model, and options of its computation."""
 
     vocabulary: int
     layers: int
@@ -39,7 +40,7 @@ class Config:
 
 
 def init(config: Config, key: Array) -> Params:
-    """Its parameters in float32; those of all blocks stacked along a first dimension."""
+    """Parameters in float32; those of the blocks are stacked along the first dimension."""
     n, d, h, f = config.layers, config.width, config.heads, config.features
     keys = (jax.random.fold_in(key, i) for i in count())
 
@@ -47,7 +48,7 @@ def init(config: Config, key: Array) -> Params:
         return jax.random.normal(next(keys), shape) * of**-0.5
 
     attention = {name: normal(n, d, h, d // h, of=d) for name in ("query", "key", "value")}
-    # Of a residual stream to which 2n parts are added.
+    # Smaller, because 2n parts are added to the residual stream.
     attention["out"] = normal(n, h, d // h, d, of=2 * n * d)
     mlp = {name: normal(n, d, f, of=d) for name in ("gate", "up")}
     mlp["down"] = normal(n, f, d, of=2 * n * f)
@@ -62,7 +63,7 @@ def init(config: Config, key: Array) -> Params:
 
 
 def specs(params: Params, mesh: Mesh) -> Params:
-    """How they are sharded: by names over MODEL, and what that leaves whole over FSDP."""
+    """The specs of parameters: by name over MODEL, and remaining dimensions over FSDP."""
     base = tp.partition_specs(params, MODEL)
     return {
         name: fsdp.specs(part, FSDP, mesh=mesh, base=base[name], leading=int(name == "blocks"))
@@ -71,12 +72,12 @@ def specs(params: Params, mesh: Mesh) -> Params:
 
 
 def dropout(x: Array, key: Array | None, positions: Array | None, site: int, rate: float) -> Array:
-    """x: [b, s, d] with some zeros, and the rest larger for it; without a key as it is.
+    """x: [b, s, d] with some zeros, and the rest scaled up; without a key x itself.
 
-    What is dropped follows from the key and from the position of a token in the whole batch:
-    `positions: [b, s]` is sharded as x is. So the masks are those of one device, on any mesh, and
-    a run can be checked, and resumed on another mesh. (A key of its own for every rank, by
-    `fold_rng_over_axis`, is as random, but draws other masks for every mesh.)
+    The mask depends on the key and on the position of each token in the whole batch; `positions:
+    [b, s]` is sharded like x. So masks are equal on every mesh and on one device, and a run can be
+    checked, and resumed on another mesh. (A different key for each rank, by `fold_rng_over_axis`,
+    is as random, but gives different masks on every mesh.)
     """
     if key is None or positions is None or not rate:
         return x
@@ -96,9 +97,9 @@ def logits(
     key: Array | None = None,
     positions: Array | None = None,
 ) -> Array:
-    """`tokens: [b, s] -> [b, s, v/n]`: of a rank's rows, and its part of the vocabulary.
+    """`tokens: [b, s] -> [b, s, v/n]`, for a rank's rows and its part of the vocabulary.
 
-    With a key, and the positions of the tokens, there is dropout.
+    With a key and positions of tokens there is dropout.
     """
     how: Any = {"algorithm": config.algorithm}
     wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": DATA, **how}

@@ -1,4 +1,4 @@
-"""What a model writes, sampled over the mesh that it was trained on."""
+"""Samples text from a model, over the mesh that trained it."""
 
 from functools import partial
 from math import prod
@@ -19,7 +19,7 @@ TEMPERATURE = 0.7
 
 
 def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]:
-    """A text by every rank of BATCH."""
+    """A text from every rank of BATCH."""
     rows = prod(trainer.mesh.shape[axis] for axis in BATCH)
     tokens = np.zeros((rows, length), np.int32)
     tokens[:, : len(PROMPT)] = list(PROMPT)
@@ -37,8 +37,8 @@ def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]
 
 
 def _write(config: Config, specs: Params, params: Params, tokens: Array, key: Array) -> Array:
-    """`tokens: [b, s] -> [b, s]`, those after the prompt drawn one by one."""
-    # Each rank of BATCH writes a text of its own; those along MODEL must choose the same tokens.
+    """`tokens: [b, s] -> [b, s]`; tokens after the prompt are drawn one by one."""
+    # Each rank of BATCH writes a different text. Ranks along MODEL must choose the same tokens.
     mine = fold_rng_over_axis(key, BATCH)
 
     def draw(i: Array, tokens: Array) -> Array:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.compiled import claim, claims, compiling, pages
+from benchmarks.compiled import check_claims, compiling, pages, recorded_claims
 from benchmarks.compiled.stack import stack
 from ringcoll import overlap
 from ringcoll.layers import tensor_parallel
@@ -153,13 +153,13 @@ def stacked(algorithm, kept):
 
 def headline():
     """The programs of README's headline, and in what their claims are off."""
-    known, programs, off = claims.here(claim.load()), {}, {}
+    known, programs, off = check_claims.here(recorded_claims.load()), {}, {}
     for which in dict.fromkeys(pages.headline(pages.tables())):
         flags = dict(which.flags)
-        found, program = compiling.compile_one(flags, claim.COMPILED[which.run])
+        found, program = compiling.compile_one(flags, recorded_claims.COMPILED[which.run])
         programs[flags["topology"], flags["form"], flags["algorithm"]] = program
         if which in known:
-            now = claim.of_found(which, found)
+            now = recorded_claims.of_found(which, found)
             off[which.command] = {"off": known[which].off(now), "now": str(now)}
     return programs, off
 

@@ -1,1 +1,1 @@
-"""Benchmarks of the collectives: time and correctness, the table of "auto", scale on paper."""
+"""Benchmarks of the collectives: time and correctness, the table of "auto", a model of scale."""

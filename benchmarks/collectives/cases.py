@@ -1,9 +1,9 @@
-"""The table of the collectives: one row is all that a benchmark knows of one.
+"""The table of the collectives: a row has all that a benchmark knows of one.
 
-Sizes are those of nccl-tests: `count` is what one rank calls NCCL with (one block where
-blocks are gathered, scattered or exchanged, else the whole vector), `size` the bytes of
-the larger of what a rank passes and what it gets. The operand of `all_gather` is thus
-1/n of its size; that of every other collective is all of it.
+Sizes are those of nccl-tests. `count` is the count in a call of NCCL: the elements of one block if
+blocks are gathered, scattered or exchanged, else of the whole vector. `size` is the bytes of a
+rank's operand or result, whichever is larger. So the operand of `all_gather` has 1/n of its size,
+and the operand of any other collective has all of it.
 """
 
 from collections.abc import Callable
@@ -23,22 +23,22 @@ from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choic
 from ringcoll.schedules.registry import Algorithm
 
 AXIS = "x"
-#: Bytes up to which the algorithms of few rounds are timed if nobody chooses.
+#: By default, algorithms of few rounds are timed up to so many bytes.
 SMALL = 2**18
 
 
 @dataclass(frozen=True)
 class Case:
-    """A collective: its name in jax.lax and in ringcoll, its sizes, its truth, its call.
+    """A collective: its name in jax.lax and in ringcoll, its sizes, its reference, its call.
 
     Attributes:
         name: of the function.
-        redop: what it reduces by, as nccl-tests say it; empty if it does not.
-        sends, gets: how many times `count` elements a rank passes and gets, of n ranks.
-        busbw: bus bandwidth over algorithm bandwidth, of n ranks; from nccl-tests.
+        redop: its reduction, as nccl-tests name it; "" if it has none.
+        sends, gets: the operand and the result of one of n ranks, in units of `count` elements.
+        busbw: bus bandwidth over algorithm bandwidth on n ranks; from nccl-tests.
         reference: in NumPy, `[n, sends * count] -> [n, gets * count]`, a row for a rank.
         call: `(library, x, **how)` by the library's function of that name.
-        best: the algorithms that are timed if nobody chooses: at all sizes, at small ones.
+        best: the algorithms timed by default: at all sizes, and at small ones.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Case:
         return max(size // (itemsize * max(self.sends(n), self.gets(n))), 1)
 
     def size(self, count: int, itemsize: int, n: int) -> int:
-        """The bytes of the larger of what a rank passes and gets."""
+        """The bytes of a rank's operand or result, whichever is larger."""
         return count * itemsize * max(self.sends(n), self.gets(n))
 
     def algorithms(self, n: int) -> tuple[str, ...]:
@@ -65,24 +65,24 @@ class Case:
         return tuple(name for name in names(self.name) if exists(self.name, name, n))
 
     def schedule(self, algorithm: str) -> Algorithm:
-        """What to pass for the name: itself, or the schedule of `ring@4x2`."""
+        """The argument for a name: the name itself, or the schedule of `ring@4x2`."""
         name, shape = on_shape(algorithm)
         return build(self.name, name, shape) if shape else name
 
     def choices(self, n: int) -> tuple[str, ...]:
-        """All that may be compared with lax on n ranks."""
+        """All algorithms that can be compared with lax on n ranks."""
         if self.name not in COLLECTIVES:
             return self.algorithms(n)
         return ("auto", *self.algorithms(n), *self.as_bits())
 
     def as_bits(self) -> tuple[str, ...]:
-        """What moves data by the built-in on integers; of all-reduces, the best known."""
+        """Algorithms that use the built-in on integers; of all-reduces, the best known."""
         wanted = (LAX_AS_BITS, *(name + GATHERED_AS_BITS for name in ("ring", "two_ended")))
         known = choices(self.name) if self.name in COLLECTIVES else ()
         return tuple(name for name in known if name in wanted)
 
     def timed(self, size: int) -> tuple[str, ...]:
-        """What is timed if nobody chooses."""
+        """The algorithms timed by default."""
         return ("auto", *(self.best if size <= SMALL else self.best[:1]))
 
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
@@ -90,7 +90,7 @@ class Case:
         if algorithm != LAX:
             how = {"algorithm": self.schedule(algorithm)} if self.name in COLLECTIVES else {}
             return self.call(our_lax, x, **how)
-        if self.name == "pbroadcast" and platform != "gpu":  # lax has none: what people write
+        if self.name == "pbroadcast" and platform != "gpu":  # lax has none, so what people write
             mine = jnp.where(jax_lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))
             return jax_lax.psum(mine, AXIS)
         return self.call(jax_lax, x)

@@ -1,4 +1,4 @@
-"""What NumPy makes of every collective: all ranks' operands in, all ranks' results out.
+"""Every collective in NumPy: from all ranks' operands to all ranks' results.
 
 Each reference is `[n, *operand] -> [n, *result]`, rank r's at index r, with the arguments that
 the function of that name takes after its axis.
@@ -15,7 +15,7 @@ Reference = Callable[..., np.ndarray]
 
 
 def _fold(op: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
-    """All ranks' operands combined, in a dtype in which NumPy itself rounds nothing."""
+    """All ranks' operands combined, in a dtype in which NumPy does not round."""
     wide = np.dtype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
     return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
 
@@ -30,13 +30,13 @@ def psum(x: np.ndarray) -> np.ndarray:
 
 
 def pmean(x: np.ndarray) -> np.ndarray:
-    """The sum over n, in the dtype that JAX divides in."""
+    """The sum divided by n, in the dtype in which JAX divides."""
     total, n = _to_divide(x)
     return total / n
 
 
 def pmean_by_reciprocal(x: np.ndarray) -> np.ndarray:
-    """The same as XLA has it on some platforms: the sum times 1/n, which is rounded."""
+    """The mean as XLA computes it on some platforms: the sum times 1/n, which is rounded."""
     total, n = _to_divide(x)
     return total * (1 / n)
 
@@ -53,25 +53,25 @@ def all_gather(x: np.ndarray, axis: int = 0, tiled: bool = False, to: str = "") 
 
 
 def psum_scatter(x: np.ndarray, scatter_dimension: int = 0, tiled: bool = False) -> np.ndarray:
-    """The sum, of which each rank has its block."""
+    """Each rank's block of the sum."""
     return np.stack(_cut(_fold(np.add, x), len(x), scatter_dimension, tiled))
 
 
 def all_to_all(x: np.ndarray, split_axis: int, concat_axis: int, tiled: bool = False) -> np.ndarray:
-    """The block of every operand that is for a rank, in the order of those they are from."""
+    """The blocks of all operands for a rank, in the order of their ranks."""
     join = np.concatenate if tiled else np.stack
     sent = [_cut(row, len(x), split_axis, tiled) for row in x]
     return np.stack([join(blocks, concat_axis) for blocks in zip(*sent, strict=True)])
 
 
 def _cut(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
-    """A block for each rank; those of a dimension that is not tiled lose it."""
+    """A block for each rank; blocks lose a dimension that is not tiled."""
     blocks = np.split(x, n, dim)
     return blocks if tiled else [block.squeeze(dim) for block in blocks]
 
 
 def pswapaxes(x: np.ndarray, axis: int) -> np.ndarray:
-    """An `all_to_all` that splits and stacks at the same place."""
+    """An `all_to_all` that splits and stacks the same dimension."""
     return all_to_all(x, axis, axis)
 
 
@@ -81,7 +81,7 @@ def pbroadcast(x: np.ndarray, source: int) -> np.ndarray:
 
 
 def ppermute(x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
-    """To target what was source's; zeros to who is sent nothing."""
+    """Each target gets its source's operand; ranks without a source get zeros."""
     out = np.zeros_like(x)
     for source, target in perm:
         out[target] = x[source]
@@ -89,11 +89,11 @@ def ppermute(x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def pshuffle(x: np.ndarray, perm: Sequence[int]) -> np.ndarray:
-    """To rank i what was that of rank `perm[i]`."""
+    """Rank i gets the operand of rank `perm[i]`."""
     return x[list(perm)]
 
 
-#: By the name of the function.
+#: References by the name of the function.
 REFERENCES: dict[str, Reference] = {
     "all_gather": all_gather,
     "psum_scatter": psum_scatter,
@@ -109,7 +109,7 @@ REFERENCES: dict[str, Reference] = {
 }
 
 
-#: Results that are as right.
+#: Other results that count as right.
 OTHERS: dict[str, Reference] = {"pmean": pmean_by_reciprocal}
 
 
@@ -117,7 +117,7 @@ def _to_source(ct: np.ndarray, source: int) -> np.ndarray:
     return np.where((np.arange(len(ct)) == source).reshape(-1, *[1] * (ct.ndim - 1)), psum(ct), 0)
 
 
-#: What becomes of all ranks' cotangents on the way back: the transpose of each linear one.
+#: The transpose of each linear collective, on all ranks' cotangents.
 TRANSPOSES: dict[str, Reference] = {
     "all_gather": lambda ct, axis=0, tiled=False, to="": psum_scatter(ct, axis, tiled),
     "psum_scatter": lambda ct, scatter_dimension=0, tiled=False: all_gather(

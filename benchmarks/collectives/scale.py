@@ -1,6 +1,6 @@
-"""An all-reduce at scale, on paper: rings, tori and hosts of up to 65,536 ranks. Nothing is run.
+"""Model an all-reduce on rings, tori and hosts of up to 65,536 ranks. Nothing runs.
 
-Tori have v5p chips, and are as near to square as powers of two allow. Hosts have 8 H200, which
+Tori have v5p chips, and are as nearly square as powers of two allow. Hosts have 8 H200, which
 share one port to InfiniBand. The model, its constants and their sources are those of
 `ringcoll.cost`.
 """
@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 
 def torus(n: int, axes: int) -> Machine:
-    """A torus of n = 2^k chips as near to square as can be."""
+    """A torus of n = 2^k chips, as nearly square as possible."""
     powers = [(n.bit_length() - 1 + axis) // axes for axis in range(axes)]
     shape = tuple(2**power for power in powers)
     return Machine(shape, MODELS[TPU], network=shape)
@@ -54,7 +54,7 @@ NAMES = tuple(form.name for form in FORMS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How large, and where to draw it."""
+    """Declare the sizes, and the file of the picture."""
     add = parser.add_argument
     add("--bytes", type=size, default="64M", metavar="SIZE", help="of the full vector (64M)")
     add("--ranks", type=_ranks, default="16..65536", metavar="LIST", help="(16..65536)")

@@ -1,7 +1,7 @@
 """Check every collective by every algorithm, and then time it.
 
-First all algorithms run on a few elements that divide by nothing. Then the best of them run over
-the sizes (-b to -e). Each result is compared, and each time is measured side by side with lax:
+First all algorithms run on an odd number of elements. Then the best of them run at each size (-b to
+-e). Each result is compared with NumPy's and lax's, and each time is measured in turn with lax:
 
   size      bytes of the larger of what a rank passes and gets, as in nccl-tests
   count     elements of a block where there are blocks, else of the vector
@@ -28,10 +28,8 @@ from benchmarks.measuring.measure import Point, check, measure, sharing
 from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from ringcoll.collectives.table import LAX
-from ringcoll.commands.arguments import File, Folder
 
-#: Elements of a block in the first comparison: odd, so that no lane and no rank gets the
-#: same share as another.
+#: Elements of a block in the first comparison: odd, so that shares of lanes and ranks differ.
 CHECK_COUNT = 1003
 
 _NAMES = [case.name for case in CASES]
@@ -54,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     algorithms = options.algorithms({case.name: case.choices(8) for case in CASES})
     add("--algorithm", type=algorithms, metavar="LIST", help="names, auto, or all")
     options.add_json(parser)
-    add("--csv", type=File, metavar="PATH", help="write the rows")
-    what = "draw bus bandwidth against size, a PNG a collective"
-    add("--plot", type=Folder, metavar="DIR", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     processes.start(args)
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
-    options.sizes(args)  # refused now if there are none
+    options.sizes(args)  # ends the program if there are none
     header = options.described(mesh)
     report.print_header(header)
     dtypes = [np.dtype(name) for name in args.datatype]
@@ -86,13 +81,6 @@ def run(args: argparse.Namespace) -> int:
     if not processes.leads():
         return report.print_verdict([*checks, *rows])
     files.write_json(args, files.everything(header, checks, rows, fitted))
-    files.write_csv(args, rows)
-    if args.plot and mesh.size == 1:
-        report.console().print("one device has no bus whose bandwidth could be drawn")
-    elif args.plot:
-        from benchmarks.measuring.plot import draw  # matplotlib only where asked for
-
-        draw(args.plot, header, rows, fitted)
     return report.print_verdict([*checks, *rows])
 
 
@@ -125,7 +113,7 @@ def _time_all(
     rows: list[Measurement],
     skipped: list[report.Place],
 ) -> None:
-    """The chosen algorithms at all sizes; and what there was no time for."""
+    """Time the chosen algorithms at all sizes; collects the points for which there is no time."""
     ops = args.op or (_OPS if args.collective else ("sum",))
     points = [
         (case, dtype, size)
@@ -133,7 +121,7 @@ def _time_all(
         for case in _cases(args, ops)
         for dtype in dtypes
     ]
-    # A small size takes as long as it takes to compile.
+    # At small sizes, compiling takes most of the time.
     shares = sharing(points, seconds, lambda point: 2 + point[2] / 2**23)
     for (case, dtype, size), share in report.progress(shares, len(points), "timing", report.point):
         if not share:

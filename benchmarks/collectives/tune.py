@@ -34,12 +34,12 @@ from ringcoll.runtime.hosts import on_hosts
 
 #: How many algorithms are timed with care, after one call of each.
 FEW = 3
-#: Bytes from which an algorithm is not tried that sends over twice what another sends.
+#: From so many bytes, an algorithm is not tried if it sends more than twice what another sends.
 LARGE = 2**20
-#: An algorithm that is this much slower than the fastest is kept if the size before has it.
+#: The choice at the size before is kept if it is at most this much slower than the fastest.
 ALIKE = 1.05
 
-#: pmax and pmin run by the rows of psum.
+#: pmax and pmin use the rows of psum.
 _TUNED = [case for case in CASES if case.name in COLLECTIVES and case.redop in ("", "sum")]
 
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         with writing(args, "table"):
             made.save(args.table)
         if table.Table.load(args.table) != made:
-            raise AssertionError(f"{args.table} does not say what was measured")
+            raise AssertionError(f"{args.table} does not read back as it was written")
     report.print_matrix("The choice, its time over lax's", chosen)
     report.console().print(f"{len(made.rows)} rows in {args.table}")
     report.print_skipped(skipped)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choices(rows_of: Mapping[report.Place, Sequence[Measurement]]) -> list[Measurement]:
-    """What `choose` chooses, from small sizes to large for each collective and type."""
+    """The choices of `choose`, from small sizes to large for each collective and type."""
     chosen = []
     places = sorted(rows_of, key=lambda place: (_TUNED.index(place[0]), place[1].name, place[2]))
     for _, sizes in groupby(places, lambda place: place[:2]):
@@ -119,7 +119,7 @@ def _measured(point: Point, seconds: float, rounds: int) -> list[Measurement]:
 
 
 def _worth_trying(point: Point) -> list[str]:
-    """All algorithms, or for large sizes those that do not send far too much."""
+    """All algorithms; at large sizes, those that do not send far too much."""
     names = point.case.algorithms(point.ranks)
     sends = {name: price(point.case.name, name, (point.ranks,)).link for name in names}
     least = min(sends.values())
@@ -155,7 +155,7 @@ def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:
 
 
 def measured_bounds(mesh: Mesh) -> dict[str, tuple[Any, Any]]:
-    """The bounds of what a mesh can tell: its ranks, their hosts, this minor version of JAX."""
+    """The bounds of measurements on a mesh: its ranks, their hosts, this minor version of JAX."""
     hosts, local = on_hosts(mesh, mesh.axis_names)
     major, minor = jax.__version_info__[:2]
     return {

@@ -1,1 +1,1 @@
-"""Matmuls and layers as real compilers schedule them, and the claims of the pages."""
+"""Matmuls and layers compiled for real machines, and the claims of the pages about them."""

@@ -1,10 +1,10 @@
 """One block of a transformer, tensor-parallel, as programs: ours, the built-in forms.
 
 x + attention(rms_norm(x)), then x + gated_mlp(rms_norm(x)): heads of keys and values in groups,
-rotary positions, a causal mask. Norms, rotary positions and the attention of a rank's own heads
-are the same functions in all programs; what differs is who moves the activations, which are
-sharded by sequence between the halves. An axis `data` of the mesh, if there is one, is that of
-the batch, over which gradients are summed; all others are the model's.
+rotary positions, a causal mask. All programs have the same functions for norms, rotary positions
+and the attention of a rank's own heads. They differ in the code that moves the activations, which
+are sharded by sequence between the halves. If the mesh has an axis `data`, the batch is sharded
+over it, and gradients are summed over it; the model is sharded over all other axes.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +26,7 @@ DATA = "data"
 #: Of Llama 3.
 ROTARY_BASE = 500000.0
 
-#: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; else by XLA's.
+#: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; others use XLA's.
 BESIDE = "/beside"
 SUMMED = ("auto+exchange", "auto+exchange" + BESIDE)
 
@@ -71,7 +71,7 @@ class BlockShape:
 
 
 def algorithms_of(mesh: Collection[str], names: Sequence[str]) -> list[str]:
-    """Those that make a program of their own on a mesh of these axes."""
+    """The algorithms that make different programs on a mesh of these axes."""
     return [name for name in names if DATA in mesh or name not in SUMMED]
 
 
@@ -106,7 +106,7 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
 def _ours(
     axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
 ) -> Array:
-    if summing:  # of each half by itself: what is made first can be sent under the other
+    if summing:  # each half by itself, so that its gradients travel under the other half
         weights = {n: tp.copied(half, DATA, algorithm=summing) for n, half in weights.items()}
     normed = tp.rms_norm(weights["attention_norm"], x, axes)
     x = x + tp.attention(weights["attention"], normed, axes, rotary_base=ROTARY_BASE, **how)
@@ -116,8 +116,10 @@ def _ours(
 def _ours_beside(
     axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
 ) -> Array:
-    """The same, but what is used after the heads are mixed is summed while their gradient is
-    computed, which sends nothing: the wire is free."""
+    """The same, but gradients of later weights are summed under the gradient of the attention.
+
+    That gradient sends nothing, so the wire is free.
+    """
     late = {"out": weights["attention"]["out"], "mlp": weights["mlp"]}
     early = {**weights, "mlp": None}
     early["attention"] = {n: of for n, of in weights["attention"].items() if n != "out"}
@@ -149,9 +151,9 @@ def _by_parts(
     norm: Callable[..., Array] = tp.rms_norm,
     mix: Callable[..., tuple[Array, Any]] = lambda heads, weights: (_attend(*heads), weights),
 ) -> Array:
-    """The block by two functions: into the ranks, and out of them.
+    """The block by two functions, one for linear layers by columns, one for those by rows.
 
-    `mix` makes of a rank's heads what they attend to, and the weights that are used after it.
+    `mix` attends with a rank's heads; it also returns the weights for the rest of the block.
     """
     of = weights["attention"]
     normed = norm(weights["attention_norm"], x)
@@ -183,7 +185,7 @@ def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
 def constrained(
     mesh: Mesh, batch: str | None, axes: tuple[str, ...]
 ) -> tuple[Callable[..., list[Array]], Linear]:
-    """The same of whole arrays: only their shardings are constrained, and XLA does the rest."""
+    """The same for whole arrays: constrains their shardings, and XLA does the rest."""
 
     def put(x: Array, *spec: Any) -> Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch, *spec)))

@@ -1,4 +1,4 @@
-"""Compiling programs for machines that are not there, and what is found of each: tables, files."""
+"""Compiles programs for machines that you need not have, and writes tables and files of them."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -8,20 +8,20 @@ from typing import Any
 
 import jax
 
-from benchmarks.compiled import compile_cache
-from benchmarks.compiled.figures import Figures, hidden_of, print_counted, print_timed
+from benchmarks.compiled import program_cache
+from benchmarks.compiled.program_figures import Figures, hidden_of, print_counted, print_timed
 from benchmarks.compiled.programs import tuning
 from benchmarks.measuring import files, options, report
 from ringcoll import overlap
 from ringcoll.commands.arguments import Folder
 from ringcoll.commands.overlap import add_option
 
-#: From what says which program it is to that and its operands, as `overlap.compile_for` takes them.
+#: From keywords that name a program to its function and operands, for `overlap.compile_for`.
 Make = Callable[..., tuple[Callable, tuple]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to compile, and where to write what is found."""
+    """Declare how to compile, and where to write the results."""
     add = parser.add_argument
     add("--profile", action="store_true", help="costs from the static profile (slow)")
     add_option(parser)
@@ -38,13 +38,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
-    """Compile every program, and print a table; 1 if the compiler refused any.
+    """Compile every program, and print a table; 1 if the compiler refused one.
 
     Args:
         args: with those of `add_arguments`.
-        todo: what `make` takes by name and the table shows in its first columns: a topology
-            and an algorithm at least.
-        make: the program of these.
+        todo: keywords for `make`, which are also the first columns of the table; each has a
+            topology and an algorithm.
+        make: makes a program of them.
     """
     found, failed = find_all(args, todo, make)
     if timed := [one for one in found if one.timed]:
@@ -57,8 +57,8 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
 def find_all(
     args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make
 ) -> tuple[list[Figures], list[str]]:
-    """What was found of each program, which --json gets, and a line for each refused one."""
-    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    """The figures of each program, also written to --json, and a line for each refused one."""
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     found: list[Figures] = []
     failed: list[str] = []
     bar = report.progress(todo, len(todo), "compiling", lambda one: " ".join(one.values()))
@@ -88,22 +88,22 @@ def compile_one(
     options: Mapping[str, Any] | None = None,
     cache: str | None = None,
 ) -> tuple[Figures, overlap.Program]:
-    """What is found of a program, and the program.
+    """The figures of a program, and the program.
 
     Args:
         which: as in `compile_all`.
         make: makes the program of `which`.
         profile: whether to take times from the static profile.
-        options: of the compiler, beside those that the algorithm's name stands for.
-        cache: a folder of compiled programs; see `benchmarks.compiled.compile_cache`.
+        options: of the compiler, beside those of the algorithm.
+        cache: a folder of compiled programs; see `benchmarks.compiled.program_cache`.
 
     Raises:
-        Exception: what JAX and the compiler raise.
+        Exception: JAX or the compiler raises.
     """
     function, operands = make(**which)
     topology = which["topology"]
     every = {**tuning(topology, which["algorithm"]), **(options or {})}
-    program, seconds = compile_cache.compiled(cache, topology, function, operands, every, profile)
+    program, seconds = program_cache.compiled(cache, topology, function, operands, every, profile)
     seen = overlap.report(program)
     micro = 1e6
     found = Figures(

@@ -1,9 +1,9 @@
 """A scan over fully sharded layers: ours against the built-in forms, forward and backward.
 
-Gated MLPs, whose float32 parameters are sharded over all devices and gathered for each layer.
-Without --topology all programs take turns on the devices there are and compute in float32, in
-which what is wrong shows; their results are compared first. With it, they are compiled for
-chips that need not be there, compute in bfloat16, and `ringcoll.overlap` prices their schedules.
+The layers are gated MLPs. Their float32 parameters are sharded over all devices, and gathered for
+each layer. Without --topology the programs run in turn on the devices of this machine, in float32,
+after their results were compared. With --topology they are compiled in bfloat16 for chips that you
+need not have, and `ringcoll.overlap` computes their times.
 
   plain      lax.scan in shard_map over jax.checkpoint of a layer that gathers its parameters by
              jax.lax.all_gather; gradients are reduce-scattered by its transpose
@@ -11,17 +11,16 @@ chips that need not be there, compute in bfloat16, and `ringcoll.overlap` prices
   .../tuned  with the options of the compiler that were found to matter (compiled only)
   fused      ringcoll.layers.fsdp.scan_layers, its gathers by "auto", with fsdp.linear:
              gradients are reduce-scattered under the products that make them
-  linear     fsdp.linear, of kernels that are sharded by columns, in plain's scan: each multiplies
-             while its kernel arrives; /regather for the gradient too, rather than keep it till
-             then, or by an algorithm
+  linear     fsdp.linear with kernels sharded by columns, in plain's scan: it multiplies while the
+             kernel arrives; /regather gathers again for the gradient; /two_ended: by that algorithm
   others     scan_layers with an algorithm of ringcoll.all_gather and ringcoll.psum_scatter
   above      how far the total is above the longer of computing (plain's) and communicating
-  built in   the quickest of plain and compiler, tuned or not
+  built in   the fastest of plain and compiler, tuned or not
   error      the largest difference to plain, over the largest element of that result
 
-A shape is layers x tokens on each device x features between layers x features inside one. What
-is kept of a layer for the gradient beside its input is nothing, or its products; programs are
-set beside those that keep the same.
+A shape is layers x tokens on each device x features between layers x features inside one. For the
+gradient a layer keeps its input, and nothing else or its products. Ratios are between programs that
+keep the same.
 """
 
 import argparse
@@ -90,10 +89,10 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def tolerance(shape: str, ranks: int) -> float:
-    """How far results may be apart, over the largest element.
+    """The allowed difference of results, over the largest element.
 
-    A sum of k products of random signs errs in float32 by some sqrt(k) roundings of its size.
-    Going through a layer takes two in a row, and four more going back, the last over all tokens.
+    In float32, a sum of k products of random signs has an error of some sqrt(k) roundings. A layer
+    has two such sums in a row forward, and four backward, the last over all tokens.
     """
     of = StackShape.of(shape)
     longest = max(of.width, of.hidden, of.tokens * ranks)

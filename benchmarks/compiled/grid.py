@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.compiled import compile_cache, compiling, halves, programs
-from benchmarks.compiled.figures import Figures
+from benchmarks.compiled import block_halves, compiling, program_cache, programs
+from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import COMPILER, DIRECTIONS, PLAIN, TUNED
 from ringcoll import overlap
 from ringcoll.commands.arguments import writing
@@ -25,8 +25,8 @@ FORMS = {
     "contraction_gather": "All-gather of the contraction, matmul",
     "weight_gather": "All-gather of w by rows (FSDP), matmul",
     "matmul_reduce_scatter": "Matmul, reduce-scatter",
-    halves.MLP: "Gated MLP",
-    halves.ATTENTION: "Projections of grouped-query attention",
+    block_halves.MLP: "Gated MLP",
+    block_halves.ATTENTION: "Projections of grouped-query attention",
 }
 ROWS = (128, 512, 2048, 8192)
 K = 8192
@@ -35,7 +35,7 @@ WIDTHS = (28672, 14336)
 ATTENTION_WIDTHS = (8192, 4096)
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
-#: "auto" loses a cell if it is slower than the quickest other form by more than this share.
+#: "auto" loses a cell if it is slower than the fastest other form by more than this share.
 LOST = 0.03
 PAGE = Path(__file__).parents[1] / "pages" / "grid.md"
 
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Microseconds in a cell; None where it has not been compiled, or was refused."""
+    """Microseconds in a cell; None if it was not compiled, or was refused."""
 
     auto: float | None
     plain: float | None
@@ -69,7 +69,7 @@ class Times(NamedTuple):
 
     @property
     def above(self) -> float | None:
-        """By what share "auto" is slower than the quickest other form."""
+        """By what share "auto" is slower than the fastest other form."""
         others = [time for time in (self.plain, self.compiler) if time is not None]
         return None if self.auto is None or not others else self.auto / min(others) - 1
 
@@ -106,14 +106,14 @@ def cells(
 
 def widths(form: str) -> tuple[int, ...]:
     """The columns of w, or the features of all queries."""
-    return ATTENTION_WIDTHS if form == halves.ATTENTION else WIDTHS
+    return ATTENTION_WIDTHS if form == block_halves.ATTENTION else WIDTHS
 
 
 def program(
     topology: str, form: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
     """A program of a cell, and its operands."""
-    make = halves.half if form in halves.FORMS else programs.program
+    make = block_halves.half if form in block_halves.FORMS else programs.program
     function, operands = make(form, shape, algorithm, overlap.mesh(topology))
     return programs.with_gradient(function) if direction == "both" else function, operands
 
@@ -140,7 +140,7 @@ def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
     rows = {tuple(row["which"].items()): row for row in kept}
     for one in found:
         row = {"which": one.which, "total": round(one.total, 1), "exposed": round(one.exposed, 1)}
-        rows[tuple(one.which.items())] = {**row, **compile_cache.versions()}
+        rows[tuple(one.which.items())] = {**row, **program_cache.versions()}
     return [rows[key] for key in sorted(rows)]
 
 

@@ -1,9 +1,9 @@
 """One tensor-parallel transformer block: ours against the built-in forms.
 
-RMSNorm, attention with grouped heads, RMSNorm, gated MLP; between them activations are sharded
-by sequence. Without --topology all programs take turns on the devices there are, in float32,
-after their results were compared; with it, they are compiled for chips that need not be there,
-in bfloat16, and their schedules are priced by `ringcoll.overlap`.
+The block is RMSNorm, attention with grouped heads, RMSNorm, gated MLP; between them activations are
+sharded by sequence. Without --topology the programs run in turn on the devices of this machine, in
+float32, after their results were compared. With --topology they are compiled in bfloat16 for chips
+that you need not have, and `ringcoll.overlap` computes their times.
 
   plain      jax.lax in shard_map: one all_gather for query, key and value, one for gate and up,
              a psum_scatter after either half (Megatron's sequence parallelism)
@@ -12,14 +12,14 @@ in bfloat16, and their schedules are priced by `ringcoll.overlap`.
   others     ringcoll.layers.tensor_parallel with an algorithm of ringcoll.all_gather_matmul and
              ringcoll.matmul_reduce_scatter; /regather gathers once more for the gradient
   auto+...   gradients are summed over data by an algorithm of ringcoll.psum, for each half of the
-             block; /beside: what is used after the heads, while these attend; else by XLA's
+             block (others: by XLA's); /beside sums gradients of later weights under the attention
   above      how far the total is above the longer of computing (plain's) and communicating
-  built in   the quickest of plain and compiler, tuned or not
+  built in   the fastest of plain and compiler, tuned or not
   error      the largest difference to plain, over the largest element of that result
 
 A shape is sequences for each group of ranks that shares a model x tokens x d x heads x heads of
-keys and values x features in the MLP. A mesh is said as data=2,model=8: over an axis data the
-batch is sharded and gradients are summed; the model is over all others.
+keys and values x features in the MLP. A mesh is written as data=2,model=8: the batch is sharded
+over an axis data, and gradients are summed over it; the model is sharded over all others.
 """
 
 import argparse
@@ -43,11 +43,11 @@ from ringcoll.overlap import topology as topologies
 
 #: Llama 3 8B.
 COMPILED = "2x4096x4096x32x8x14336"
-#: What CPU devices do in a second.
+#: About a second on CPU devices.
 MEASURED = "2x128x256x16x8x512"
-#: Of which those are taken that have as many ranks as there are devices.
+#: Those with as many ranks as there are devices are measured.
 MESHES = ("model=8", "data=2,model=8", "data=4,model=4", "data=8,model=8")
-#: An error above that is wrong: sums of float32 in another order err by some 1e-6.
+#: A larger error is a fault: sums of float32 in another order differ by about 1e-6.
 TOLERANCE = 1e-4
 
 
@@ -112,7 +112,7 @@ def program_of(
 
 
 def _meshes(args: argparse.Namespace, devices: int, of: str) -> list[str]:
-    """Those meshes that were asked for, or that we know, of so many ranks."""
+    """The meshes asked for, or those of `MESHES`, that have so many ranks."""
     asked = args.mesh or MESHES
     fitting = [mesh for mesh in asked if prod(axes(mesh).values()) == devices]
     if not fitting:

@@ -1,10 +1,10 @@
-"""Collective matmuls on the devices there are: ours against the built-in collective and `@`.
+"""Collective matmuls on this machine's devices: ours against the built-in collective and `@`.
 
 First all results are compared with NumPy's; sums of small integers are exact. Then all programs
-run in turn, and a ratio to plain is taken within a round. Temporaries are what one rank holds
-beside its operands and results, as the compiler says. A chunk is one rank's part of what travels
-(its shard of x or w, its block of the result). The forms and their shapes, m x k x f, are those
-of `python -m benchmarks overlap`; float32.
+run in turn, and a ratio to plain is between times of one round. Temporaries are what one rank holds
+beside operands and results, by the compiler's count. A chunk is one rank's part of the array that
+is sent (its shard of x or w, its block of the result). The forms and their shapes, m x k x f, are
+those of `python -m benchmarks overlap`; float32.
 
 With --trace the profiler measures how long a rank sends messages in a call, how long it works,
 and how much of the shorter of the two overlaps. For several processes, start it in each, or let
@@ -41,13 +41,13 @@ SHAPES = ("256x512x512", "1024x1024x1024")
 
 @dataclass(frozen=True)
 class Overlapped:
-    """What one program took.
+    """The measurements of one program.
 
     Attributes:
-        over_plain: seconds over those of plain, within a round.
-        temporaries: bytes; None where the compiler does not say.
+        over_plain: seconds over those of plain in the same round.
+        temporaries: bytes; None if the compiler does not tell.
         chunk: bytes.
-        busy: by a trace; None if there is none.
+        busy: from a trace; None without one.
     """
 
     form: str
@@ -124,7 +124,9 @@ def _measured(
     programs = {name: one.program for name, one in ready.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
     travels = (*ready[PLAIN].operands, results[PLAIN][0])[FORMS[form].travels]
-    truths = _truths(direction, *operands)
+    x, w = operands
+    y = x @ w
+    truths = [y] if direction == "forward" else [y, np.sign(y) @ w.T, x.T @ np.sign(y)]
     times = interleave(programs, args.iters, end)
     return [
         Overlapped(
@@ -162,19 +164,13 @@ def _ready(
 
 
 def _operands(form: str, shape: str) -> list[np.ndarray]:
-    """Integers from -1 to 1, of which every sum is exact: for 63 ranks, `exact` is 0 to 2."""
+    """Integers from -1 to 1, whose sums are exact: for 63 ranks, `exact` makes 0 to 2."""
     sizes = FORMS[form].shapes(*(int(size) for size in shape.split("x")))
     return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
 
 
-def _truths(direction: str, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    """What NumPy makes of them: the product, and both gradients."""
-    y = x @ w
-    return [y] if direction == "forward" else [y, np.sign(y) @ w.T, x.T @ np.sign(y)]
-
-
 def _wrong(result: jax.Array, truth: np.ndarray) -> int:
-    """How many elements; each process sees to its own. (+ 0: a zero may have either sign.)"""
+    """The number of wrong elements, over all processes. (+ 0: a zero may have either sign.)"""
     pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
     return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
 
@@ -184,16 +180,15 @@ def _print(found: list[Overlapped]) -> None:
     traced = ("wire\nms", "work\nms", "hidden\n") if any(one.busy for one in found) else ()
     made = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
     for one in found:
-        of_plain = one.algorithm == PLAIN
+        is_plain, cells = one.algorithm == PLAIN, list[str]()
+        if one.busy:
+            cells = [f"{seconds * 1e3:.4g}" for seconds in (one.busy.wire, one.busy.work)]
+            cells.append(f"{one.busy.hidden:.0%}")
         made.add_row(
             *(one.form, one.direction, one.shape, one.algorithm),
-            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
+            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, is_plain),
             "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
-            *(_busy_cells(one.busy) if one.busy else ()),
+            *cells,
             report.wrong_cell(one.wrong, "-"),
         )
     report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", made)
-
-
-def _busy_cells(busy: trace.Busy) -> tuple[str, str, str]:
-    return f"{busy.wire * 1e3:.4g}", f"{busy.work * 1e3:.4g}", f"{busy.hidden:.0%}"

@@ -1,23 +1,23 @@
 """Collective matmuls as real compilers schedule them: ours against the built-in forms.
 
-No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and its
-schedule is priced by `ringcoll.overlap`, whose model and assumptions are in its docstring. Of
-GPUs (--topology h200:8, the extra gpu) the collectives with a matmul under them are counted.
+No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and
+`ringcoll.overlap` computes its times; its docstring has the model. For GPUs (--topology h200:8, the
+extra gpu) a table counts the collectives with a matmul under them.
 
-  plain      the built-in collective, then the multiplication (or the other way about)
+  plain      the built-in collective, then the multiplication (or in the other order)
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
   .../tuned  with the options of the compiler that were found to matter
-  1lane...   the ring written in another way: see `benchmarks.compiled.formulations`
+  1lane...   the ring in another formulation: see `benchmarks.compiled.ring_formulations`
   notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
-  built in   the quickest of plain and compiler, tuned or not
+  built in   the fastest of plain and compiler, tuned or not
 """
 
 import argparse
 
-from benchmarks.compiled import compiling, formulations, grid, halves, rivals
+from benchmarks.compiled import block_halves, compiling, grid, ring_formulations, rivals
 from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, FORMS, OURS, algorithms_of
 from benchmarks.measuring import options
 
@@ -29,21 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which programs, and where to write what is found."""
     add, listed = parser.add_argument, options.listed
     add("--topology", metavar="LIST", help="such as v5e:4x2, h200:8")
-    forms = (*FORMS, *halves.FORMS)
+    forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
+    add(
         "--algorithm",
-        type=listed(*known, *rivals.RIVALS, *formulations.NAMES),
+        type=listed(*known, *rivals.RIVALS, *ring_formulations.NAMES),
         default=",".join(known),
         metavar="LIST",
-        help=f"{', '.join(known)}, or a name that --formulations prints",
-    )
-    which.add_argument(
-        "--formulations",
-        action="store_true",
-        help="ours, the same ring written in many ways, and rings of others; forward only",
+        help=", ".join((*known, *rivals.RIVALS, *ring_formulations.NAMES)),
     )
     add(
         "--shape",
@@ -61,10 +55,6 @@ def run(args: argparse.Namespace) -> int:
     if args.grid:
         return grid.run(args)
     args.form = args.form or [*FORMS]
-    if args.formulations:
-        args.algorithm = ["auto", *BUILT_IN, *rivals.RIVALS, *formulations.NAMES]
-        args.direction = ["forward"]
-        args.form = [form for form in args.form if form in rivals.RIVALS["notebook"]]
     todo = [
         {
             "topology": topology,

@@ -1,8 +1,8 @@
-"""The tables of README and of the pages, which are written from claims.
+"""Writes the tables of README and of the pages from claims.
 
 `pages.toml` lists the tables. Rows and columns name flags. A cell shows the program whose flags
 are those of its row, its column and the table's `where`, all together. Where a flag has several
-values, the cell shows the quickest of these programs. Besides flags, a row or column may have:
+values, the cell shows the fastest of these programs. Besides flags, a row or column may have:
 
   title     the text at its head (a list, for rows only: in several columns)
   cell      a format with the names of `_fields`, instead of the table's own
@@ -24,14 +24,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compiled.claim import Claim, ClaimedProgram, quickest
+from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram, fastest
 from ringcoll.commands import explain
 from ringcoll.io.files import write
 from ringcoll.io.text import seconds_in_words
 
 FILE = Path(__file__).with_name("pages.toml")
 ROOT = FILE.parents[2]
-#: What stands between the marks of the tables of algorithms.
+#: Matches the text between the marks of a table of algorithms.
 ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NO_FLAGS = ("title", "cell", "over")
 _CELL = "{total} us, {exposed} %"
@@ -58,13 +58,13 @@ class PageTable:
     without: Sequence[Flags] = ()
 
     def programs(self) -> Iterator[ClaimedProgram]:
-        """All programs that it shows."""
+        """All programs in the table."""
         for row, column in product(self.rows, self.columns):
             yield from self._cell(row, column)
             yield from self._over(row, column)
 
     def _cell(self, row: Flags, column: Flags) -> list[ClaimedProgram]:
-        """The programs of a cell, which shows the quickest of them."""
+        """The programs of a cell; it shows the fastest of them."""
         flags = {**self.where, **row, **column}
         named = {name: value for name, value in flags.items() if name not in _NO_FLAGS}
         several = [value if isinstance(value, list) else [value] for value in named.values()]
@@ -95,7 +95,7 @@ class PageTable:
         return [*(_line(line) for line in lines), "", *self._caption(claims)]
 
     def _caption(self, claims: Mapping[ClaimedProgram, Claim]) -> list[str]:
-        """How its figures were found, and how to find them again."""
+        """The source of the figures, and the command that computes them again."""
         again = f'`python -m benchmarks claims --table "{self.name}"`'
         compilers = sorted({claims[which].compiler for which in self.programs()})
         if not any(compilers):
@@ -111,11 +111,11 @@ class PageTable:
         which = self._cell(row, column)
         if not which:
             return ""
-        claim = quickest([claims[one] for one in which])
+        claim = fastest([claims[one] for one in which])
         fields = _fields(claim)
         if over := self._over(row, column):
             fields["ratio"] = (
-                f"{quickest([claims[one] for one in over]).total_us / claim.total_us:.2f}"
+                f"{fastest([claims[one] for one in over]).total_us / claim.total_us:.2f}"
             )
         elif claim.total_us == self._least(row, column, claims):
             fields["total"] = f"**{fields['total']}**"
@@ -125,7 +125,7 @@ class PageTable:
     def _least(
         self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]
     ) -> float | None:
-        """The least time in its row or column, whichever has its least in bold."""
+        """The least time in the row or column of a cell, as `bold` says; None without bold."""
         if not self.bold:
             return None
         columns = [one for one in self.columns if "over" not in one and "cell" not in one]
@@ -161,7 +161,7 @@ def tables(file: Path = FILE) -> list[PageTable]:
 
 
 def programs(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
-    """All programs that they show."""
+    """All programs in these tables."""
     return (which for table in tables for which in table.programs())
 
 
@@ -180,7 +180,7 @@ def written(
     """The text of a page, with its tables written again.
 
     Returns:
-        The text; and, by table, how many of its programs have no claim. Such a table is left as it
+        The text; and, by table, how many of its programs have no claim. Such a table stays as it
         is.
 
     Raises:

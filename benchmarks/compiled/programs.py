@@ -1,4 +1,4 @@
-"""Matmuls with a collective as programs: ours, the built-in forms, and others by hand."""
+"""Matmuls with a collective as programs: ours, the built-in forms, and rings of others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.compiled import formulations
+from benchmarks.compiled import ring_formulations
 from benchmarks.compiled.rivals import ARRANGED, RIVALS
 from ringcoll.overlap import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
 TUNED = "/tuned"
-#: The forms of the compiler's own, each also with `TUNING`.
+#: The compiler's own forms, each also with `TUNING`.
 BUILT_IN = (PLAIN, PLAIN + TUNED, COMPILER, COMPILER + TUNED)
-#: The compiler's options that were found to matter.
+#: Options of the compiler that change its programs.
 TUNING = {
     "tpu": {
         "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
@@ -37,12 +37,12 @@ class Form:
 
     Attributes:
         shapes: of both operands, for m, k and f.
-        ins: how they are sharded.
-        out: how the result is.
+        ins: their shardings.
+        out: the sharding of the result.
         ours: the call of ringcoll.
         plain: the built-in collective and the multiplication.
-        travels: which of x, w and the result goes round.
-        has_residuals: whether ours may keep what was gathered, or gather it again.
+        travels: which of x, w and the result is sent.
+        has_residuals: whether ours may keep the gathered array, or gather it again.
     """
 
     shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
@@ -100,13 +100,13 @@ FORMS = {
 
 
 def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
-    """Those that make a program of their own of a form."""
+    """The algorithms that make different programs of a form."""
     has_residuals = form not in FORMS or FORMS[form].has_residuals
     return [
         name
         for name in names
         if (has_residuals or "/regather" not in name)
-        and (name not in formulations.NAMES or form in formulations.FORMS)
+        and (name not in ring_formulations.NAMES or form in ring_formulations.FORMS)
         and (name not in RIVALS or form in RIVALS[name])
     ]
 
@@ -127,8 +127,8 @@ def program(
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
     if algorithm in BUILT_IN:
         function = form.plain
-    elif algorithm in formulations.NAMES:
-        function = formulations.formulation(name, algorithm)
+    elif algorithm in ring_formulations.NAMES:
+        function = ring_formulations.formulation(name, algorithm)
     elif algorithm in RIVALS:
         function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
     else:
@@ -138,7 +138,7 @@ def program(
 
 
 def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any]:
-    """The operands of a rival, with w arranged as it takes it."""
+    """The operands of a rival, with w arranged as it needs it."""
     spec = FORMS[name].ins[1]
     change = ARRANGED.get((rival, name), lambda w: w)
     made = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
@@ -147,20 +147,20 @@ def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any
 
 
 def options_of(algorithm: str) -> dict[str, str]:
-    """The arguments that one of `OURS` is of our functions."""
+    """The arguments of our functions for one of `OURS`."""
     algorithm, _, residuals = algorithm.partition("/")
     return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
 
 
 def tuning(topology: str, algorithm: str) -> dict[str, str]:
-    """The compiler's options that an algorithm is compiled with."""
+    """The options of the compiler for an algorithm."""
     if not algorithm.endswith(TUNED):
         return {}
     return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
 
 
 def by_shardings(function: Callable, operands: tuple) -> Callable:
-    """Jitted, its operands constrained to their shardings, and gradients by the transpose."""
+    """The function jitted, with operands and their gradients constrained to their shardings."""
     places = jax.tree.map(lambda leaf: leaf.sharding, operands)
     return jax.jit(lambda *of: function(*lax.with_sharding_constraint(of, places)))
 

@@ -1,4 +1,4 @@
-"""Rings that others published for the same matmuls, written anew.
+"""Rings that others published for the same matmuls, rewritten here.
 
 Each is a function of x and w in `shard_map` over an axis x, for one form of
 `benchmarks.compiled.programs`. Where the authors keep weights in another order, `ARRANGED` puts
@@ -12,11 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.compiled.formulations import hop, rank_after
+from benchmarks.compiled.ring_formulations import hop, rank_after
 
 Call = Callable[[Array, Any], Array]
 
-#: Their names, and where they are from.
+#: Names and sources.
 SOURCES: Mapping[str, str] = {
     "notebook": "JAX's notebook on shard_map: half of each shard either way, two matmuls a round",
     "looped": "Pope et al., arXiv 2211.05102, looped collective einsum: a loop that adds up in "
@@ -47,7 +47,7 @@ def _origins(turn: Any) -> list[Array]:
 
 
 def _gathered(turn: Callable, pieces: list[Array], out: Any, loop: bool = False) -> Any:
-    """Run `turn(i, pieces, out)` on what came by i hops, for i < n; the last after the loop."""
+    """Run `turn(i, pieces, out)` on the pieces of i hops, for i < n; the last after the loop."""
 
     def step(i, state):
         pieces, out = state
@@ -63,7 +63,7 @@ def _gathered(turn: Callable, pieces: list[Array], out: Any, loop: bool = False)
 
 
 def _scattered(made: Callable, loop: bool = False) -> list[Array]:
-    """The sums that come home; `made(i)` is this rank's part of the sums that made i hops."""
+    """The finished sums; `made(i)` is this rank's contribution to sums after i hops."""
     n = lax.axis_size("x")
 
     def step(i, sums):
@@ -90,7 +90,7 @@ def _rows_gathered(x: Array, w: Array, loop: bool = False) -> Array:
 
 
 def _rows_gathered_by_columns(x: Array, halves: tuple[Array, Array]) -> Array:
-    """Whole shards either way, for the two halves of the result."""
+    """Whole shards in both directions, one direction for each half of the result."""
     n, rows = lax.axis_size("x"), x.shape[0]
 
     def turn(i, pieces, outs):
@@ -110,7 +110,7 @@ def _sliced(w: Array, turn: Any, rows: int) -> list[Array]:
 
 
 def _contraction(x: Array, w: Array, cut: Callable, loop: bool, joined: bool) -> Array:
-    """`cut(w, turn, rows)` gives what the two pieces of a turn are multiplied by."""
+    """`cut(w, turn, rows)` gives the factors for the two pieces of a turn."""
 
     def turn(i, pieces, total):
         factors = cut(w, i, pieces[0].shape[1])
@@ -132,7 +132,7 @@ def _in_order_of_turns(w: Array) -> Array:
 
 
 def _contraction_by_columns(x: Array, halves: tuple[Array, Array]) -> Array:
-    """Whole shards either way, for the two halves of the result."""
+    """Whole shards in both directions, one direction for each half of the result."""
 
     def turn(i, pieces, totals):
         k = x.shape[1]
@@ -146,7 +146,7 @@ def _contraction_by_columns(x: Array, halves: tuple[Array, Array]) -> Array:
 
 
 def _blocks(x: Array, i: Any, parts: int) -> list[Array]:
-    """The rows of x for the two sums that made i hops: half of a block each, or a block each."""
+    """The rows of x for the two sums after i hops: half a block each, or a block each."""
     rows = x.shape[0] // lax.axis_size("x") // parts
     places = [parts * origin + lane * (parts - 1) for lane, origin in enumerate(_origins(i + 1))]
     return [lax.dynamic_slice_in_dim(x, at * rows, rows, 0) for at in places]
@@ -190,7 +190,7 @@ RIVALS: Mapping[str, Mapping[str, Call]] = {
         "contraction_gather": partial(_contraction, cut=_sliced, loop=True, joined=True),
     },
 }
-#: How a rank's w is arranged beforehand, by name and form, if it is.
+#: By name and form, the function that rearranges w before the program.
 ARRANGED: Mapping[tuple[str, str], Callable[[Array], Any]] = {
     ("looped", "contraction_gather"): _in_order_of_turns,
     **{("columns", form): _halves for form in RIVALS["columns"]},

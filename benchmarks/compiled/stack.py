@@ -1,8 +1,8 @@
-"""A stack of layers, fully sharded, as programs: ours, the built-in forms.
+"""A stack of fully sharded layers as programs: ours, and the built-in forms.
 
 x + down(silu(gate(x)) * up(x)) of layer after layer, under a scan. Parameters are float32 and
-sharded over the one axis of the mesh, x is by tokens. The layer is the same in all programs; what
-differs is who makes its parameters whole, and when.
+sharded over the one axis of the mesh; x is sharded by tokens. All programs have the same layer.
+They differ in how and when they gather its parameters.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from ringcoll.layers import fsdp
 
 #: `fsdp.linear` by its own algorithm for the products; the gathers by `scan_layers`.
 FUSED = "fused"
-#: `fsdp.linear` alone: nothing is gathered but under its product. With which options.
+#: `fsdp.linear` alone, with these options: everything is gathered under its product.
 LINEAR: dict[str, dict[str, Any]] = {
     "linear": {},
     "linear/regather": {"residuals": "regather"},
@@ -29,7 +29,7 @@ LINEAR: dict[str, dict[str, Any]] = {
 }
 OURS = ("auto", "ring", "bidirectional_ring", "two_ended", FUSED, *LINEAR)
 
-#: What of a layer is kept for the gradient, beside its x: the rest is computed again.
+#: What a layer keeps for the gradient beside its x; the rest is computed again.
 POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_saveable}
 
 Weights = dict[str, Any]
@@ -131,7 +131,7 @@ def _scanned(
     x: Array,
     weights: Weights,
 ) -> Array:
-    """The stack with nothing ahead of time: each layer gets its parameters where it is."""
+    """The stack without prefetching: each layer gathers its own parameters."""
 
     def step(x: Array, shards: Weights) -> tuple[Array, None]:
         narrow = {name: shard.astype(x.dtype) for name, shard in shards.items()}
@@ -142,7 +142,7 @@ def _scanned(
 
 
 def _gathered(axis: str, specs: Any, shards: Weights) -> Weights:
-    """By `lax.all_gather`, those that are sharded; the first entry of a spec is of the layers."""
+    """Gather sharded parameters by `lax.all_gather`; the first entry of a spec is for layers."""
 
     def one(shard: Array, dims: list[Any]) -> Array:
         return lax.all_gather(shard, axis, axis=dims.index(axis), tiled=True)
@@ -152,7 +152,7 @@ def _gathered(axis: str, specs: Any, shards: Weights) -> Weights:
 
 
 def _placed(mesh: Mesh, shards: Weights) -> Weights:
-    """By saying where they are, XLA does the rest."""
+    """Constrain shardings, so that XLA gathers."""
     return lax.with_sharding_constraint(shards, NamedSharding(mesh, P()))
 
 

@@ -20,9 +20,9 @@ from benchmarks.hosts import namespaces
 from benchmarks.hosts.links import LINKS, bits
 from benchmarks.measuring import launch
 
-#: When a process has failed the others may hang: they get so many seconds.
+#: Seconds that the other processes get when one has failed, because they may hang.
 GRACE = 15
-_COORDINATOR = 4321  # nothing else listens on hosts that were just made
+_COORDINATOR = 4321  # free, because the hosts are new
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _exits_by_signals() -> Iterator[None]:
-    """Within, signals exit Python, which tidies up, also where a shell has them ignored."""
+    """In the block, signals exit Python with cleanup, even if the shell ignores them."""
     stops = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(stop, lambda number, _: sys.exit(128 + number)) for stop in stops]
     try:
@@ -82,7 +82,7 @@ def _exits_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _places(args: argparse.Namespace) -> Iterator[tuple[str, list[list[str]]]]:
-    """The coordinator's address, and what a command begins with to run on each host."""
+    """The coordinator's address, and a prefix for commands on each host."""
     if args.loopback:
         with launch.loopback() as address:
             yield address, [["env", f"--chdir={os.getcwd()}"]] * args.hosts

@@ -73,14 +73,14 @@ def large_small(x: Array) -> Array:
 
 
 def _scaled(x: Array, scales: dict[str, int]) -> Array:
-    """As by a set of names, whose order every process has for itself."""
+    """Sums in the order of a dictionary, as if each process iterated a set in its own order."""
     sums, last = {}, x
     for name, scale in scales.items():
         sums[name] = last = ring(scale * x + 0 * last)
     return sums["large"] - sums["small"]
 
 
-#: What becomes of a program's total over n processes, where it is no plain sum.
+#: For programs that do not return the plain sum: from that sum and n to the result.
 RIGHT: dict[Program, Callable[[int, int], int]] = {
     sum_greatest: lambda total, n: total + 2 * n,
     small_large: lambda total, n: 99 * total,
@@ -88,7 +88,7 @@ RIGHT: dict[Program, Callable[[int, int], int]] = {
 
 
 def kill(seconds: float) -> None:
-    """As the kernel would."""
+    """Kill this process, as the kernel would."""
     threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGKILL]).start()
     time.sleep(0 if seconds else 60)
 
@@ -99,14 +99,14 @@ def fail() -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """What the last process does first, which program it runs on what, and what the others run."""
+    """What the last process does first, its program and operand, and the others' program."""
 
     act: Callable[[], Any] | None = None
     own: Program = ring
     others: Program = ring
     rows: int = 1
     dtype: str = "float32"
-    turned: bool = False  # its mesh has the devices in another order, and no operand has a mesh
+    turned: bool = False  # its mesh has another order of devices, and operands have no mesh
 
 
 FAILURES = {
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _process(args: argparse.Namespace) -> int:
-    """What one of the processes does."""
+    """Run the rows as one of the processes."""
     processes.start(args)
     is_last = args.process_id == args.num_processes - 1
     mesh = jax.make_mesh((args.num_processes,), ("x",), axis_types=(AxisType.Auto,))
@@ -209,7 +209,7 @@ def ended(only: str, way: str, count: int, seconds: float = 10, patience: float 
         return launch.together(launch.python(at, count, *what), [1] * count, seconds=patience)
 
 
-#: What to look for in what a process has said, the telling first.
+#: Patterns in the output of a process, the most telling first.
 _TELLING = (
     r"refused: .*: (process \d.*)",
     r"ranks that are to exchange messages differ",
@@ -224,7 +224,7 @@ _TELLING = (
 
 
 def words(ends: Sequence[End]) -> str:
-    """What became of them, alike ones together."""
+    """The ends of processes in words; equal ends are grouped."""
     alike: dict[str, list[int]] = defaultdict(list)
     for i, end in enumerate(ends):
         found = (m for pattern in _TELLING if (m := re.search(pattern, end.text)))
@@ -236,6 +236,6 @@ def words(ends: Sequence[End]) -> str:
 
 
 def _after(end: End) -> str:
-    """How long after it had come to a row of the table."""
+    """The time from the start of a row to the end of a process, in words."""
     begun = re.search(r"starts (\S+)", end.text)
     return f" after {end.time - float(begun[1]):.0f} s" if begun else ""

@@ -1,4 +1,4 @@
-"""Hosts and the links between them: what these must carry at least, and what a schedule says."""
+"""Hosts and their links: the fewest bytes that links must carry, and those of a schedule."""
 
 import argparse
 import re
@@ -29,8 +29,8 @@ class Wire:
         hosts: how many.
         local: ranks on each.
         links: how they are joined, one of `LINKS`.
-        rate, tcp: bytes per second of a link in one direction: as it is made, as measured.
-        counts: whether the hosts have interfaces of their own, by which bytes are counted.
+        rate, tcp: bytes per second of a link in one direction: as configured, as TCP reaches.
+        counts: whether the hosts have their own interfaces, whose counters are read.
     """
 
     hosts: int
@@ -46,7 +46,7 @@ class Wire:
         return self.hosts * self.local
 
     def bound(self, case: Case, size: int) -> float:
-        """Bytes that the busiest link must carry in one direction at least.
+        """The fewest bytes that the busiest link must carry in one direction.
 
         Args:
             case: of the collective.
@@ -75,10 +75,10 @@ class Wire:
         return float(np.max(loads)) * row.size / row.ranks
 
     def paid(self, row: Measurement) -> Price | None:
-        """What a model is fitted to: as `model.paid`, but for the link.
+        """The price for the fit of a model: as `model.paid`, except the bytes on the link.
 
-        XLA:CPU runs the moves of a round one after the other, and where two ranks swap, gloo
-        sends one way after the other.
+        XLA:CPU runs the moves of a round one after the other. If two ranks swap, gloo sends one
+        direction after the other.
         """
         counts = paid(row)
         if counts is None or row.collective not in COLLECTIVES:
@@ -87,7 +87,7 @@ class Wire:
         return replace(counts, link=Fraction(sum(busy)))
 
     def _moves(self, row: Measurement) -> Iterator[tuple[np.ndarray, bool]]:
-        """Of each: shards on every link, by who sends and to which side; whether two ranks swap."""
+        """For each move: shards on every link, by sender and side; and whether two ranks swap."""
         name, shape = on_shape(row.resolved)
         made = build(row.collective, name, shape or (row.ranks,))
         for phase in phases(row.collective, made):
@@ -105,11 +105,11 @@ class Wire:
                 yield loads, swaps
 
     def found(self, row: Measurement, by_link: np.ndarray) -> dict[str, float | None]:
-        """What the counters and the links make of a row.
+        """A row's bytes over its price, and its time over the bounds.
 
         Args:
             row: with its time.
-            by_link: what a call sent by every interface of every host.
+            by_link: bytes that a call sent by every interface of every host.
         """
         if row.seconds is None:
             raise ValueError(f"only checked, not timed: {row}")
@@ -126,10 +126,10 @@ class Wire:
 
 
 def way(source: int, target: int, hosts: int) -> int:
-    """To which side a message goes in a ring of hosts: 1, the next, or -1.
+    """The side to which a message leaves in a ring of hosts: 1 to the next host, or -1.
 
-    The shorter way. For opposite hosts, those with even numbers take the one, the others the
-    other, so that of a swap of all with all each cable carries as much.
+    It is the shorter way. To opposite hosts, even hosts send one way and odd hosts the other, so
+    that all cables carry equally much if all swap.
     """
     ahead = (target - source) % hosts
     if 2 * ahead == hosts:

@@ -1,8 +1,7 @@
 """Hosts on this machine: network namespaces, joined by links that are shaped to a rate.
 
-Nothing of them has a name outside: a namespace is held open by a process that waits for its
-standard input to end, so when this process ends, by whatever means, the kernel takes hosts,
-links and mounts away.
+A namespace has no name outside. A process that waits for the end of its standard input holds it
+open. So when this process ends in any way, the kernel removes hosts, links and mounts.
 """
 
 import os
@@ -17,7 +16,7 @@ from benchmarks.hosts.links import way
 
 #: Of util-linux and iproute2.
 TOOLS = ("unshare", "nsenter", "setpriv", "mount", "ip", "tc")
-#: A whole segment that the sender has not cut yet (64 KiB) has to fit.
+#: A whole segment (64 KiB) must fit, before the sender cuts it.
 _BURST = "128kb latency 200ms"
 
 
@@ -26,8 +25,8 @@ class Host:
     """A network namespace.
 
     Attributes:
-        address: under which the others reach it; empty where there is no such thing.
-        holder: keeps it open.
+        address: for the other hosts; "" for the switch.
+        holder: the process that holds it open.
     """
 
     address: str
@@ -39,7 +38,7 @@ class Host:
         return ["setpriv", "--pdeathsig", "KILL", "nsenter", *target, *command]
 
     def run(self, script: str) -> None:
-        """Shell commands on this host, by root."""
+        """Run shell commands on this host as root."""
         ran = subprocess.run(
             self.command("sh", "-ec", script),
             stdout=subprocess.PIPE,
@@ -51,7 +50,7 @@ class Host:
 
 
 def cannot() -> str:
-    """Why there can be no hosts here; empty if there can."""
+    """The reason why hosts cannot be made here; "" if they can."""
     if os.geteuid():
         return "making hosts takes root"
     missing = [tool for tool in TOOLS if not which(tool)]
@@ -60,13 +59,13 @@ def cannot() -> str:
 
 @contextmanager
 def made(number: int, links: str, rate: str) -> Iterator[list[Host]]:
-    """So many hosts, each of which reaches all others.
+    """Make hosts that all reach each other.
 
     Args:
         number: at least 1.
-        links: "star" joins each to one switch; "ring" each to the next one and to the one
-            before, and they forward what is for others by the shorter way.
-        rate: of every link and direction, as `tc` takes it: 500mbit.
+        links: "star" joins all to one switch. "ring" joins each to the next one and the one
+            before; hosts forward messages for others the shorter way.
+        rate: of each link in each direction, as `tc` takes it: 500mbit.
     """
     with ExitStack() as held:
         hosts = [_host(held, f"10.77.0.{i + 1}") for i in range(number)]
@@ -78,7 +77,7 @@ def made(number: int, links: str, rate: str) -> Iterator[list[Host]]:
 
 
 def _host(held: ExitStack, address: str) -> Host:
-    holder = held.enter_context(  # which ends it by closing what it reads
+    holder = held.enter_context(  # leaving closes its input, which ends it
         subprocess.Popen(
             ["unshare", "--net", "--mount", "sh", "-c", "echo; exec cat"],
             stdin=subprocess.PIPE,
@@ -86,10 +85,10 @@ def _host(held: ExitStack, address: str) -> Host:
         )
     )
     assert holder.stdout
-    holder.stdout.readline()  # it is there
+    holder.stdout.readline()  # it has started
     host = Host(address, holder)
     host.run("ip link set lo up")
-    if address:  # gloo listens where the machine's own name says
+    if address:  # gloo listens on the address of the machine's name
         host.run(
             f"mount -t tmpfs tmpfs /mnt; "
             f"echo '127.0.0.1 localhost\n{address} {socket.gethostname()}' > /mnt/hosts; "

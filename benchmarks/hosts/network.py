@@ -1,4 +1,4 @@
-"""The network that this process's host is on: what went over it, how fast TCP goes."""
+"""Counts the bytes on the network of this process's host, and measures TCP there."""
 
 import socket
 import time
@@ -12,23 +12,23 @@ import numpy as np
 
 from benchmarks.measuring import processes
 
-#: Interfaces of a host that are told apart, at most.
+#: The most interfaces of a host.
 _MOST = 8
-#: Of TCP: what else the machine does makes it slower, and nothing faster.
+#: Measurements of TCP; the best counts, because other work can only slow it down.
 _TRIES = 3
 
 
 def counters() -> dict[str, int]:
-    """Bytes that this host has sent by each of its interfaces, loopback left out."""
+    """Bytes that this host has sent by each interface, without loopback."""
     lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()[2:]
     fields = {name.strip(): of.split() for name, of in (line.split(":", 1) for line in lines)}
     return {name: int(of[8]) for name, of in fields.items() if name != "lo"}
 
 
 def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
-    """Bytes that a call sends by each interface: a row for a host.
+    """Bytes that a call sends by each interface: a row for each host.
 
-    All that the hosts send meanwhile is counted, headers and acknowledgements too.
+    Everything that the hosts send meanwhile counts, also headers and acknowledgements.
     """
     processes.meet()
     before = counters()
@@ -41,9 +41,9 @@ def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
 
 
 def tcp_rate(seconds: float = 0.5) -> tuple[float, bool]:
-    """Bytes a second from each host to the next one, all at once: of the slowest, at best.
+    """The best TCP rate of the slowest host, while each sends to the next one.
 
-    And whether they are hosts, with addresses of their own, or processes of one.
+    And whether the processes are on hosts with different addresses.
     """
     with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
         address, port = server.getsockname()
@@ -56,7 +56,7 @@ def tcp_rate(seconds: float = 0.5) -> tuple[float, bool]:
 
 
 def _rate(server: socket.socket, to: tuple[str, int], seconds: float) -> float:
-    """What this host sends, until the other one has got all of it."""
+    """Bytes per second from this host to another, until all have arrived."""
     receiver = Thread(target=_receive, args=(server,), daemon=True)
     receiver.start()
     processes.meet()
@@ -66,7 +66,7 @@ def _rate(server: socket.socket, to: tuple[str, int], seconds: float) -> float:
             connection.sendall(block)
             count += len(block)
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)  # which ends when that one closes
+        connection.recv(1)  # returns when the receiver closes
     rate = count / (time.perf_counter() - start)
     receiver.join()
     return rate

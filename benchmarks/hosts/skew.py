@@ -1,12 +1,12 @@
-"""A swap between two hosts; one comes later. Does the wire carry both directions at once?
+"""Time a swap between two hosts, one of which starts later.
 
     python -m benchmarks cluster --hosts 2 --rate 500mbit skew
 
 The clocks of both must agree, as on one machine. A hop over gloo is a send, then a receive. The
-host that comes first announces that it is ready to receive, and waits. The later host finds that
-announcement, and sends its whole message before it announces the same, on the same socket. So one
-direction waits for the other, and the swap takes twice as long. Both directions run at once only
-if both hosts come within the time of an announcement.
+first host announces that it is ready to receive, and waits. The later host finds the announcement,
+and sends its whole message before it announces the same, on the same socket. So one direction waits
+for the other, and the swap takes twice as long. Both directions run at once only if both hosts
+start within the time of an announcement.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import size
 
-#: Milliseconds by which the second host comes later.
+#: Milliseconds by which the second host starts later.
 DELAYS = (-5.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 5.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is swapped, how often."""
+    """Declare the size and the number of swaps."""
     processes.add_arguments(parser)
     add = parser.add_argument
     add("--bytes", type=size, default="4M", metavar="SIZE", help="bytes in each direction (4M)")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Swap, and a row for each delay."""
+    """Time swaps, and print a row for each delay."""
     processes.start(args)
     if jax.process_count() != 2 or jax.device_count() != 2:
         raise SystemExit(

@@ -1,20 +1,20 @@
-"""Collectives between hosts, against the wire: bytes on the links, time over what they allow.
+"""Measure collectives between hosts: bytes on the links, and time over the least they allow.
 
 Start it in a process on every host, or let `python -m benchmarks cluster` make the hosts.
 
   vs_lax    time over lax's, median of the rounds
   sent      bytes that the busiest link carries in one direction, counted by the interfaces
-  of price  that, over what the schedule says
-  of bound  time over the least that the link rate allows, which is named above the table
-  of TCP    the same at the rate that plain sockets reached just before
-  predicted by alpha and beta fitted to this run
+  of price  sent, over the bytes of the schedule
+  of bound  time over the least that the link rate allows
+  of TCP    the same for the rate that plain sockets reached just before
+  predicted time by alpha and beta fitted to this run
 
 `ring@4x2` is the ring on 4 hosts of 2 ranks. It gathers between hosts first (and sums between
 them last), so the fewest bytes cross the links. Each result is compared with NumPy's on every
 rank.
 
-With --algorithm auto, the choice of "auto" runs beside lax and all others. The last table has its
-time over lax's, and over that of the best.
+With --algorithm auto, the choice of "auto" runs in turn with lax and all other algorithms. The last
+table has its time over lax's, and over the best one's.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _NAMES = ("all_gather", "psum_scatter", "psum", "all_to_all")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, on what, and where it is written."""
+    """Declare what to measure, on which links, and where to write it."""
     options.add_sizes(parser, least="16M", most="16M")
     options.add_datatypes(parser)
     options.add_machine(parser, budget=300, rounds=10)
@@ -109,7 +109,7 @@ def _measure(
     rows: list[Measurement],
     sent: list[np.ndarray],
 ) -> None:
-    """Fill in the rows, and what each call sent by every interface of every host."""
+    """Add the rows, and the bytes that each call sent by every interface of every host."""
     points = [
         (case, np.dtype(name), size)
         for case in CASES
@@ -129,15 +129,15 @@ def _measure(
 def chosen(
     collectives: Sequence[str], asked: str | None, hosts: int, local: int
 ) -> dict[str, list[str]]:
-    """By collective, its algorithms among those asked for; the hand-written, if nobody chooses.
+    """By collective, its algorithms among those asked for; by default the hand-written ones.
 
     Args:
         collectives: names of `CASES`.
-        asked: with commas between, or "all"; "auto" by itself is compared with all.
-        hosts, local: how many, and the ranks of each.
+        asked: names with commas between, or "all"; "auto" alone is compared with all.
+        hosts, local: the number of hosts, and of ranks on each.
 
     Raises:
-        SystemExit: one is of none of the collectives, on so many ranks.
+        SystemExit: no collective has one of them on so many ranks.
     """
     cases = [case for case in CASES if case.name in collectives]
     written = {case.name: _algorithms(case, hosts, local) for case in cases}
@@ -153,7 +153,7 @@ def chosen(
 
 
 def _algorithms(case: Case, hosts: int, local: int) -> list[str]:
-    """The hand-written ones, also those that go between hosts first."""
+    """The hand-written algorithms, also in the form that goes between hosts first."""
     names = list(case.algorithms(hosts * local))
     if local > 1 and case.name in COLLECTIVES:
         names += [f"{name}@{hosts}x{local}" for name in case.algorithms(hosts)]
@@ -194,7 +194,7 @@ def _named(row: Measurement) -> str:
 
 
 def _print_auto(rows: Sequence[Measurement]) -> None:
-    """How near to the best the choice of "auto" is, where it was measured beside others."""
+    """Print the choice of "auto" beside the best algorithm, where others were measured."""
     heads = "type", "size", "auto", "over lax", "best", "over best"
     made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):

@@ -1,1 +1,1 @@
-"""What every benchmark shares: options, data, timing, rows, reports, several processes."""
+"""Shared by all benchmarks: options, data, timing, rows, reports, several processes."""

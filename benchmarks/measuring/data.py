@@ -1,7 +1,7 @@
-"""Data whose sums are exact in any order, and what counts as wrong.
+"""Data whose sums are exact in any order, and the count of wrong elements.
 
-Any number of ranks may add it up in any order, so that a right result is right to the
-last bit, whatever the algorithm: there is no tolerance to hide behind.
+Sums are exact for any number of ranks and any order of additions. So a right result is right to the
+last bit, and there is no tolerance.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-#: After so many elements the data repeats: a prime, so that no two blocks are the same.
+#: The data repeats after so many elements: a prime, so that no two blocks are equal.
 _PERIOD = 65521
 
 
 def largest(dtype: Any) -> int:
-    """The greatest integer up to which a dtype has all."""
+    """The largest integer such that a dtype has all integers up to it."""
     kind = jnp.dtype(dtype)
     if kind.kind == "b":
         return 1
@@ -31,13 +31,13 @@ def exact(
 ) -> np.ndarray:
     """Random small integers whose sum over `ranks` is exact in every order.
 
-    No partial sum needs more digits than the dtype has. Every position of every rank has
-    values of its own, so that what goes to the wrong place shows.
+    No partial sum needs more digits than the dtype has. Values differ by rank and position, so data
+    in a wrong place shows.
 
     Args:
         shape: of the data of all ranks together.
         dtype: any but complex.
-        ranks: the most contributions that will be added up.
+        ranks: the largest number of contributions in a sum.
         seed: of the integers.
 
     Raises:
@@ -52,7 +52,7 @@ def exact(
 
 
 def count_wrong(result: np.ndarray, *truths: np.ndarray) -> int:
-    """How many elements differ, in any bit, from any of the truths; all, if of another kind."""
+    """How many elements differ in a bit from a truth; all, if shape or dtype differ."""
     if any((result.shape, result.dtype) != (truth.shape, truth.dtype) for truth in truths):
         return max(result.size, 1)
     bits = np.dtype(f"u{result.itemsize}")

@@ -1,11 +1,9 @@
-"""What a run writes: everything measured as JSON, the rows as CSV. Seconds and bytes."""
+"""Writes everything that a run measured, as JSON. Seconds and bytes."""
 
 import argparse
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from io import StringIO
 from typing import Any
 
 from benchmarks.measuring.model import Fitted
@@ -38,27 +36,6 @@ def everything(
         "rows": [_fields(row) for row in rows],
         "models": models,
     }
-
-
-def write_csv(args: argparse.Namespace, rows: Sequence[Measurement]) -> None:
-    """Write the rows to --csv, if that is asked for, quartiles in columns of their own."""
-    if not args.csv:
-        return
-    flat = []
-    for row in rows:
-        line: dict[str, Any] = {}
-        for name, value in _fields(row).items():
-            if isinstance(value, dict):
-                line |= {f"{name}_{part}": item for part, item in value.items()}
-            else:
-                line[name] = value
-        flat.append(line)
-    lines = StringIO(newline="")
-    writer = csv.DictWriter(lines, fieldnames=list(flat[0]) if flat else [])
-    writer.writeheader()
-    writer.writerows(flat)
-    with writing(args, "csv"):
-        write(args.csv, lines.getvalue())
 
 
 def _plain(value: Any) -> Any:

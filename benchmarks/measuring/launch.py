@@ -1,4 +1,4 @@
-"""Several processes of this machine at once, as one program: started, watched, ended."""
+"""Runs several processes on this machine as one program, and ends them."""
 
 import os
 import socket
@@ -12,13 +12,13 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-#: Where `python -m benchmarks` is found.
+#: The folder of the package `benchmarks`.
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class End:
-    """Of a process: its status (None: it still ran), when it ended (`time.time`), what it said."""
+    """The end of a process: status (None: it still ran), `time.time`, and its output."""
 
     status: int | None
     time: float
@@ -27,10 +27,9 @@ class End:
 
 @contextmanager
 def loopback() -> Iterator[str]:
-    """An address that nothing else is given meanwhile, and a coordinator can have nevertheless.
+    """An address that no other program gets meanwhile, but that a coordinator can use.
 
-    gRPC's servers share their ports with who shares his; and to a socket that does not listen
-    nothing is connected.
+    A socket here holds the port without listening, and gRPC's servers share ports.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -39,7 +38,7 @@ def loopback() -> Iterator[str]:
 
 
 def python(coordinator: str, count: int, *arguments: object) -> list[list[str]]:
-    """The same command of Python for so many processes, with the flags of `processes`."""
+    """A Python command for each process, with the flags of `processes`."""
     same = [sys.executable, *map(str, arguments), f"--coordinator={coordinator}"]
     return [[*same, f"--num-processes={count}", f"--process-id={i}"] for i in range(count)]
 
@@ -52,18 +51,18 @@ def together(
     grace: float = inf,
     shows_first: bool = False,
 ) -> list[End]:
-    """Run all at once, on CPU devices; none is left when this returns or raises.
+    """Run commands at the same time on CPU devices; all have ended when this returns or raises.
 
     Args:
         commands: one for each process.
-        devices: how many each has.
-        seconds: those that have not ended by then are.
-        grace: once one has failed, the others, which would wait for it, have so many left.
-        shows_first: what the first says is shown, and not kept.
+        devices: the number of devices of each.
+        seconds: after these, processes are killed.
+        grace: seconds that the others, which wait for it, get once one has failed.
+        shows_first: print the output of the first process instead of keeping it.
     """
     here = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     with TemporaryDirectory() as folder, ExitStack() as ended:
-        # Into files: of pipes, one that nobody reads stops who writes.
+        # To files, because a pipe that nobody reads blocks the process that writes.
         files = [Path(folder, str(number)) for number in range(len(commands))]
         started = []
         for number, (command, own, file) in enumerate(zip(commands, devices, files, strict=True)):
@@ -87,7 +86,7 @@ def together(
 def _wait(
     started: Sequence[subprocess.Popen], seconds: float, grace: float
 ) -> list[tuple[int | None, float]]:
-    """The status of each, and when it ended."""
+    """The status and the end time of each."""
     last = time.time() + seconds
     ends = [last] * len(started)
     failed = False

@@ -1,9 +1,9 @@
-"""Measuring: one collective at one size, by several algorithms and by lax, in turn.
+"""Measures one collective at one size, by several algorithms and by lax, in turn.
 
-Every rank's result is compared with NumPy's and with lax's (of several processes, each compares
-those of its own ranks, and with NumPy's alone). Then all programs are run
-round by round, each once a round, in an order that changes: what drifts on the machine
-drifts for all of them, and a ratio to lax is taken within a round.
+Every rank's result is compared with NumPy's and lax's. (Several processes each compare the results
+of their own ranks, with NumPy's alone.) Then all programs run once in each round, in a changing
+order. So a drift of the machine affects all of them, and a ratio to lax is between times of one
+round.
 """
 
 import time
@@ -28,7 +28,7 @@ from ringcoll.runtime.hosts import on_hosts
 
 T = TypeVar("T")
 
-#: Rounds of timing at least, however little time there is.
+#: The fewest rounds of timing, even if the time is over.
 FEWEST = 3
 
 
@@ -52,14 +52,14 @@ class Point:
 
     @cached_property
     def operand(self) -> Array:
-        """The same, each rank's on its device."""
+        """The operands, each on its rank's device."""
         flat, sharding = self.host.reshape(-1), NamedSharding(self.mesh, P(AXIS))
         placed = jax.make_array_from_callback(flat.shape, sharding, lambda index: flat[index])
         return jax.block_until_ready(placed)
 
     @cached_property
     def truths(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """What NumPy and what lax say that every rank of this process gets."""
+        """The results of NumPy and of lax for the ranks of this process."""
         of_all = self.case.reference(self.host)
         here = jax.process_index()
         ranks = [r for r, d in enumerate(self.mesh.devices.flat) if d.process_index == here]
@@ -77,17 +77,17 @@ class Point:
         )
 
     def program(self, algorithm: str) -> Callable[[], Array]:
-        """The collective on the operand in place, until it is done; compiled once."""
+        """A function that runs the collective until it is done; compiled once."""
         if algorithm not in self._programs:
             jitted = self.jitted(algorithm)
             self._programs[algorithm] = lambda: jax.block_until_ready(jitted(self.operand))
         return self._programs[algorithm]
 
     def wrong(self, algorithm: str, result: Array) -> int:
-        """Wrong elements on all ranks; lax's own is compared with NumPy alone.
+        """Wrong elements on all ranks; lax's own result is compared with NumPy's alone.
 
-        (So is all of several processes, over which lax's own may be wrong: on jax 0.10.2 its
-        psum_scatter sometimes is, github.com/jax-ml/jax/issues/40830.)
+        So are all results over several processes, where lax itself may be wrong: on jax 0.10.2 its
+        psum_scatter sometimes is (github.com/jax-ml/jax/issues/40830).
         """
         alone = algorithm == LAX or jax.process_count() > 1
         truths = self.truths[:1] if alone else self.truths
@@ -114,7 +114,7 @@ class Point:
     def _resolved(self, algorithm: str) -> str:
         if algorithm != "auto" or self.case.name not in COLLECTIVES:
             return algorithm
-        # pmax and pmin run by the rows of psum: one all-reduce costs what another does.
+        # pmax and pmin use the rows of psum: all all-reduces cost the same.
         name = "psum" if self.case.name in ("pmax", "pmin") else self.case.name
         call = name, self.platform, self.ranks, self.operand_bytes, self.dtype.name
         lie = on_hosts(self.mesh, (AXIS,))
@@ -128,17 +128,15 @@ def platform_of(mesh: Mesh) -> str:
 
 
 def _of_own_ranks(x: Array) -> list[np.ndarray]:
-    """The part of each rank of this process, read from its own device."""
+    """The parts of the ranks of this process, each read from its own device."""
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return [np.asarray(shard.data) for shard in shards]
 
 
 def check(point: Point, algorithms: Sequence[str]) -> list[Measurement]:
-    """Compare every algorithm's result with the truths; time nothing."""
-    rows = []
-    for name in algorithms:
-        rows.append(point.row(name, wrong=point.wrong(name, point.program(name)())))
-    return rows
+    """Compare every algorithm's result with the truths, without timing."""
+    programs = {name: point.program(name) for name in algorithms}
+    return [point.row(n, wrong=point.wrong(n, program())) for n, program in programs.items()]
 
 
 def measure(
@@ -149,9 +147,9 @@ def measure(
     Args:
         point: what is measured.
         algorithms: of ringcoll; "auto" is one.
-        seconds: how long it may take altogether, if `FEWEST` rounds take no longer.
-        rounds: of timing, at most.
-        warmup: rounds before those; at least 1, which compiles.
+        seconds: the time for everything; `FEWEST` rounds may take longer.
+        rounds: the most rounds of timing.
+        warmup: rounds before these; at least 1, which compiles.
         checks: whether results are compared.
     """
     end = time.perf_counter() + seconds
@@ -178,13 +176,13 @@ def measure(
 
 @dataclass(frozen=True)
 class Ready:
-    """A program that is compiled, with its operands in place.
+    """A compiled program with its operands.
 
     Attributes:
         program: runs it until it is done.
-        compiled: the same.
-        temporaries: bytes that one rank holds beside operands and results; None where the
-            compiler does not say.
+        compiled: the compiled program.
+        temporaries: bytes that one rank holds beside operands and results; None if the compiler
+            does not tell.
     """
 
     program: Callable[[], Any]
@@ -209,8 +207,9 @@ def interleave(
 ) -> dict[str, np.ndarray]:
     """The seconds of every program in every round, until `rounds` or the time `end`.
 
-    (Of several processes, those of the first, so that all choose alike.)
-    Each runs once a round: forward, then backward, then both again from the next one on.
+    Over several processes these are the seconds of the first, so that all processes choose alike.
+    Each program runs once a round. Rounds run forward and backward by turns; after every two, the
+    order starts at the next program.
     """
     order = list(programs)
     times: dict[str, list[float]] = {name: [] for name in order}
@@ -228,7 +227,7 @@ def interleave(
 
 
 def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:
-    """Each item with its share of the seconds left, by weight; 0 if there are none left."""
+    """Each item with its share of the remaining seconds, by weight; 0 if none remain."""
     end = time.perf_counter() + seconds
     weights = [weigh(item) for item in items]
     for i, item in enumerate(items):

@@ -1,6 +1,6 @@
-"""What the model of this run predicts: alpha, beta and gamma, fitted to its rows.
+"""Fits alpha, beta and gamma to the rows of a run, and predicts times.
 
-One model a dtype: a narrow addition costs another time a byte than a wide one.
+Each dtype has its model, because the time to add a byte differs between dtypes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ringcoll.collectives.table import BUILT_INS
 from ringcoll.cost import Model, Sample, fit, seconds
 from ringcoll.pricing import Price, price
 
-#: Fewer rows would fit any three coefficients.
+#: The fewest rows for a fit: three coefficients fit any three rows.
 ENOUGH = 4
 
 
@@ -28,7 +28,7 @@ class Fitted(NamedTuple):
 
 
 def paid(row: Measurement) -> Price | None:
-    """What the row's algorithm pays, in 1/n of its size; None for a built-in."""
+    """The price of a row's algorithm in units of 1/n of its size; None for a built-in."""
     if row.resolved.endswith(BUILT_INS) or row.ranks == 1:
         return None
     if row.collective in COLLECTIVES:
@@ -41,7 +41,7 @@ def paid(row: Measurement) -> Price | None:
 def predict(
     row: Measurement, model: Model, counted: Callable[[Measurement], Price | None] = paid
 ) -> float | None:
-    """The seconds that a row's algorithm should take, by what it is counted to pay."""
+    """The seconds of a row's algorithm by its price; None for a built-in."""
     counts = counted(row)
     if counts is None:
         return None
@@ -51,13 +51,13 @@ def predict(
 def fit_rows(
     rows: Sequence[Measurement], counted: Callable[[Measurement], Price | None] = paid
 ) -> tuple[dict[str, Fitted], list[Measurement]]:
-    """The model of each dtype, and the rows with what it predicts.
+    """The model of each dtype, and the rows with its predictions.
 
-    Fitted to the hand-written algorithms, each by its own name, if there are `ENOUGH`.
+    A model is fitted to the rows of hand-written algorithms (not of "auto"), if there are `ENOUGH`.
 
     Args:
-        rows: what was measured.
-        counted: what a row's algorithm pays, in 1/n of its size.
+        rows: the measurements.
+        counted: the price of a row's algorithm, in units of 1/n of its size.
     """
     samples: dict[str, list[Sample]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The flags, in nccl-tests' letters where it has them, and what they stand for."""
+"""The flags of benchmarks, with the letters of nccl-tests where it has them."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from benchmarks.collectives.cases import AXIS
 from ringcoll.algorithms import in_lax, listed_name
-from ringcoll.commands.arguments import SIZES, File, collective, count, shape, size
+from ringcoll.commands.arguments import SIZES, File, collective, shape, size
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
 DATATYPES = (
@@ -40,7 +40,7 @@ def listed(*choices: str):
 
 
 def collectives(*names: str):
-    """The same for collectives, which may be written with hyphens, or as the literature does."""
+    """The same for collectives, which may have hyphens, or their names in the literature."""
     several = listed(*names)
 
     def parse(text: str) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def collectives(*names: str):
 
 
 def algorithms(known: Mapping[str, Sequence[str]]):
-    """The same for algorithms, former names too: of each collective, those that it has.
+    """The same for algorithms, by collective; former names are accepted.
 
     Args:
         known: the algorithms by collective, also as `ring@4x2`.
@@ -73,17 +73,8 @@ def algorithms(known: Mapping[str, Sequence[str]]):
     return parse
 
 
-def numbers(text: str) -> list[int]:
-    """Numbers above 0, of "4,16".
-
-    Raises:
-        argparse.ArgumentTypeError: one is none.
-    """
-    return [count(one) for one in text.split(",")]
-
-
 def shapes(*axes: int):
-    """A type for argparse: shapes of so many sizes, comma between; as they are written."""
+    """A type for argparse: shapes of so many sizes, with commas between; returns the text."""
 
     def parse(text: str) -> str:
         for one in text.split(","):
@@ -117,9 +108,9 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
 
 
 def sizes(args: argparse.Namespace) -> list[int]:
-    """The sizes that -b, -e, -f and -i name: every second first, then those between.
+    """The sizes that -b, -e, -f and -i name: every second one first, then the others.
 
-    So a run whose time is up has gone over all the range.
+    So a run that ends early has covered the whole range.
     """
     if args.stepfactor < 2 and not args.stepbytes:
         raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
@@ -149,7 +140,7 @@ def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) 
         type=float,
         default=budget,
         metavar="SECONDS",
-        help=f"kept by fewer rounds, and in the end by fewer sizes ({budget})",
+        help=f"the time for everything; fewer rounds, then fewer sizes, keep to it ({budget})",
     )
 
 
@@ -166,7 +157,7 @@ def add_datatypes(parser: argparse.ArgumentParser) -> None:
 
 
 def mesh(args: argparse.Namespace) -> Mesh:
-    """One axis of the first -g devices."""
+    """A mesh with one axis of the first -g devices."""
     devices = jax.devices()
     n = args.devices or len(devices)
     if not 1 <= n <= len(devices):
@@ -178,7 +169,7 @@ def mesh(args: argparse.Namespace) -> Mesh:
 
 
 def described(mesh: Mesh) -> dict[str, Any]:
-    """Where and with what it is measured."""
+    """The machine and the versions of a measurement."""
     device = mesh.devices.flat[0]
     return {
         "devices": mesh.size,

@@ -1,6 +1,6 @@
-"""Several processes as one machine: how they find each other, and what they agree on.
+"""Several processes as one machine: how they find each other and agree on values.
 
-All run the same program on the same data; where the clock decides, that of the first one does.
+All run the same program on the same data. Where the clock decides, the first process's clock does.
 """
 
 import argparse
@@ -42,46 +42,46 @@ def start(args: argparse.Namespace) -> None:
         )
     try:
         jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
-    except (ValueError, RuntimeError):  # nothing here knows of others; or JAX is at work already
+    except (ValueError, RuntimeError):  # there are no other processes, or JAX has started already
         if not missing:
             raise
 
 
 def leads() -> bool:
-    """Whether this is the process that prints and writes files."""
+    """Whether this process prints and writes files."""
     return jax.process_index() == 0
 
 
 def first_says(value: float) -> float:
-    """The value that the first process has."""
+    """The value of the first process."""
     return float(first_say(np.array([value]))[0])
 
 
 def first_say(values: np.ndarray) -> np.ndarray:
-    """The values that the first process has; as many in each."""
+    """The values of the first process; all processes pass equally many."""
     if jax.process_count() == 1:
         return values
-    bits = np.asarray(values, np.float64).view(np.uint8)  # which arrive as they are
+    bits = np.asarray(values, np.float64).view(np.uint8)  # bytes arrive unchanged
     return np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
 
 
 def everyones(own: np.ndarray) -> np.ndarray:
-    """What each process has, a row each; as many in each."""
+    """The values of all processes, a row each; all pass equally many."""
     gathered = own if jax.process_count() == 1 else multihost_utils.process_allgather(own)
     return np.asarray(gathered).reshape(jax.process_count(), -1)
 
 
 def last_says(value: float) -> float:
-    """The greatest that any process has."""
+    """The largest value of any process."""
     return float(everyones(np.array([value], np.float32)).max())
 
 
 def meet() -> None:
-    """Wait for all, so that none is charged for how late another begins."""
+    """Wait for all processes, so that no time includes a late start of another."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("meet")
 
 
 def total(count: int) -> int:
-    """The sum over the processes."""
+    """The sum of all processes' counts."""
     return int(everyones(np.array([count], np.int32)).sum())

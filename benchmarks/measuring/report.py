@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar and tables."""
+"""Shows a run: a progress bar and tables."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -22,17 +22,17 @@ from ringcoll.io.text import bytes_in_words
 T = TypeVar("T")
 Place = tuple[Case, np.dtype, int]  # and size
 
-#: Of vs_lax: what counts as faster, and as slower.
+#: Values of vs_lax below and above which an algorithm counts as faster, and as slower.
 FASTER, SLOWER = 0.95, 1.05
 
 
 def console() -> Console:
-    """Standard output, so wide that no table loses a column; of several processes, the first's."""
+    """Standard output, wide enough for all tables; only the first process prints."""
     return Console(width=250, highlight=False, quiet=not processes.leads())
 
 
 def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]) -> Iterator[T]:
-    """The items, and a live bar that says which one it is at; none where nobody looks."""
+    """The items, with a live bar that shows the current one, if the output is a terminal."""
     columns = (
         TextColumn(f"[bold]{title}"),
         BarColumn(),
@@ -51,11 +51,11 @@ def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]
 
 @contextmanager
 def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]:
-    """What is found until Ctrl-C is told like all of it; where nothing is, the program ends.
+    """On Ctrl-C, go on with the results so far; if there are none, end the program.
 
     Args:
-        args: is told, so that the exit status is that of Ctrl-C.
-        found: where what is measured within is put.
+        args: gets `interrupted`, so that the exit status is that of Ctrl-C.
+        found: lists that the block fills with results.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]
 
 
 def point(shared: tuple[Place, float]) -> str:
-    """What is measured, of that and its share of the time."""
+    """A point in words, without its share of the time."""
     (case, dtype, size), _ = shared
     return f"{case.name} {dtype.name} {bytes_in_words(size)}"
 
@@ -86,7 +86,7 @@ def show(title: str, made: Table) -> None:
 
 
 def print_header(header: Mapping[str, Any]) -> None:
-    """Where it is measured."""
+    """Print the machine and the versions."""
     say = console().print
     say(
         f"[bold]Measured[/bold] on {header['devices']} x {header['device_kind']} "
@@ -97,7 +97,7 @@ def print_header(header: Mapping[str, Any]) -> None:
 
 
 def print_checks(rows: Sequence[Measurement]) -> None:
-    """#wrong of every algorithm and collective, of all dtypes together."""
+    """Print #wrong of every algorithm and collective, summed over dtypes."""
     if not rows:
         return
     collectives = list(dict.fromkeys(row.collective for row in rows))
@@ -113,7 +113,7 @@ def print_checks(rows: Sequence[Measurement]) -> None:
 
 
 def print_rows(rows: Sequence[Measurement]) -> None:
-    """nccl-tests' table of every collective."""
+    """Print a table like nccl-tests' for every collective."""
     columns = ["size", "count", "type", "redop", "algorithm", "time", "±", "algbw", "busbw"]
     units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
     heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
@@ -145,7 +145,7 @@ def _cells(row: Measurement) -> list[str]:
 def print_summary(
     rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Place]
 ) -> None:
-    """The fastest hand-written algorithm at every size, the models, what is missing."""
+    """Print the fastest hand-written algorithm at every size, the models, and skipped points."""
     best = []
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
         by_hand = [
@@ -160,7 +160,7 @@ def print_summary(
 
 
 def print_models(fitted: Mapping[str, Fitted]) -> None:
-    """Alpha, beta and gamma of every dtype, and how well they fit."""
+    """Print alpha, beta and gamma of every dtype, and their error."""
     for name, (model, error, count) in fitted.items():
         console().print(
             f"model of {name}: alpha {microseconds(model.alpha)} us a message, "
@@ -170,14 +170,14 @@ def print_models(fitted: Mapping[str, Fitted]) -> None:
 
 
 def print_skipped(skipped: Sequence[Place]) -> None:
-    """What the time was not enough for, a line for a size."""
+    """Print the points for which there was no time, a line for each size."""
     for size, some in groupby(skipped, lambda place: place[2]):
         names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)
         console().print(f"no time within --budget at {bytes_in_words(size)} for {names}")
 
 
 def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
-    """vs_lax and algorithm of one row for every collective and type, by size."""
+    """Print vs_lax and algorithm by size, a row for every collective and type."""
     sizes = sorted({row.asked for row in rows})
     made = table("collective", "type", *map(bytes_in_words, sizes), left=2)
     for place, some in groupby(rows, lambda row: (row.collective, row.type)):
@@ -188,7 +188,7 @@ def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
 
 
 def print_verdict(rows: Iterable[Measurement]) -> int:
-    """What was wrong; the exit status."""
+    """Print what was wrong; returns the exit status."""
     rows = list(rows)
     bad = [row for row in rows if row.wrong]
     for row in bad:
@@ -203,7 +203,7 @@ def print_verdict(rows: Iterable[Measurement]) -> int:
 
 
 def wrong_cell(count: int | None, missing: str) -> str:
-    """How many, red if any; `missing` where nobody looked."""
+    """A count, red if above 0; `missing` for None."""
     if count is None:
         return missing
     return f"[bold red]{count}[/bold red]" if count else "0"
@@ -226,7 +226,7 @@ BESIDE_PLAIN = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB")
 def beside_plain(
     seconds: Quartiles, over_plain: Quartiles, temporaries: int | None, is_plain: bool
 ) -> tuple[str, ...]:
-    """What a program takes, and what plain takes, in cells."""
+    """Cells of a program's time, its ratio to plain, and its temporaries."""
     return (
         microseconds(seconds.median),
         f"{seconds.spread:.0%}",

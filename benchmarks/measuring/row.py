@@ -1,4 +1,4 @@
-"""A row of the results, and what is kept of many timings."""
+"""A row of the results, and the quartiles of timings."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Quartiles(NamedTuple):
-    """The median, and between which values the middle half lies."""
+    """The median and the ends of the middle half of values."""
 
     low: float
     median: float
@@ -19,23 +19,23 @@ class Quartiles(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Half of what the middle half spans, over the median."""
+        """Half of the width of the middle half, over the median."""
         return (self.high - self.low) / 2 / self.median
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one algorithm at one size; no times where it was only checked.
+    """The measurements of one algorithm at one size; without times if it was only checked.
 
     Attributes:
-        resolved: what "auto" stood for; else the algorithm.
-        asked: the size that was asked for, of which `size` is the nearest there is.
+        resolved: the choice of "auto"; else the algorithm.
+        asked: the size asked for; `size` is the nearest possible one.
         size, count: as nccl-tests count them; see `benchmarks.collectives.cases`.
         operand_bytes: of one rank's operand.
         wrong: elements on all ranks; None if it was not checked.
         factor: busbw over algbw.
         seconds: of one call.
-        vs_lax: seconds over lax's, within a round.
+        vs_lax: seconds over lax's in the same round.
         predicted: seconds, by the model fitted to this run.
     """
 
@@ -57,9 +57,9 @@ class Measurement:
     predicted: float | None = None
 
     def algbw(self, seconds: float) -> float:
-        """Bytes per second, of a call of so many seconds."""
+        """Bytes per second of a call that takes so many seconds."""
         return self.size / seconds
 
     def busbw(self, seconds: float) -> float:
-        """The same, made comparable over n and over collectives."""
+        """`algbw`, made comparable between collectives and numbers of ranks."""
         return self.factor * self.algbw(seconds)

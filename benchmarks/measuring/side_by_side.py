@@ -1,4 +1,4 @@
-"""Programs on the devices there are, each beside plain: compared first, then timed in turn."""
+"""Compares programs on this machine's devices with the plain form, then times them in turn."""
 
 import argparse
 import time
@@ -18,19 +18,19 @@ from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import in_a_line
 
-#: From what says which program it is, the algorithm among it, to that with its operands in place.
+#: From keywords that name a program, one of them `algorithm`, to the program with its operands.
 Make = Callable[..., Ready]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Programs to compare: plain, and others that differ from it in nothing but the algorithm.
+    """Programs to compare: plain, and others that differ from it only in the algorithm.
 
     Attributes:
-        which: all but the algorithm: the heads and cells of the first columns.
+        which: keywords without the algorithm: heads and cells of the first columns.
         algorithms: those beside plain.
-        tolerance: an error above that is wrong.
-        weight: of the time, how much.
+        tolerance: a larger error is wrong.
+        weight: its share of the time.
     """
 
     which: Mapping[str, str]
@@ -41,12 +41,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Timed:
-    """What one program took.
+    """The measurements of one program.
 
     Attributes:
         error: the largest difference to plain, over the largest element of that result.
-        over_plain: seconds over those of plain, within a round.
-        temporaries: bytes; None where the compiler does not say.
+        over_plain: seconds over those of plain in the same round.
+        temporaries: bytes; None if the compiler does not tell.
     """
 
     which: dict[str, str]
@@ -64,7 +64,7 @@ class Timed:
 def add_arguments(
     parser: argparse.ArgumentParser, known: Sequence[str], *, measured: str, compiled_as: str
 ) -> None:
-    """Which programs: compiled for --topology, or else compared and timed here.
+    """Declare the programs: compiled for --topology, or else compared and timed here.
 
     Args:
         parser: of the command.
@@ -83,7 +83,7 @@ def add_arguments(
 
 
 def measured_here(names: Sequence[str]) -> list[str]:
-    """Those algorithms that are timed beside plain: the compiler's options are for other chips."""
+    """The algorithms to time beside plain; tuned ones have options for other chips."""
     return [name for name in names if name != PLAIN and not name.endswith(TUNED)]
 
 
@@ -94,10 +94,10 @@ def measure_all(
 
     Args:
         args: with those of `options.add_machine`, and --json.
-        mesh: all devices that are used.
+        mesh: all devices in use.
         title: of the table.
-        todo: what `make` takes by name.
-        make: the program of these, ready to run.
+        todo: the keywords for `make`.
+        make: makes a program, ready to run.
     """
     header = options.described(mesh)
     report.print_header(header)
@@ -161,7 +161,7 @@ def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed
 
 
 def _error(mine: jax.Array, true: jax.Array) -> float:
-    """The largest difference, over the largest element; infinite where one is no number."""
+    """The largest difference over the largest element; infinite if that is not a number."""
     error = float(jnp.abs(mine - true).max() / jnp.abs(true).max())
     return error if np.isfinite(error) else np.inf
 

@@ -1,6 +1,6 @@
-"""What a profiler's trace says: how long a rank is at messages, at work, at both.
+"""Reads from a profiler's trace how long a rank sends or receives, computes, and does both.
 
-(At messages it also is while it waits for who sends.)
+(Time in a message includes the wait for the sender.)
 """
 
 import gzip
@@ -18,7 +18,7 @@ from benchmarks.measuring import processes
 from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.transfers import COLLECTIVES
 
-#: Operations that are there while those within them run.
+#: Operations that last while other operations inside them run.
 _AROUND = ("while", "conditional", "call")
 
 Spans = list[tuple[float, float]]
@@ -29,10 +29,10 @@ class Busy:
     """Seconds of a call, means over the ranks.
 
     Attributes:
-        wire: at messages.
-        work: at everything else.
-        shorter: the lesser of the two.
-        both: at once.
+        wire: in messages.
+        work: in all other operations.
+        shorter: the shorter of the two.
+        both: in both at once.
     """
 
     wire: float
@@ -42,17 +42,17 @@ class Busy:
 
     @property
     def hidden(self) -> float:
-        """Both, of the shorter; nothing, if there is none."""
+        """The share of the shorter one that overlaps; 0 if there is none."""
         return self.both / self.shorter if self.shorter else 0.0
 
 
 def busy(program: Callable[[], Any], compiled: jax.stages.Compiled, times: int = 3) -> Busy:
-    """Of a program that is run so often, in every process.
+    """Trace a program in every process.
 
     Args:
-        program: runs until it is done.
-        compiled: the same, compiled: says what is a collective.
-        times: how often.
+        program: runs it until it is done.
+        compiled: the compiled program, which tells collectives from work.
+        times: how often it runs.
     """
     module = parse(compiled.as_text() or "")
     kinds = {
@@ -79,7 +79,7 @@ def busy(program: Callable[[], Any], compiled: jax.stages.Compiled, times: int =
 
 
 def _events(trace: Path, module: str) -> Iterator[tuple[str, str, tuple[float, float]]]:
-    """Instruction, device, start and end in seconds, of one program."""
+    """The events of one program: instruction, device, (start, end) in seconds."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         for event in json.load(file)["traceEvents"]:
             args = event.get("args", {})
@@ -90,7 +90,7 @@ def _events(trace: Path, module: str) -> Iterator[tuple[str, str, tuple[float, f
 
 
 def union(spans: Iterable[tuple[float, float]]) -> Spans:
-    """The same time, as spans that do not meet."""
+    """The union of spans, as spans that do not touch."""
     made: Spans = []
     for start, end in sorted(spans):
         if made and start <= made[-1][1]:

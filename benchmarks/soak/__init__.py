@@ -1,1 +1,1 @@
-"""Random calls and training steps in one long run: each is right, and memory stays flat."""
+"""One long run of random calls and training steps: checks every result, and memory."""

@@ -1,4 +1,4 @@
-"""What goes into a drawn call on every rank, and what must come out: exact, from NumPy."""
+"""The operands of a random call on all ranks, and its exact results, from NumPy."""
 
 from collections.abc import Mapping
 from math import prod
@@ -11,54 +11,54 @@ from benchmarks.collectives.references import REFERENCES, TRANSPOSES, Reference
 from benchmarks.measuring.data import exact, largest
 from benchmarks.soak.random_calls import RandomCall
 
-#: How many a `vmap` maps over.
+#: The size of the dimension that a `vmap` maps over.
 BATCH = 2
 
-#: What data are for.
-_FORTH, _BACK = 3, 4
+#: Seeds of operands and of cotangents.
+_FORWARD, _BACKWARD = 3, 4
 
 Arrays = list[np.ndarray]
 References = Mapping[str, Reference]
 
 
 def operands(call: RandomCall) -> Arrays:
-    """The leaves, of all ranks; their batch where the call has it."""
+    """The leaves of all ranks, with the batch dimension where the call has it."""
     at = call.batch
     shapes = [s if at is None else (*s[:at], BATCH, *s[at:]) for s in call.shapes]
-    return [_values(call, shape, call.dtype, (_FORTH, i)) for i, shape in enumerate(shapes)]
+    return [_values(call, shape, call.dtype, (_FORWARD, i)) for i, shape in enumerate(shapes)]
 
 
 def results(call: RandomCall, xs: Arrays, references: References = REFERENCES) -> Arrays:
-    """What all ranks get of the leaves; a batch comes first."""
+    """The results of all ranks; a batch dimension comes first."""
     return [_mapped(call, references[call.name], x, call.batch, 0) for x in xs]
 
 
 def cotangents(call: RandomCall, ys: Arrays) -> Arrays:
-    """Of the results, if they are pulled back."""
+    """The cotangents of the results; none if the call has no gradient."""
     if not call.pulls_back:
         return []
-    return [_values(call, y.shape[1:], y.dtype, (_BACK, i)) for i, y in enumerate(ys)]
+    return [_values(call, y.shape[1:], y.dtype, (_BACKWARD, i)) for i, y in enumerate(ys)]
 
 
 def pulled_back(call: RandomCall, cts: Arrays, transposes: References = TRANSPOSES) -> Arrays:
-    """What all ranks get of the cotangents, of the shapes of the operands."""
+    """The gradients of all ranks, with the shapes of the operands."""
     return [_mapped(call, transposes[call.name], ct, 0, call.batch) for ct in cts]
 
 
 def _values(
     call: RandomCall, shape: tuple[int, ...], dtype: Any, what: tuple[int, int]
 ) -> np.ndarray:
-    """Integers of either sign, as great as their sum (or mean) allows."""
+    """Integers of either sign, as large as an exact sum (or mean) allows."""
     kind = np.dtype(dtype)
-    if jnp.issubdtype(kind, jnp.complexfloating):  # twice what is exact is so too
+    if jnp.issubdtype(kind, jnp.complexfloating):  # twice an exact number is exact
         return _values(call, shape, np.float32, what).astype(kind) * kind.type(1 + 2j)
     ranks, n = prod(call.place.shape), call.teams().shape[1]
     most = 1 if kind.kind == "b" else min(n, largest(kind))
-    if _is_wide(call, kind, what[0]):  # exact in that; in its own dtype no sum may overflow
+    if _is_wide(call, kind, what[0]):  # exact in the wide dtype, without overflow in its own
         most = -(-largest(kind) * n // int(float(jnp.finfo(kind).max)))
-    if call.name == "pmean":  # of multiples of n, and such as a float32 can hold
+    if call.name == "pmean":  # multiples of n that float32 can hold
         most = max(n * n, largest(kind) >> 16)
-        if what[0] == _BACK:  # each is divided first, perhaps by a product with 1/n: of n alone
+        if what[0] == _BACKWARD:  # JAX divides first, perhaps by 1/n, so take n alone
             most = largest(kind)
     seed = [call.seed, *what, call.number]
     values = exact((ranks, *shape), kind, most, seed)
@@ -67,25 +67,25 @@ def _values(
     if kind.kind == "b" or jnp.issubdtype(kind, jnp.unsignedinteger):
         return values
     turned = np.random.default_rng([*seed, 1]).integers(2, size=values.shape, dtype=bool)
-    return np.where(turned & (values != 0), -values, values)  # no -0.0, whose sum has either sign
+    return np.where(turned & (values != 0), -values, values)  # no -0.0: its sums differ in sign
 
 
 def _is_wide(call: RandomCall, kind: np.dtype, what: int) -> bool:
-    """Whether sums may need more digits than the dtype has: then all are made in a wider one.
+    """Whether a call sums in a wider dtype than its own, so that sums may need more digits.
 
-    (A mean is divided, too. What becomes of a cotangent is summed by JAX itself in part, but for
-    that of an all_gather to ranks that differ.)
+    (A mean also divides, so it does not count. Of gradients, ringcoll alone sums only that of an
+    all_gather with `to="varying"`.)
     """
     wide = call.how.get("accumulate_dtype")
-    forth = what == _FORTH and call.name in ("psum", "psum_scatter")
-    back = what == _BACK and call.name == "all_gather" and call.what.get("to") != "invarying"
+    forth = what == _FORWARD and call.name in ("psum", "psum_scatter")
+    back = what == _BACKWARD and call.name == "all_gather" and call.what.get("to") != "invarying"
     return bool(wide and np.dtype(wide).itemsize > kind.itemsize and (forth or back))
 
 
 def _mapped(
     call: RandomCall, reference: Reference, x: np.ndarray, at: int | None, to: int | None
 ) -> np.ndarray:
-    """The reference of each of the batch, that is at one dimension and comes to another."""
+    """The reference for each element of a batch, which moves from dimension `at` to `to`."""
     if call.batch is None or at is None or to is None:
         return _by_teams(call, reference, x)
     each = (_by_teams(call, reference, np.take(x, i, 1 + at)) for i in range(BATCH))
@@ -93,7 +93,7 @@ def _mapped(
 
 
 def _by_teams(call: RandomCall, reference: Reference, x: np.ndarray) -> np.ndarray:
-    """The reference of each team's ranks, each back in its place."""
+    """The reference for each team of ranks, with results in the order of all ranks."""
     teams = call.teams()
     of_each = [reference(x[team], **call.what) for team in teams]
     out = np.empty((len(x), *of_each[0].shape[1:]), of_each[0].dtype)

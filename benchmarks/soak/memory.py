@@ -1,10 +1,9 @@
-"""Whether a process's memory stays flat: what is live in it along a run, and JAX's arrays.
+"""Measures whether the live memory of a process stays flat during a run.
 
-What is live is what has been allocated and not freed, after Python's garbage is collected: bytes
-by glibc's own count (`mallinfo2`, of all threads), and blocks of Python's allocator, which takes
-its memory elsewhere. The resident set (/proc/self/statm) is shown beside it, not judged: a page
-stays resident while anything on it is live, and programs that are compiled and dropped leave
-ever more such pages behind, whoever wrote them.
+Live memory is allocated and not freed, after garbage collection. It is counted in bytes by glibc
+(`mallinfo2`, all threads), and in blocks by Python's allocator, which has separate memory. The
+resident set (/proc/self/statm) is shown, but not judged: a page is resident while anything on it is
+live, and compiled programs that are dropped leave ever more such pages behind.
 """
 
 import ctypes
@@ -20,11 +19,11 @@ import numpy as np
 
 _STATM = Path("/proc/self/statm")
 
-#: Flat is what grows by less than so many bytes a call over the last half of the run,
+#: Memory is flat if it grows by fewer bytes a call than this in the last half of a run,
 LIMIT = 4096
-#: and by less than so many of Python's blocks, of 512 bytes at most,
+#: and by fewer blocks of Python's allocator, of 512 bytes at most.
 BLOCKS = 8
-#: if that has so many samples. The first half is for caches to fill.
+#: It is judged only from so many samples in that half; in the first half caches fill.
 FEWEST = 8
 
 
@@ -42,10 +41,10 @@ class _Mallinfo2(ctypes.Structure):
 
 @dataclass(frozen=True)
 class MemorySample:
-    """What is held after so many calls.
+    """The memory of the process after a number of calls.
 
     Attributes:
-        calls: so many.
+        calls: their number.
         resident: bytes.
         live: bytes, of malloc.
         blocks: of Python.
@@ -60,12 +59,12 @@ class MemorySample:
 
 
 def is_known() -> bool:
-    """Whether this system says what is resident, and its malloc what is live."""
+    """Whether this system tells its resident set, and its malloc the live bytes."""
     return _STATM.exists() and hasattr(ctypes.CDLL(None), "mallinfo2")
 
 
 def sample(calls: int) -> MemorySample:
-    """Now, after so many calls."""
+    """A sample of now, after so many calls."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     resident = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -73,25 +72,25 @@ def sample(calls: int) -> MemorySample:
 
 
 def _live() -> int:
-    """Bytes that malloc has given and not got back, mapped ones among them."""
+    """Bytes that malloc has given out and not got back, with mapped ones."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2
-    said = mallinfo2()
-    return int(said.uordblks + said.hblkhd)
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def last_half(samples: Sequence[MemorySample]) -> list[MemorySample]:
-    """Those from the middle of the run on."""
+    """The samples of the last half of the run."""
     return [s for s in samples if 2 * s.calls >= samples[-1].calls]
 
 
 def growth(samples: Sequence[MemorySample], of: str) -> float:
-    """Of that attribute, a call: the slope of the line through them, by least squares."""
+    """The growth of an attribute in a call: the slope of a line by least squares."""
     return float(np.polyfit([s.calls for s in samples], [getattr(s, of) for s in samples], 1)[0])
 
 
 def is_judged(samples: Sequence[MemorySample]) -> bool:
-    """Whether there are enough of them."""
+    """Whether there are enough samples to judge."""
     return bool(samples) and len(last_half(samples)) >= FEWEST
 
 

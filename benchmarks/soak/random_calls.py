@@ -1,7 +1,7 @@
-"""Random calls of the drop-ins: call i of a seed is the same, whatever was drawn before it.
+"""Random calls of the drop-ins. Call i of a seed is always the same.
 
-Those that follow each other have a `Place` in common, so that they can be one program. Only
-what jax.lax accepts is drawn, on data whose results are exact.
+Successive calls share a `Place`, so that they can be one program. All calls are ones that jax.lax
+accepts, on data with exact results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ from ringcoll.collectives.table import BUILT_INS, choices, halves
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]
 
-#: So many have a place in common. A program each would take several times as long to compile.
+#: So many calls share a place. One program for each would take several times as long to compile.
 TOGETHER = 16
-#: What a rank has of a dimension, and how often it has nothing.
+#: Sizes of a rank's dimensions, and how often a size is 0.
 SIZES = (1, 2, 3, 4, 5)
 EMPTY = 0.02
 
 _SUMS = ("psum", "psum_scatter", "pmean")
-_UNGROUPED = ("pbroadcast", "ppermute", "pshuffle")  # in lax
-_UNGROUPED_IF_TYPED = ("psum", "pmean")  # in lax
+_UNGROUPED = ("pbroadcast", "ppermute", "pshuffle")  # no groups in lax
+_UNGROUPED_IF_TYPED = ("psum", "pmean")  # no groups in lax under check_vma=True
 _WIDENED = (*_SUMS, "all_gather")  # the last in its gradient
-#: The argument that names the dimension of which every rank gets a block.
+#: The argument with the dimension that is cut into a block for each rank.
 _CUTS = {"psum_scatter": "scatter_dimension", "all_to_all": "split_axis", "pswapaxes": "axis"}
 _IS_AS = {"pswapaxes": "all_to_all"}
 
@@ -71,13 +71,13 @@ class RandomCall:
     Attributes:
         number: of the seed's calls.
         name: of the function.
-        axes: those it takes, in its order; a string if it is given one alone.
+        axes: its axes in order; a string for a single axis given alone.
         groups: its `axis_index_groups`.
         dtype, shapes: of the leaves of a rank's operand.
-        what: the arguments that say what the result is.
-        how: those that say how it is made: `algorithm`, `accumulate_dtype`.
+        what: the arguments that decide the result.
+        how: the others: `algorithm`, `accumulate_dtype`.
         batch: the dimension of a `vmap` around it, if there is one.
-        pulls_back: whether cotangents are pulled back as well.
+        pulls_back: whether it is differentiated too.
     """
 
     seed: int
@@ -95,12 +95,12 @@ class RandomCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All those after the axes."""
+        """All arguments after the axes."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         return {**self.what, **groups, **self.how}
 
     def teams(self) -> np.ndarray:
-        """The ranks of the mesh that do it together, in their order: a row for a team."""
+        """The ranks that communicate with each other, in order: a row for each team."""
         names = "xyz"[: len(self.place.shape)]
         order = [name for name in names if name not in self.axes] + list(self.axes)
         ranks = np.arange(prod(self.place.shape)).reshape(self.place.shape)
@@ -110,13 +110,13 @@ class RandomCall:
 
     def __str__(self) -> str:
         operand = ", ".join(f"{self.dtype}{list(shape)}" for shape in self.shapes)
-        said = [operand, repr(self.axes)]
-        said += [f"{name}={value!r}" for name, value in self.arguments.items()]
+        words = [operand, repr(self.axes)]
+        words += [f"{name}={value!r}" for name, value in self.arguments.items()]
         place = "x".join(map(str, self.place.shape))
         around = [f"check_vma={self.place.check_vma}"] + ["x64"] * self.place.x64
         around += [] if self.batch is None else [f"vmap of dimension {self.batch}"]
         around += ["vjp"] * self.pulls_back
-        return f"{self.name}({', '.join(said)}) on {place} ranks, {', '.join(around)}"
+        return f"{self.name}({', '.join(words)}) on {place} ranks, {', '.join(around)}"
 
 
 def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall:
@@ -126,7 +126,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
         seed: 0 or more.
         number: from 0.
         devices: how many there are.
-        alone: whether a mesh may leave some out; over several processes none may be.
+        alone: whether a mesh may leave out devices; over several processes it may not.
     """
     place = _place(np.random.default_rng([seed, 1, number // TOGETHER]), devices, alone)
     rng = np.random.default_rng([seed, 2, number])
@@ -168,7 +168,7 @@ def _place(rng: Generator, devices: int, alone: bool) -> Place:
 
 @lru_cache
 def _meshes(devices: int, alone: bool) -> list[list[tuple[int, ...]]]:
-    """All shapes of one, of two and of three axes, of which one at most has a single rank."""
+    """Shapes of one, two and three axes; at most one axis has a single rank."""
     sizes = range(1, devices + 1)
     fits = devices.__ge__ if alone else devices.__eq__
     shapes = [shape for axes in (1, 2, 3) for shape in product(sizes, repeat=axes)]
@@ -177,22 +177,23 @@ def _meshes(devices: int, alone: bool) -> list[list[tuple[int, ...]]]:
 
 
 def _groups(rng: Generator, n: int) -> Groups:
-    """Any order of all ranks, cut into groups of one size."""
+    """A random order of all ranks, cut into groups of equal size."""
     size = _pick(rng, [d for d in range(1, n + 1) if n % d == 0])
     return rng.permutation(n).reshape(-1, size).tolist()
 
 
 def _dtypes(name: str, n: int, x64: bool) -> list[str]:
-    """Those that lax takes (on CPU), and in which there is data with an exact result."""
+    """The dtypes that lax takes (on CPU), and that can hold an exact result."""
     known = [*DATATYPES, *(WIDE_DATATYPES if x64 else ())]
     digits = {"pmean": n * n}.get(name, n if name in _SUMS else 1)
     fit = [dtype for dtype in known if largest(dtype) >= digits]
-    fit += [] if name in ("psum_scatter", "pmean") else ["bool"]  # lax adds none, or as integers
-    return fit + ([] if name in ("pmax", "pmin") else ["complex64"])  # which have no order
+    # In lax one of these does not take booleans, and the other adds them as integers.
+    fit += [] if name in ("psum_scatter", "pmean") else ["bool"]
+    return fit + ([] if name in ("pmax", "pmin") else ["complex64"])  # without an order
 
 
 def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
-    """The arguments that say what the result is."""
+    """The arguments that decide the result."""
     tiled = bool(rng.integers(2)) and ndim > 0
     count = ndim + (name == "all_gather" and not tiled)
     dim, other = (int(rng.integers(-count, count)) if count else 0 for _ in range(2))
@@ -210,7 +211,7 @@ def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
 
 
 def _ndims(rng: Generator, ndim: int) -> list[int]:
-    """Of a leaf or a few: some have a dimension more, on which dims are to be counted anew."""
+    """The dimensions of one leaf or a few; some leaves have one more, which shifts dimensions."""
     further = _pick(rng, [0, 0, 0, 0, 1, 2])
     return [ndim, *(ndim + int(rng.integers(2)) for _ in range(further))]
 
@@ -218,7 +219,7 @@ def _ndims(rng: Generator, ndim: int) -> list[int]:
 def _shape(
     rng: Generator, name: str, ndim: int, n: int, what: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """Of one leaf."""
+    """The shape of one leaf."""
     sizes = [0 if rng.random() < EMPTY else _pick(rng, SIZES) for _ in range(ndim)]
     if name in _CUTS:
         cut = what[_CUTS[name]]
@@ -229,7 +230,7 @@ def _shape(
 def _how(
     rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype, x64: bool
 ) -> dict[str, Any]:
-    """An algorithm that there is on so many ranks, and perhaps wider sums."""
+    """An algorithm that exists for these ranks, and perhaps a wider dtype for sums."""
     collective = _IS_AS.get(name, name)
     how: dict[str, Any] = {}
     if collective in COLLECTIVES:
@@ -246,7 +247,7 @@ def _how(
 
 
 def _has_exact_gradient(name: str, dtype: np.dtype, n: int) -> bool:
-    """Of a mean, if n times 1/n is 1, by which some platforms divide."""
+    """Whether a gradient is exact; some platforms compute a mean by 1/n, so n * (1/n) must be 1."""
     if name not in TRANSPOSES or not jnp.issubdtype(dtype, jnp.inexact) or largest(dtype) < n:
         return False
     return bool(name != "pmean" or dtype.type(n) * (1 / dtype.type(n)) == 1)

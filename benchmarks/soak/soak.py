@@ -1,4 +1,4 @@
-"""Thousands of random collectives in one process: is each right, and does live memory stay flat?
+"""Run thousands of random collectives in one process; check each result, and live memory.
 
 Function, algorithm, mesh, axes, groups, dtype, shapes, dimensions, vmap and gradient are random
 choices among everything that the drop-ins accept. The result of every rank is compared with
@@ -26,11 +26,11 @@ from benchmarks.soak.random_calls import TOGETHER, RandomCall, draw
 from benchmarks.soak.trial import faults
 from ringcoll.commands.arguments import count
 
-#: Calls between two looks at memory.
+#: Calls between two samples of memory.
 EVERY = 16 * TOGETHER
 #: Calls between two training steps.
 STEP_EVERY = 4 * TOGETHER
-#: One of so many looks is shown.
+#: One of so many samples is printed.
 SHOWN = 4
 
 
@@ -48,10 +48,10 @@ def numbers(text: str) -> range:
 
 
 def seed(text: str) -> int:
-    """A number, from 0.
+    """A number from 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is no such number.
     """
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no seed; write a number from 0")
@@ -59,7 +59,7 @@ def seed(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many calls, which, on what."""
+    """Declare how many calls, which ones, and where."""
     add = parser.add_argument
     add("--count", type=count, default=10_000, metavar="N", help="calls (10000)")
     add("--seed", type=seed, metavar="S", help="the seed of the calls (random, and printed)")
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
                 tally["steps"] += 1
                 tally["wrong"] += _try_step(args.seed, numbers[0] // STEP_EVERY, mesh.size)
             if tally["calls"] % EVERY == 0:
-                jax.clear_caches()  # no program is run twice, and JAX would keep them all
+                jax.clear_caches()  # JAX would keep all programs, and none runs twice
                 if memory.is_known():
                     _watch(samples, tally["calls"])
     _say(_summary(tally, time.perf_counter() - start))
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _try_step(seed: int, number: int, devices: int) -> int:
-    """A training step; 1 if it is wrong."""
+    """Run a training step; 1 if it is wrong."""
     step = steps.draw(seed, number, devices)
     if leaves := steps.differing(step):
         again = f"python -m benchmarks soak --seed {seed} -g {devices} --program {number}"
@@ -135,7 +135,7 @@ def _say(text: str) -> None:
 
 
 def _of_one_place(which: range) -> list[range]:
-    """The calls in parts that may be one program."""
+    """The calls in parts that share a place, so that each part can be one program."""
     starts = range(which.start // TOGETHER * TOGETHER, which.stop, TOGETHER)
     return [range(max(i, which.start), min(i + TOGETHER, which.stop)) for i in starts]
 
@@ -147,7 +147,7 @@ def _again(seed: int, devices: int, numbers: Sequence[int]) -> str:
 
 
 def _labels(call: RandomCall) -> list[str]:
-    """What it is counted as."""
+    """The labels under which a call is counted."""
     also = {
         "vmap": call.batch is not None,
         "vjp": call.pulls_back,
@@ -160,14 +160,14 @@ def _labels(call: RandomCall) -> list[str]:
 
 
 def _summary(tally: Counter[str], seconds: float) -> str:
-    """What was run, and what was wrong."""
+    """A line of counts."""
     kinds = sorted(set(tally) - {"calls", "wrong"})
-    said = ", ".join(f"{tally[label]} {label}" for label in kinds)
-    return f"#wrong {tally['wrong']} of {tally['calls']} calls in {seconds:.0f} s: {said}"
+    counts = ", ".join(f"{tally[label]} {label}" for label in kinds)
+    return f"#wrong {tally['wrong']} of {tally['calls']} calls in {seconds:.0f} s: {counts}"
 
 
 def _watch(samples: list[memory.MemorySample], calls: int) -> None:
-    """Look at memory; now and then say so, for whoever reads the log of a run that did not end."""
+    """Take a sample of memory. Some are printed, for readers of the log of an unfinished run."""
     samples.append(memory.sample(calls))
     if len(samples) == 1:
         _say("     calls  resident MiB  live MiB  bytes a call  Python's blocks  arrays")
@@ -181,7 +181,7 @@ def _watch(samples: list[memory.MemorySample], calls: int) -> None:
 
 
 def _judge(samples: Sequence[memory.MemorySample]) -> bool:
-    """Say how memory went: whether what is live grows."""
+    """Print how memory developed; returns whether live memory grows."""
     if not memory.is_judged(samples):
         why = "too few calls" if memory.is_known() else "no /proc/self/statm, or no mallinfo2"
         _say(f"memory: {why} to say whether it is flat")
@@ -198,7 +198,7 @@ def _judge(samples: Sequence[memory.MemorySample]) -> bool:
 
 
 def _course(samples: Sequence[memory.MemorySample], of: str) -> str:
-    """From where to where a size went."""
+    """The size of memory at the start, at the end and at most."""
     sizes = [getattr(s, of) for s in samples]
     return (
         f"{of} {_mebi(sizes[0])} MiB after {samples[0].calls} calls, "

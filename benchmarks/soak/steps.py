@@ -1,4 +1,4 @@
-"""Training steps drawn at random: collectives in the setting of a real program, on exact data.
+"""Random training steps: collectives as in a real program, on exact data.
 
 Layers run in a loop (or are unrolled, rematerialised, or jitted functions) and send over one
 axis. Gradients are summed leaf by leaf over both axes. Metrics are summed before, beside and after
@@ -30,9 +30,9 @@ SHAPES = ((2, 4), (4, 2), (1, 8), (8, 1), (2, 2), (1, 3), (1, 5))
 #: Activations; every size of an axis divides them.
 ROWS, WIDTH = 4, 120
 BOTH = ("data", "model")
-#: How many times a step is run, each from the state before.
+#: How many times a step runs, each time from the state before.
 TURNS = 3
-#: Whether a step begins before the last one is done. XLA:CPU of JAX 0.10 may hang then by itself.
+#: Whether a step begins before the last one is done. There XLA:CPU of JAX 0.10 may hang by itself.
 IN_FLIGHT = jax.__version_info__ >= (0, 11)
 
 State = dict[str, Any]
@@ -49,9 +49,9 @@ class Step:
         layers: their number.
         loop: "scan", "repeat" (a scan of the first layer) or "unrolled".
         around: what wraps each layer: "checkpoint", "jit", "cond" or "".
-        inside: what each layer sends: "gather", "mean", "exchange" or "shift".
+        inside: the collectives of each layer: "gather", "mean", "exchange" or "shift".
         metrics: how many are summed before, beside and after the layers.
-        algorithms: of each collective; its calls take them in turn.
+        algorithms: for each collective, those that its calls take in turn.
     """
 
     shape: tuple[int, int]
@@ -123,11 +123,11 @@ def draw(seed: int, number: int, devices: int = 8) -> Step:
 
 
 def differing(step: Step, ours: Program | None = None) -> list[str]:
-    """The leaves of the state that differ from those by jax.lax, after `TURNS` turns.
+    """The leaves of the state that differ from those of jax.lax after `TURNS` turns.
 
     Args:
         step: the step.
-        ours: its program, if there is one already.
+        ours: its program; None compiles it.
     """
     ends = []
     by_lax = step.program(by_lax=True)
@@ -181,7 +181,7 @@ def _step(step: Step, calls: _Calls, state: State, x: Array) -> State:
 
 
 def _ones(x: Array) -> Array:
-    """As even as there are ones among the bits of x. (Over 2^k ranks most gradients are even.)"""
+    """A number with the parity of the ones in x. (On 2^k ranks most gradients are even.)"""
     return sum((jnp.floor(x / 2.0**i) for i in range(1, 24)), start=x)
 
 

@@ -1,4 +1,4 @@
-"""Drawn calls run and compared: several of one place in one program, or one by itself."""
+"""Runs random calls and compares results: several in one program, or one by itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from benchmarks.soak import expected
 from benchmarks.soak.random_calls import RandomCall
 from ringcoll import lax as our_lax
 
-#: What runs once need not be fast: LLVM does without its optimisations.
+#: A program that runs once need not be fast, so LLVM does not optimise it.
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A call that is wrong.
+    """A wrong call.
 
     Attributes:
-        call: itself.
-        words: how.
-        shown_by: the numbers of the calls that, in one program, show it: its own if it is wrong
-            by itself.
+        call: the call.
+        words: what is wrong.
+        shown_by: the numbers of the calls that show it in one program; its own if it is wrong by
+            itself.
     """
 
     call: RandomCall
@@ -43,13 +43,13 @@ class Fault:
 
 
 def faults(calls: Sequence[RandomCall]) -> list[Fault]:
-    """Run calls of one place in one program; if anything is wrong, each that may be it, alone."""
+    """Run calls of one place in one program; then each suspect by itself."""
     together = attempt(calls)
     suspects = [(call, words) for call, words in zip(calls, together, strict=True) if words]
     if len(calls) == 1:
         return [Fault(call, words, [call.number]) for call, words in suspects]
     alone = [fault for call, _ in suspects for fault in faults([call])]
-    if alone and len(set(together)) == 1:  # it raised, and these are why
+    if alone and len(set(together)) == 1:  # the program raised because of these
         return alone
     found = {fault.call.number for fault in alone}
     numbers = [call.number for call in calls]
@@ -58,10 +58,10 @@ def faults(calls: Sequence[RandomCall]) -> list[Fault]:
 
 
 def attempt(calls: Sequence[RandomCall]) -> list[str]:
-    """What is wrong with each, in words."""
+    """What is wrong with each call, in words; "" if nothing."""
     try:
         return _compared(calls)
-    except Exception as error:  # whatever it is, it is the finding
+    except Exception as error:  # any exception is a finding
         return [f"{type(error).__name__}: {error}"] * len(calls)
 
 
@@ -71,21 +71,25 @@ def _compared(calls: Sequence[RandomCall]) -> list[str]:
     with jax.enable_x64(place.x64):
         operands, expected = zip(*map(_data, calls), strict=True)
         options = _QUICKLY if mesh.devices.flat[0].platform == "cpu" else None
-        program = jax.jit(partial(_program, calls, mesh), compiler_options=options)
+
+        def run(operands: Any) -> list[Any]:
+            return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]
+
+        program = jax.jit(run, compiler_options=options)
         made = program(jax.tree.map(partial(_placed, mesh), operands))
         wrong = [_wrong(*both) for both in zip(made, expected, strict=True)]
     if not processes.total(sum(wrong)):
         return [""] * len(calls)
-    said = []
+    words = []
     for mine, right in zip(wrong, expected, strict=True):
         k = processes.total(mine)
         of = sum(y.size for y in jax.tree.leaves(right[0]))
-        said.append(f"{k} of {of} elements are wrong" if k else "")
-    return said
+        words.append(f"{k} of {of} elements are wrong" if k else "")
+    return words
 
 
 def _data(call: RandomCall) -> tuple[Any, list[Any]]:
-    """All ranks' operands and cotangents, and what may become of them."""
+    """All ranks' operands and cotangents, and the results that count as right."""
     xs = expected.operands(call)
     ys = expected.results(call, xs)
     cts = expected.cotangents(call, ys)
@@ -96,20 +100,16 @@ def _data(call: RandomCall) -> tuple[Any, list[Any]]:
 
 
 def _placed(mesh: Mesh, x: np.ndarray) -> Array:
-    """Each rank's part on its device."""
+    """Put each rank's part on its device."""
     sharding = NamedSharding(mesh, P(mesh.axis_names))
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
-def _program(calls: Sequence[RandomCall], mesh: Mesh, operands: Any) -> list[Any]:
-    return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]
-
-
 def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tuple[Any, Any]:
-    """All ranks' results, and what becomes of the cotangents.
+    """All ranks' results and gradients.
 
-    These go through `shard_map` from outside, where a gradient is that of the whole map, from
-    what all ranks have to what all ranks get.
+    The gradient is taken outside `shard_map`, so it is that of all ranks' results by all ranks'
+    operands.
     """
 
     def one_rank(xs: list[Array]) -> list[Array]:
@@ -133,7 +133,7 @@ def _called(call: RandomCall, xs: list[Array]) -> list[Array]:
 
 
 def _wrong(made: Any, right: Sequence[Any]) -> int:
-    """How many elements are, on the ranks of this process; no rank mixes what is right."""
+    """The number of wrong elements on ranks of this process; each rank may match another right."""
     arrays = zip(*map(jax.tree.leaves, (made, *right)), strict=True)
     return sum(
         min(count_wrong(np.asarray(shard.data), truth[shard.index]) for truth in these)

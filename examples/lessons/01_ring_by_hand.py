@@ -32,7 +32,7 @@ from jax.stages import Compiled
 from examples.lessons.claims import claim, permutes
 
 
-# First as plain lists, one for each rank: a round is one new list, for all send at once.
+# First as plain lists, one for each rank. All ranks send at once, so a round makes new lists.
 def simulated(shards: list[str]) -> list[list[str]]:
     n = len(shards)
     came = [[shard] for shard in shards]
@@ -42,8 +42,8 @@ def simulated(shards: list[str]) -> list[list[str]]:
     return [[mine[(rank - origin) % n] for origin in range(n)] for rank, mine in enumerate(came)]
 
 
-# Now as JAX has it. In `shard_map` one program runs on all ranks: `axis_index` says which it is,
-# `ppermute` sends, by a list of (from, to).
+# Now in JAX. In `shard_map` one program runs on all ranks. `axis_index` is the number of the rank,
+# and `ppermute` sends, by a list of (from, to).
 def all_gather(x: Array) -> Array:
     n, rank = lax.axis_size("x"), lax.axis_index("x")
     to_the_next = [(r, (r + 1) % n) for r in range(n)]
@@ -58,11 +58,11 @@ print(*(f"rank {rank}: {' '.join(held)}" for rank, held in enumerate(lists)), se
 claim("as lists, every rank ends with every shard, in order", lists == [list("abcd")] * 4)
 
 jax.set_mesh(jax.make_mesh((8,), ("x",)))
-x = jax.device_put(jnp.arange(24.0), P("x"))  # three numbers a rank
+x = jax.device_put(jnp.arange(24.0), P("x"))  # three numbers on each rank
 
 
 def compiled(gather: Callable[[Array], Array]) -> Compiled:
-    """Over the ranks; what each of them holds is laid end to end."""
+    """Compile over the ranks; the result has the shards of all ranks, end to end."""
     return jax.jit(jax.shard_map(gather, in_specs=P("x"), out_specs=P("x"))).lower(x).compile()
 
 

@@ -31,7 +31,7 @@ from ringcoll import Move, Schedule, ScheduleError, algorithms, lax
 
 
 def refusal(schedule: Schedule) -> str:
-    """What is wrong with it, in words."""
+    """What is wrong with a schedule, in words."""
     try:
         schedule.check()
     except ScheduleError as error:
@@ -44,19 +44,19 @@ ring = Schedule((N,), tuple((Move(+1, (t,)),) for t in range(N - 1)))
 claim("the ring is proved, on no device at all", refusal(ring) == "nothing")
 claim("the library has the same list", ring == algorithms.ring(N))
 
-# Three ways to get it wrong, and what `check` has to say.
+# Three wrong schedules, and the errors of `check`.
 first, second, *rest = ring.rounds
 broken = {
     "a round too few": (first, second, *rest[:-1]),
     "two rounds swapped": (second, first, *rest),
     "a round twice": (first, first, *rest),
 }
-for how, rounds in broken.items():
-    said = refusal(Schedule((N,), rounds))
-    claim(f"refused, {how}: {said}", said != "nothing")
+for fault, rounds in broken.items():
+    words = refusal(Schedule((N,), rounds))
+    claim(f"refused, {fault}: {words}", words != "nothing")
 
 
-# `ringcoll.lax` is `jax.lax`, whose collectives also take an algorithm: a name, or any schedule.
+# `ringcoll.lax` is `jax.lax`; its collectives also take an algorithm: a name, or any schedule.
 def gather_by(schedule: Schedule) -> Compiled:
     gather = partial(lax.all_gather, axis_name="x", algorithm=schedule)
     return jax.jit(jax.shard_map(gather, in_specs=P("x"), out_specs=P("x"))).lower(x).compile()

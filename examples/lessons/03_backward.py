@@ -32,7 +32,7 @@ rng = np.random.default_rng(0)
 vectors = rng.integers(-9, 10, (N, N)).astype(np.float32)  # vectors[r]: rank r's, of n shards
 
 
-# As lists: partial[r][o] is what rank r has of the sum that belongs to rank r - o.
+# As lists: partial[r][o] is rank r's partial sum for rank r - o.
 def reduce_scatter(schedule: Schedule, vectors: np.ndarray) -> list[float]:
     n = schedule.size
     partial = [[vectors[r, r - o] for o in range(n)] for r in range(n)]
@@ -50,7 +50,7 @@ for name in ("ring", "two_ended", "bruck"):
     claim(f"{name} from its end is a reduce-scatter", np.array_equal(sums, vectors.sum(0)))
 
 
-# Lesson 1's ring, and nothing said of a gradient.
+# Lesson 1's ring; it says nothing about a gradient.
 def by_hand(x: Array) -> Array:
     came = [x]
     for _ in range(N - 1):
@@ -74,7 +74,7 @@ claim(
     "in 7 ppermutes, as it was forward",
     there.count("ppermute[") == back.count("ppermute[") == N - 1,
 )
-claim("each the other way round", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
+claim("each reversed", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
 
 # In the library the gradient of one is the other, by the same schedule.
 bruck = jax.shard_map(

@@ -9,9 +9,8 @@ to add them: log2 n rounds, but of whole vectors. A message costs alpha, a byte 
     recursive doubling     3 alpha +    3 vectors beta
 
 So the first is best for large vectors, and the second for small ones. `python -m ringcoll cost
-all_reduce -n 8` compares all algorithms. A third way is the one that comes to mind first: whole
-vectors travel round the ring, and every rank adds each that comes. This lesson shows what is
-wrong with it.
+all_reduce -n 8` compares all algorithms. A third way looks simplest: whole vectors travel round the
+ring, and every rank adds each one that arrives. This lesson shows what is wrong with it.
 """
 
 import os
@@ -35,7 +34,7 @@ claim("the ring: 14 messages, 14/8 of a vector", (ring.startups, ring.sent / N) 
 claim("recursive doubling: 3, of a vector each", (doubling.startups, doubling.sent / N) == (3, 3))
 
 
-# Modelled: 1 us a message, 45 GB/s, a switch between the ranks; and what is added takes time too.
+# Modelled: 1 us a message, 45 GB/s, a switch between the ranks; additions take time too.
 def microseconds(paid: Price, vector_bytes: int) -> float:
     return 1e6 * cost.seconds(paid, vector_bytes / N, cost.DEVICES["v5e"])
 
@@ -47,13 +46,13 @@ for size in sizes[::4]:
 wins = [microseconds(ring, size) < microseconds(doubling, size) for size in sizes]
 crossing = next((size for size, win in zip(sizes, wins, strict=True) if win), None)
 claim(
-    f"of powers of two, the ring is quicker from {crossing} bytes on",
+    f"of powers of two, the ring is faster from {crossing} bytes on",
     wins[-1] and wins == sorted(wins),
 )
 claim("and recursive doubling below", not wins[0])
 
 
-# Now the sums themselves, of floats, whose last bits depend on the order of additions.
+# Now sums of floats; their last bits depend on the order of additions.
 def two_halves(x: Array) -> Array:
     mine = lax.psum_scatter(x, "x", tiled=True, algorithm="ring")
     return lax.all_gather(mine, "x", tiled=True, algorithm="ring")

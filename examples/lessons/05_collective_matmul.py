@@ -44,7 +44,7 @@ def by_hand(x: Array, w: Array) -> Array:
     for step in range(N):
         shard = x
         if step < N - 1:
-            x = lax.ppermute(x, "x", [(r, (r + 1) % N) for r in range(N)])  # off it goes
+            x = lax.ppermute(x, "x", [(r, (r + 1) % N) for r in range(N)])  # send first
         products.append(shard @ w)  # meanwhile
     origins = (lax.axis_index("x") - jnp.arange(N)) % N
     return jnp.stack(products)[origins].reshape(-1, w.shape[1])
@@ -70,7 +70,7 @@ def over_ranks(matmul: Matmul) -> Matmul:
 
 
 def held(program: Compiled) -> float:
-    """At a time, beside operands and result, in shards of x."""
+    """Memory beside operands and result, in shards of x."""
     memory: Any = program.memory_analysis()
     return memory.temp_size_in_bytes / (4 * M // N * K)
 
@@ -87,7 +87,7 @@ for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
     claim("in 7 messages", permutes(program) == N - 1)
     made = gradients(*operands)
     claim("and its gradients", all(map(np.array_equal, made, (y @ w.T, x.T @ y))))
-    claim("in 7 more, the sums that come by", permutes(gradients) == 2 * (N - 1))
+    claim("in 7 more, of sums that pass by", permutes(gradients) == 2 * (N - 1))
 
 gathered, ring = held(compiled(plain)), held(compiled(ours))
 print(f"compiled: plain holds {gathered:.1f} shards of x, ours {ring:.1f}")

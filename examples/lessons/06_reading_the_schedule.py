@@ -33,7 +33,7 @@ from examples.lessons.claims import claim
 from ringcoll import overlap
 
 
-# Lesson 5's two.
+# The two programs of lesson 5.
 def plain(x: Array, w: Array) -> Array:
     return lax.all_gather(x, "x", tiled=True) @ w
 
@@ -43,7 +43,7 @@ def ours(x: Array, w: Array) -> Array:
 
 
 def compiled(matmul: Callable[[Array, Array], Array], mesh: Mesh, m: int, k: int, f: int) -> Any:
-    """The program, of operands that are only shapes."""
+    """Compile a program for operands that are only shapes."""
     specs = P("x", None), P(None, "x")
     operands = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
@@ -58,7 +58,7 @@ claim("for CPUs: 7 messages", [row.count for row in cpus.rows] == [1] * 7)
 claim("and no product under any: a CPU waits for each", cpus.exposed_share == 1)
 
 try:
-    mesh = overlap.mesh("v5e:4x2")  # eight chips, in an order in which ranks are next to the next
+    mesh = overlap.mesh("v5e:4x2")  # eight chips, ordered so that successive ranks are neighbours
 except ModuleNotFoundError as missing:
     print(missing)
     sys.exit()
@@ -71,12 +71,12 @@ gathered, ring = reports[plain].exposed_share, reports[ours].exposed_share
 claim(f"for TPUs, plain: the chip waits for {gathered:.0%} of the time", gathered > 0.2)
 claim(f"ours: for {ring:.0%}", ring < 0.02)
 
-# Ours, the last that was compiled, to read for yourself. The rounds are a loop, two of them a turn:
+# Our program, compiled last, to read for yourself. The rounds are a loop of two rounds a turn, so
 # the text has two. (A product is a fusion of kind kOutput.)
 words = {"permute-start(": "start", "permute-done(": "done", "kind=kOutput": "multiply"}
 found = re.findall("|".join(map(re.escape, words)), program.as_text())
 story = " ".join(words[word] for word in found)
 print(story.replace("done ", "done\n"))
 claim("from each start to its done there is a product", story.count("start multiply done") == 2)
-sent = sum(row.count for row in reports[ours].rows)  # the last shard goes back to where it is from
+sent = sum(row.count for row in reports[ours].rows)  # the last shard returns to its rank
 claim(f"{found.count('permute-start(')} starts in a loop of 4 turns send {sent} times", sent == 8)

@@ -47,7 +47,7 @@ def alone(params: Params, x: Array) -> Array:
 
 
 def by_hand(params: Params, x: Array) -> Array:
-    """Of a rank's shards."""
+    """On a rank's shards."""
     hidden = ringcoll.all_gather_matmul(x, params["up"], "x", algorithm="ring")
     return ringcoll.matmul_reduce_scatter(
         jax.nn.gelu(hidden), params["down"], "x", algorithm="ring"
@@ -63,7 +63,7 @@ def with_gradients(mlp: Mlp) -> Any:
 
 
 def close(tree: object, other: object) -> bool:
-    """But for the order of additions."""
+    """Equal, except for the order of additions."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return all(np.abs(np.asarray(a) - b).max() < 1e-5 * np.abs(b).max() for a, b in pairs)
 

@@ -82,7 +82,7 @@ for number in range(3):
     print(f"step {number}: loss {value:.6f}")
     claim("as on one device", abs(value - expected) < 1e-5 * expected)
 off = max(float(abs(np.asarray(parts[k]) - np.asarray(params[k])).max()) for k in params)
-claim("and so are the weights, but for rounding", off < 1e-5)
+claim("and so are the weights, up to rounding", off < 1e-5)
 claim("which are still in parts", bytes_of_a_device(parts) == after)
 sent = permutes(step.lower(parts, rows).compile())
 claim("each kernel: 7 messages to gather, 7 back", sent == 2 * 2 * (N - 1))

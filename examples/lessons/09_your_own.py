@@ -36,13 +36,13 @@ from ringcoll.pricing import price
 
 
 def both_ways(n: int) -> Schedule:
-    """Treble what is held in every round, by one message ahead and one back."""
+    """Treble the shards held in every round, by one message forward and one back."""
     rounds: list[tuple[Move, ...]] = []
     reach = 0  # held are -reach, ..., reach
     while (width := 2 * reach + 1) < n:
         missing = range(reach + 1, n - reach)
         half = min(width, -(-len(missing) // 2))
-        new = {width: missing[:half], -width: missing[half:][-width:]}  # by what shift they come
+        new = {width: missing[:half], -width: missing[half:][-width:]}  # by shift
         moves = (Move(s, tuple((o - s) % n for o in come)) for s, come in new.items() if come)
         rounds.append(tuple(moves))
         reach += width
@@ -73,16 +73,16 @@ def main() -> None:
     sums = compiled(lax.psum_scatter, operand, algorithm=both_ways)(operand)
     claim("run backward: every rank has the sum of its shard", np.array_equal(sums, vectors.sum(0)))
 
-    # Eight chips in a ring of wires, of the rates of a v5e's; 1 KiB a rank.
+    # Eight chips in a ring, with the rates of v5e chips; 1 KiB on each rank.
     seconds = {}
     for name in ("ring", "bruck", "ours"):
         paid = price("all_gather", both_ways if name == "ours" else name, (n,), network=(n,))
         seconds[name] = cost.seconds(paid, 1024, cost.DEVICES["v5e"])
         words = f"{paid.startups} alpha, {paid.link} shards on the busiest link"
         print(f"modelled, {name}: {words}, {1e6 * seconds[name]:.2f} us")
-    claim("priced: ours is the quickest", seconds["ours"] == min(seconds.values()))
+    claim("priced: ours is the fastest", seconds["ours"] == min(seconds.values()))
 
-    # In turn, and medians. (Here eight ranks are one process, whose messages are copies.)
+    # Medians of runs in turn. (Here eight ranks are one process, and messages are copies.)
     built_in = compiled(jax.lax.all_gather, x)
     programs = {
         "ours": lambda: jax.block_until_ready(ours(x)),

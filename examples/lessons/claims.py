@@ -1,4 +1,4 @@
-"""What the lessons share: a claim, which is printed or fails, and a count of messages."""
+"""Shared by the lessons: a claim, which is printed or fails, and a count of messages."""
 
 from jax.stages import Compiled
 
@@ -6,10 +6,10 @@ from ringcoll import overlap
 
 
 def claim(text: str, holds: object) -> None:
-    """Print what holds.
+    """Print a claim that holds.
 
     Raises:
-        AssertionError: it does not.
+        AssertionError: it does not hold.
     """
     if not holds:
         raise AssertionError(f"it does not hold: {text}")
@@ -17,6 +17,6 @@ def claim(text: str, holds: object) -> None:
 
 
 def permutes(program: Compiled) -> int:
-    """How many messages a compiled program has each rank send, those of a loop every turn."""
+    """How many messages each rank sends in a compiled program; those in a loop count every turn."""
     rows = overlap.report(program).rows
     return sum(row.count for row in rows if row.kind == "collective-permute")

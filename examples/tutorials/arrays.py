@@ -1,11 +1,11 @@
-"""Arrays on a mesh: which device holds what, and what a collective takes and gives on each.
+"""Arrays on a mesh: which device holds what, and each rank's operand and result of collectives.
 
     python -m examples.tutorials.arrays
 
 A `Mesh` gives devices coordinates. A `PartitionSpec` says, for each dimension of an array, along
 which axes of the mesh it is cut. Along an axis that it does not name, the array is repeated.
 Outside `shard_map` you see whole arrays, wherever their parts are. Inside you see shards, and a
-device knows of another's shard only what was sent to it.
+device knows another's shard only if it was sent.
 """
 
 from typing import Any
@@ -41,14 +41,14 @@ def placements() -> None:
 
 
 def following() -> None:
-    """Computation is where its data are."""
+    """Computation takes place where its data are."""
     mesh = make_mesh(x=2, y=4)
     x = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
     print("\ncomputation is where its data are: for x as P('x', 'y')")
     for words, made in {
         "2 x + 1": jax.jit(lambda x: 2 * x + 1)(x),
         "x.T": jax.jit(jnp.transpose)(x),
-        "x.sum(1)": jax.jit(lambda x: x.sum(1))(x),  # this one has to be sent: `collectives`
+        "x.sum(1)": jax.jit(lambda x: x.sum(1))(x),  # this sum sends: see `collectives`
     }.items():
         print(f"  {words:9} is {made.sharding.spec}")
     moved = jax.device_put(x, NamedSharding(mesh, P(None, "y")))
@@ -56,7 +56,7 @@ def following() -> None:
 
 
 def collectives() -> None:
-    """Inside of shard_map: what each rank passes, and what it gets."""
+    """Inside shard_map: each rank's operand and result."""
     mesh = make_mesh(x=4)
     calls = {
         "psum": lambda lib, x, **how: lib.psum(x, "x", **how),
@@ -69,7 +69,7 @@ def collectives() -> None:
     print("\nranks 0 to 3 pass", *x.tolist())
     rows = []
     for name, call in calls.items():
-        how = {} if name == "ppermute" else {"algorithm": "bruck"}  # one that all of them know
+        how = {} if name == "ppermute" else {"algorithm": "bruck"}  # all of them have it
 
         def every(lib: Any, call: Any = call, **how: str) -> jax.Array:
             """The result of every rank, one after the other."""
@@ -87,7 +87,7 @@ def collectives() -> None:
 
 
 def main() -> None:
-    """All of it."""
+    """Run all parts."""
     placements()
     following()
     collectives()

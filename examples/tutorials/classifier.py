@@ -1,17 +1,16 @@
-"""Data-parallel training of a linear classifier, and the gradient's mean in three ways.
+"""Data-parallel training of a linear classifier, with the mean of gradients in three ways.
 
     python -m examples.tutorials.classifier
 
-Every device has all weights and an eighth of the examples. In each step the gradients of the
-parts are averaged:
+Every device has all weights and an eighth of the examples. In each step the gradients are averaged:
 
-- by `jit`: the loss is a mean over all examples, the compiler finds that they are on several
-  devices, and inserts an all-reduce;
+- by `jit`: the loss is a mean over examples on several devices, so the compiler inserts an
+  all-reduce;
 - by `jax.lax.pmean` in `shard_map`, of the gradient of a rank's own examples;
-- by `ringcoll.pmean`, the same line with an algorithm that is chosen.
+- by `ringcoll.pmean`, in the same line with a chosen algorithm.
 
-The answer is known: labels are those of a linear classifier, so that there is one to be found.
-How far the runs may drift apart is computed, and not guessed: see `allowed_drift`.
+The answer is known, because a linear classifier makes the labels. `allowed_drift` computes how far
+the runs may differ.
 """
 
 from collections.abc import Callable
@@ -40,8 +39,8 @@ def loss(weights: Array, x: Array, labels: Array) -> Array:
 
 
 def by_pmean(pmean: Mean, weights: Array, x: Array, labels: Array) -> tuple[Array, Array]:
-    """Of a rank's examples, then over the ranks."""
-    # The gradient by what all ranks share would be summed by JAX; by a rank's own copy it is not.
+    """Gradient of a rank's examples, then the mean over ranks."""
+    # JAX would sum the gradient by a shared value; it does not sum that by a rank's own copy.
     own = jax.lax.pcast(weights, "data", to="varying")
     return pmean(jax.value_and_grad(loss)(own, x, labels), "data")
 
@@ -49,7 +48,7 @@ def by_pmean(pmean: Mean, weights: Array, x: Array, labels: Array) -> tuple[Arra
 def train(
     gradient: Gradient, rate: float, mesh: Any, *data: Array
 ) -> tuple[np.ndarray, Array, Any]:
-    """The loss before each step, the weights at the end, the program of a step."""
+    """Returns the loss before each step, the weights at the end, and the program of a step."""
 
     def step(weights: Array, *data: Array) -> tuple[Array, Array]:
         value, slope = gradient(weights, *data)
@@ -66,15 +65,14 @@ def train(
 
 
 def allowed_drift(x: np.ndarray, rate: float, weights: np.ndarray) -> np.ndarray:
-    """How far apart the losses of two runs may be in each step, for rounding.
+    """The bound in each step on the difference of the losses of two runs, from rounding.
 
-    The loss is convex, and its gradient changes by at most L = ||X||^2 / 2B times the distance
-    of the weights: so a step of no more than 2/L brings two runs no further apart than they are,
-    and adds to that rate times the error of the gradient in either. The loss differs by that
-    distance times its slope, which is at most sqrt(2) times the mean norm of an example, and by
-    its own rounding, which grows with the logits, and these with the weights (at the end). Sums
-    over a rank's examples and over ranks, and a few roundings beside them, have the bounds of
-    their algorithms.
+    The loss is convex, and its gradient changes by at most L = ||X||^2 / 2B times the distance of
+    the weights. So a step of at most 2/L does not increase the distance of two runs, except by the
+    rate times the error of both gradients. The losses differ by this distance times the slope,
+    which is at most sqrt(2) times the mean norm of an example. They also differ by the rounding of
+    the loss, which grows with the logits, and so with the weights. Sums over a rank's examples and
+    over ranks have the bounds of their algorithms, with a few more roundings.
     """
     relative = gamma(len(x) // 8 + FEATURES + 16)
     relative += error_bound("pmean", "bidirectional_ring", (8,), EPS)

@@ -1,9 +1,9 @@
-"""Each collective inside of `shard_map`, what it is for, by `jax.lax` and by ringcoll.
+"""Each collective inside `shard_map` with its use, by `jax.lax` and by ringcoll.
 
     python -m examples.tutorials.collectives
 
-Every function below is written once, with the library as its first argument: ringcoll's
-collectives have the signatures of `jax.lax`, and `algorithm=` on top.
+Every function below is written once, and takes the library as its first argument: ringcoll's
+collectives have the signatures of `jax.lax`, and also `algorithm=`.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def both(
     algorithm: str | None = None,
     allowed: float = 0.0,
 ) -> Array:
-    """Run a function of a rank's shards by both libraries; ringcoll's result."""
+    """Run a function of a rank's shards with both libraries; returns ringcoll's result."""
     how = {"algorithm": algorithm} if algorithm else {}
 
     def run(library: Any, **how: str) -> Array:
@@ -50,35 +50,35 @@ def both(
 
 
 def total(lax: Any, x: Array, **how: str) -> Array:
-    """Each rank sums its part, and all sum up the sums."""
+    """Each rank sums its part; then the sums are summed."""
     return lax.psum(x.sum(), "x", **how)
 
 
 def mean(lax: Any, x: Array, **how: str) -> Array:
-    """Of equal parts."""
+    """The mean of equal parts."""
     return lax.pmean(x.mean(), "x", **how)
 
 
 def softmax(lax: Any, x: Array, **how: str) -> Array:
-    """Over a sharded dimension: two numbers of each row are sent, and none of its elements."""
+    """Over a sharded dimension: it sends two numbers for each row, and no element."""
     largest = lax.pmax(x.max(-1, keepdims=True), "x", **how)
     powers = jnp.exp(x - largest)
     return powers / lax.psum(powers.sum(-1, keepdims=True), "x", **how)
 
 
 def layer_norm(lax: Any, x: Array, **how: str) -> Array:
-    """Two means, one after the other: the variance is of what the first has left."""
+    """Two means, one after the other: the variance needs the centred values."""
     centred = x - lax.pmean(x.mean(-1, keepdims=True), "x", **how)
     return centred / jnp.sqrt(lax.pmean((centred**2).mean(-1, keepdims=True), "x", **how))
 
 
 def weight_gathered(lax: Any, x: Array, w: Array, **how: str) -> Array:
-    """`x: [m/n, k], w: [k/n, f] -> [m/n, f]`: weights are kept in parts, and used whole."""
+    """`x: [m/n, k], w: [k/n, f] -> [m/n, f]`: weights are stored in parts, and gathered for use."""
     return x @ lax.all_gather(w, "x", tiled=True, **how)
 
 
 def scattered_sum(lax: Any, x: Array, w: Array, **how: str) -> Array:
-    """`x: [m, k/n], w: [k/n, f] -> [m/n, f]`: each rank has terms of all, and keeps some sums."""
+    """`x: [m, k/n], w: [k/n, f] -> [m/n, f]`: each rank has a term of all sums, and keeps some."""
     return lax.psum_scatter(x @ w, "x", tiled=True, **how)
 
 
@@ -90,23 +90,23 @@ def rolled(lax: Any, x: Array) -> Array:
 
 
 def resharded(lax: Any, x: Array, **how: str) -> Array:
-    """`[m/n, k] -> [m, k/n]`: the array is the same, and cut the other way."""
+    """`[m/n, k] -> [m, k/n]`: the same array, cut along the other dimension."""
     return lax.all_to_all(x, "x", split_axis=1, concat_axis=0, tiled=True, **how)
 
 
 def numbered(lax: Any, x: Array) -> Array:
-    """A rank's rows know where they stand in the whole array."""
+    """Adds to each row its number in the whole array."""
     first = lax.axis_index("x") * x.shape[0]
     return x + (first + jnp.arange(x.shape[0], dtype=jnp.int32))[:, None]
 
 
 def noise(lax: Any, seed: Array) -> Array:
-    """One key for all would drop the same on every rank."""
+    """A different key on each rank; with one key all ranks would draw the same numbers."""
     return jax.random.uniform(fold_rng_over_axis(jax.random.key(seed), "x"), (2, 3))
 
 
 def main() -> None:
-    """All of them."""
+    """Run all of them."""
     x, w = integers(2 * N, 2 * N), integers(2 * N, 4, seed=1)
     numbers = np.arange(len(x), dtype=np.float32)[:, None]
     print("small integers, whose sums are exact in any order:")
@@ -128,11 +128,11 @@ def main() -> None:
     softmaxed = powers / powers.sum(1, keepdims=True)
     centred, deviation = wide - wide.mean(1, keepdims=True), wide.std(1, keepdims=True)
     normal = centred / deviation
-    # A sum of positive terms is off by its bound, relative to itself: on a rank, then over ranks.
-    # Beside it, a few roundings (and exp, which is good to a few).
+    # A sum of positive terms has a relative error within its bound, on a rank and then over ranks.
+    # There are a few more roundings, also in exp.
     off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "recursive_doubling", (N,), EPS)
-    # A mean is off by that times the greatest value; with it each centred value, and from these
-    # the deviation; the quotient by both, relative to the largest.
+    # The error of a mean, and so of each centred value, is that times the largest value. The
+    # quotient has the errors of the centred value and of the deviation.
     off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
     for words, function, expected, allowed in (
         ("softmax", softmax, softmaxed, 2 * off),

@@ -2,17 +2,16 @@
 
     python -m examples.tutorials.dense_layer
 
-Rows of x are sharded over both axes of the mesh, columns of W over one: so the devices that have
-different columns have to get each other's rows.
+Rows of x are sharded over both axes of the mesh, columns of W over one axis. So devices with
+different columns need each other's rows.
 
-- automatic: say where the arrays are; the compiler inserts the collective;
-- explicit: the sharding is part of the type, and what needs a collective is refused until it is
-  said which sharding the result shall have;
-- manual: what one device does with its shards, by `jax.lax`: gather, then multiply;
-- the same by ringcoll: multiply each shard of rows while the next is on the wire.
+- automatic: you shard the arrays, and the compiler inserts the collective;
+- explicit: the sharding is part of the type, and JAX refuses an operation that needs a collective
+  until you name the sharding of its result;
+- manual: you write what one device does with its shards, by `jax.lax`: gather, then multiply;
+- the same by ringcoll: multiply each shard of rows while the next one travels.
 
-Their results, and the gradients by x, W and b, are compared with one another and with those of
-one device.
+Results, and gradients by x, W and b, are compared with each other and with those of one device.
 """
 
 from collections.abc import Callable
@@ -34,23 +33,23 @@ Layer = Callable[[Array, Array, Array], Array]
 
 
 def layer(x: Array, w: Array, b: Array) -> Array:
-    """On one device; and in automatic mode, where it is the same program."""
+    """The layer on one device, and in automatic mode, where the program is the same."""
     return jax.nn.sigmoid(x @ w + b)
 
 
 def explicit(x: Array, w: Array, b: Array) -> Array:
-    """The product of rows over "model" and columns over "model" has to be told what it is."""
+    """Rows and columns are both sharded over "model", so the product needs a sharding."""
     return jax.nn.sigmoid(jnp.einsum("bd,df->bf", x, w, out_sharding=OUT) + b)
 
 
 def manual(x: Array, w: Array, b: Array) -> Array:
-    """`x: [b/8, d], w: [d, f/4], b: [f/4] -> [b/2, f/4]`, of one device."""
+    """`x: [b/8, d], w: [d, f/4], b: [f/4] -> [b/2, f/4]`, on one device."""
     rows = jax.lax.all_gather(x, "model", tiled=True)  # [b/2, d]
     return jax.nn.sigmoid(rows @ w + b)
 
 
 def overlapped(x: Array, w: Array, b: Array) -> Array:
-    """The same shapes; the gathered rows are never whole."""
+    """The same shapes, without gathered rows in memory."""
     return jax.nn.sigmoid(ringcoll.all_gather_matmul(x, w, "model", algorithm="two_ended") + b)
 
 
@@ -66,7 +65,7 @@ def with_gradients(layer: Layer, weights: Any) -> Any:
 
 def main() -> None:
     """Compare them."""
-    # Small integers, and a power of two: x W + b is exact, however it is added up.
+    # Small integers, and a power of two: x W + b is exact in any order of additions.
     x, w = integers(BATCH, WIDTH), integers(WIDTH, FEATURES, seed=1) / 64
     b, weights = integers(FEATURES, seed=2) / 64, integers(BATCH, FEATURES, seed=3)
     alone = with_gradients(layer, weights)(x, w, b)
@@ -99,8 +98,8 @@ def main() -> None:
         refusal = refused(*(jax.device_put(v, s) for v, s in ((x, SPECS["x"]), (w, SPECS["w"]))))
     print("explicit mode, without a sharding for the result:", refusal, sep="\n  ")
 
-    # Each derivative of the sigmoid is taken to be off by a few roundings: exp, a sum, a quotient,
-    # and s (1 - s); then it is summed up with a factor, over so many terms.
+    # Each derivative of the sigmoid has an error of a few roundings: exp, a sum, a quotient, and
+    # s (1 - s). Then it is a factor in a sum of so many terms.
     slope = np.asarray(alone[1], np.float64)
     slope *= (1 - slope) * np.abs(weights)
     sums = {
@@ -113,19 +112,19 @@ def main() -> None:
         name: (y, *gradients) for name, (gradients, y) in {"one device": alone, **made}.items()
     }
     for i, (what, (terms, size)) in enumerate(sums.items()):
-        allowed = 2 * gamma(terms) * float(size.max())  # either may be so far from the exact one
+        allowed = 2 * gamma(terms) * float(size.max())  # both may have this error
         agree(what, allowed=allowed, **{name: result[i] for name, result in every.items()})
 
 
 def refused(x: Array, w: Array) -> str:
-    """What JAX says to a product of which it is not known how it shall be sharded.
+    """JAX's error for a product without a sharding of its result.
 
     Raises:
-        AssertionError: it says nothing.
+        AssertionError: there is no error.
     """
     try:
         jax.jit(jnp.matmul)(x, w)
-    except Exception as error:  # JAX keeps its type to itself
+    except Exception as error:  # its type is not public
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     raise AssertionError("explicit mode took a product whose sharding is not known")
 

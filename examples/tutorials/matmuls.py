@@ -2,18 +2,19 @@
 
     python -m examples.tutorials.matmuls
 
-An index says over which axis of the mesh a dimension is cut: A[I_X, J] is a block of rows on each
-rank along X. Which dimensions are cut decides what has to be sent:
+An index names the axis of the mesh that shards a dimension: A[I_X, J] is a block of rows on each
+rank along X. The sharded dimensions decide what is sent:
 
-1. nowhere along J: nothing, each rank has what its block of C takes;
-2. along J in one factor: that factor is gathered, or the blocks of it come by one after another;
-3. along J in both: each rank has a part of the sum of every element: they are added up, whole
-   (all-reduce) or each rank the part that it keeps (reduce-scatter, half of the bytes);
-4. I and K over one axis: one factor is gathered, for of blocks alone C would have the diagonal.
+1. J is not sharded: nothing, because each rank has the operands of its block of C;
+2. J is sharded in one factor: this factor is gathered, or its blocks pass by one after the other;
+3. J is sharded in both: each rank has a term of every sum; the terms are added up on all ranks
+   (all-reduce), or each rank gets a part of the sums (reduce-scatter, half the bytes);
+4. one axis shards I and K: one factor is gathered; without that, ranks could only compute the
+   diagonal of C.
 
-Each is done by the compiler (`jit`, told how operands and result are sharded), by `jax.lax` in
-`shard_map`, and by `ringcoll.sharded_matmul`, which hides the collective under the product. (The
-cases are those of "How to Scale Your Model", 2025, chapter 3.)
+Each case is written for the compiler (`jit` with shardings), by `jax.lax` in `shard_map`, and by
+`ringcoll.sharded_matmul`, which hides the collective under the product. (The cases are those of
+"How to Scale Your Model", 2025, chapter 3.)
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ Case = tuple[P, P, P, Local]
 
 
 def gathered(x: Array, dim: int) -> Array:
-    """The shards of all ranks along x, end to end."""
+    """Gathers the shards of all ranks along x, end to end."""
     return jax.lax.all_gather(x, "x", axis=dim, tiled=True)
 
 
@@ -64,7 +65,7 @@ def algebra(a: P, b: P, c: P) -> str:
 
 
 def main() -> None:
-    """All cases, and what an all-reduce is made of."""
+    """Run all cases, and an all-reduce in two halves."""
     mesh = make_mesh(x=2, y=2)
     i, j, k = SIZES.values()
     a, b = integers(i, j), integers(j, k, seed=1)
@@ -93,12 +94,12 @@ def main() -> None:
 
 def by_hand(local: Local, mesh: Any, specs: tuple[P, P], out: P) -> Local:
     """A function of shards over the mesh."""
-    # (JAX does not know that what was gathered is the same everywhere, so do not let it ask.)
+    # check_vma=False: JAX cannot know that gathered values are equal on all ranks.
     return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
 
 
 def in_two_halves() -> None:
-    """An all-reduce is a reduce-scatter, and an all-gather of what that leaves."""
+    """An all-reduce is a reduce-scatter, and then an all-gather of its result."""
     n = 4
     mesh, host = make_mesh(x=n), integers(n, 3 * n, 5)
     x = place(mesh, host, P("x"))

@@ -1,21 +1,21 @@
-"""Which mesh for a model on N chips: all factorings into data and model, by predicted step time.
+"""Choose a mesh for a model on N chips: all factorings into data and model, by modelled time.
 
     python -m examples.tutorials.mesh_chooser
     python -m examples.tutorials.mesh_chooser --devices 256 --device v5p --batch 256 --fsdp
 
-Modelled, nothing is run. The model is a decoder-only transformer with gated MLPs (by default
-Llama 3 8B), trained by Adam in bfloat16 with float32 weights; what is assumed:
+Nothing runs. The model is a decoder-only transformer with gated MLPs (by default Llama 3 8B),
+trained by Adam in bfloat16 with float32 weights. It is assumed that:
 
 - matmuls run at the published rate; attention is causal; blocks keep their input, and are computed
-  once more for the gradient: 4 forward passes' work;
+  again for the gradient, so a step has the work of 4 forward passes;
 - `model` and `data` are closed rings of the torus, of links as in `ringcoll.cost.DEVICES`;
 - over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
-  collective under its product, or beside it where that is quicker (`hidden_seconds`, `bare_seconds`
-  of `ringcoll.costs.matmul`);
+  collective under its product, or before or after it if that is faster (`hidden_seconds` and
+  `bare_seconds` of `ringcoll.costs.matmul`);
 - over `data`, gradients are summed in float32 by "bidirectional_ring" after the step, exposed; with
-  --fsdp weights are gathered and gradients scattered under the products of the block beside;
+  --fsdp weights are gathered and gradients scattered under the products of the next block;
 - a device holds 16 bytes a weight (weight, two moments, gradient), bfloat16 weights, the inputs of
-  its blocks, what one block makes, and the logits.
+  its blocks, the intermediate results of one block, and the logits.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step, and bytes of memory, of a device."""
+    """A step on a device: seconds, and bytes of memory."""
 
     compute: float
     communication: float
@@ -50,19 +50,19 @@ class Step:
 
 
 class Transformer:
-    """What is counted of one: elements of its weights, and operations for a token."""
+    """Counts the elements of a transformer's weights, and its operations for a token."""
 
     def __init__(self, of: argparse.Namespace) -> None:
         self.of, kv_width = of, of.width // of.heads * of.kv_heads
         attention = of.width * (of.width + 2 * kv_width), of.width**2
-        #: Of the four linear layers of a block: a gather, a scatter, a gather, a scatter.
+        #: Weights of a block's four linear layers, after a gather or before a scatter by turns.
         self.linears = (*attention, 2 * of.width * of.features, of.width * of.features)
         self.block = sum(self.linears)
         norms = (2 * of.layers + 1) * of.width
         self.weights = of.layers * self.block + 2 * of.vocabulary * of.width + norms
 
     def step(self, data: int, model: int, machine: Model) -> Step:
-        """Of a device, on a mesh of data x model."""
+        """The step of a device on a mesh of data x model."""
         of, fsdp = self.of, self.of.fsdp
         tokens = of.batch * of.sequence // data  # of the ranks along `model` together
         share = tokens / model
@@ -70,7 +70,7 @@ class Transformer:
         forward = share * (2 * (of.layers * self.block + of.vocabulary * of.width) + attended)
         compute = 4 * forward * machine.delta
 
-        # Along `model`: two forward passes, and a backward one of twice the work.
+        # Along `model`: two forward passes, and a backward pass with twice the work.
         shard = 2 * share * of.width
         hop = machine.alpha + machine.beta * shard / 2
         wire = 3 * of.layers * len(self.linears) * (model - 1) * hop
@@ -83,7 +83,7 @@ class Transformer:
                 over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over
 
-        # Along `data`: of all weights, or of one block's while another computes.
+        # Along `data`: all weights, or those of one block while another block computes.
         def ring(collective: str, weights: float, itemsize: int) -> float:
             paid = price(collective, "bidirectional_ring", (data,), (data,))
             return seconds(paid, weights / model / data * itemsize, machine)
@@ -105,7 +105,7 @@ class Transformer:
         return Step(compute, wire, exposed, kept + inputs + made)
 
     def obstacles(self, data: int, model: int) -> str:
-        """Why it cannot be cut so, if it cannot."""
+        """Dimensions that this mesh does not divide, in words; "" if none."""
         of = self.of
         cuts = [("batch", of.batch, data)]
         cuts += [
@@ -119,7 +119,7 @@ class Transformer:
 
 
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The model and the machine."""
+    """The arguments: sizes of the model, and the machine."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.tutorials.mesh_chooser",
         description=__doc__,
@@ -138,7 +138,7 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Rank them."""
+    """Print the meshes, fastest first."""
     args = flags(argv)
     of, machine = Transformer(args), DEVICES[args.device]
     rows, refused = [], []
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = [cells for _, _, cells in rows] + refused
     show(f"Modelled: {what}, {over}", (*heads, ""), table)
     if any(not unfit for unfit, _, _ in rows):
-        print("the quickest that fits:", rows[0][2][0])
+        print("the fastest that fits:", rows[0][2][0])
     elif rows:
         cure = "" if args.fsdp else "shard the weights over data too (--fsdp), or "
         print(f"none fits: {cure}take more devices")

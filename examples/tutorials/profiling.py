@@ -3,8 +3,8 @@
     python -m examples.tutorials.profiling
     python -m examples.tutorials.profiling --output results/trace
 
-The operations of a round have its name, such as `ringcoll.psum(ring)/reduce_scatter/round 3`.
-Where a long ring is a loop, the name is `rounds 2 to 31`, and the operations run so often.
+The operations of a round have its name, such as `ringcoll.psum(ring)/reduce_scatter/round 3`. If a
+long ring is a loop, the name is `rounds 2 to 31`, and the operations run once for each round.
 `jax.profiler` writes the trace, for Perfetto and XProf, and this program reads it. On a CPU its
 events have the names of instructions; the metadata of the compiled program tell their rounds.
 """
@@ -37,8 +37,8 @@ def step(x: Array, w: Array) -> tuple[Array, Array]:
 
 
 def traced(folder: Path, program: Any, *operands: Array) -> tuple[Any, Path]:
-    """Run a compiled program under the profiler; its result, and the trace."""
-    jax.block_until_ready(program(*operands))  # what is done once shall not be in it
+    """Run a compiled program under the profiler; returns its result and the trace."""
+    jax.block_until_ready(program(*operands))  # keep one-time work out of the trace
     with jax.profiler.trace(folder), jax.profiler.StepTraceAnnotation("step", step_num=0):
         result = jax.block_until_ready(program(*operands))
     written = folder.glob("plugins/profile/*/*.trace.json.gz")
@@ -46,11 +46,11 @@ def traced(folder: Path, program: Any, *operands: Array) -> tuple[Any, Path]:
 
 
 def names(program: Any) -> dict[str, str]:
-    """By instruction of a compiled program, the collective and the round that it is of."""
+    """By instruction of a compiled program, its collective and round."""
     found = {}
     for computation in parse(program.as_text()).computations.values():
         for instruction in computation.instructions:
-            # Between collective and round are names of JAX's own, if the round is in a loop.
+            # If the round is in a loop, names by JAX stand between collective and round.
             whole = instruction.attribute("op_name") or ""
             if name := re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", whole):
                 found[instruction.name] = name[1]
@@ -58,7 +58,7 @@ def names(program: Any) -> dict[str, str]:
 
 
 def events(trace: Path) -> Iterator[tuple[str, int, float, float]]:
-    """Of a trace: instruction, device, start and duration in microseconds."""
+    """The events of a trace: instruction, device, start and duration in microseconds."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         for event in json.load(file)["traceEvents"]:
             args = event.get("args", {})
@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"the trace: {trace}",
         "  open it at https://ui.perfetto.dev, or all of --output by XProf (pip install xprof);",
-        "  a row is a thread, a bar on it an instruction, as ppermute.42, whose hlo_op and",
-        "  device_ordinal are among its arguments; that of a round lasts until all have met.",
+        "  a row is a thread; a bar on it is an instruction, such as ppermute.42, with hlo_op and",
+        "  device_ordinal among its arguments; the bar of a round lasts until all ranks have met.",
         sep="\n",
     )
 

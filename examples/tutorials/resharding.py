@@ -1,4 +1,4 @@
-"""From one layout to another: which collective that is, and how many bytes it sends.
+"""Change the layout of an array: by which collective, and with how many bytes.
 
     python -m examples.tutorials.resharding
 
@@ -23,46 +23,46 @@ from ringcoll.pricing import wire_bytes
 ROWS, COLUMNS = 16, 24
 SIZE = ROWS * COLUMNS
 RING = "ring"
-#: Block b is on rank b of (x, y), and goes to the rank that counts as b where y is first.
+#: Block b is on rank b in the order (x, y), and goes to rank b in the order (y, x).
 SWAP = [(2 * y + x, 4 * x + y) for x in range(2) for y in range(4)]
-#: Quarters 2x and 2x + 1 are on the ranks (x, y), of which each sends one to one rank.
+#: The ranks (x, y) have quarters 2x and 2x + 1; each rank sends one quarter to one rank.
 QUARTERS = [(4 * x + y, 4 * (y // 2) + 2 * x + y % 2) for x in range(2) for y in range(4)]
 
 
 class Change(NamedTuple):
-    """From which layout to which, by what on a rank's shard, and the bytes that a rank sends."""
+    """A change of layout: both layouts, a function of a rank's shard, and the bytes it sends."""
 
     words: str
     before: P
     after: P
     by_hand: Callable[[Array], Array]
     bytes: float
-    sums: bool = False  # whether the first dimension is one of terms, to be added up
+    sums: bool = False  # whether the first dimension has terms to add up
 
 
 def ring(collective: str, ranks: int) -> float:
-    """The bytes by the schedule of a ring, of the whole matrix over so many ranks."""
+    """The bytes of a ring's schedule for the whole matrix over so many ranks."""
     return wire_bytes(collective, RING, (ranks,), SIZE / ranks, 4)
 
 
 def rows(x: Array, number: Array, parts: int) -> Array:
-    """One part of so many."""
+    """One of several equal parts of the rows."""
     size = x.shape[0] // parts
     return jax.lax.dynamic_slice_in_dim(x, number * size, size)
 
 
 def my_rows(x: Array) -> Array:
-    """Of what all ranks have, the part of this one along y."""
+    """This rank's part along y of rows that all ranks have."""
     return rows(x, jax.lax.axis_index("y"), 4)
 
 
 def gathered_and_cut(x: Array) -> Array:
-    """All rows, and then a rank's own of them."""
+    """Gather all rows, and keep a rank's own."""
     return my_rows(lax.all_gather(x, "x", tiled=True, algorithm=RING))
 
 
 def cut_and_sent(x: Array) -> Array:
-    """Only what is wanted is sent, and by each rank that has it another part."""
+    """Send only the rows that are needed; each of their holders sends a different part."""
     return lax.ppermute(rows(x, jax.lax.axis_index("y") % 2, 2), ("x", "y"), QUARTERS)
 
 
@@ -99,7 +99,7 @@ CHANGES = (
 
 
 def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
-    """What a change sends, by hand and by the compiler.
+    """The bytes that a change sends, by ringcoll and by the compiler.
 
     Raises:
         AssertionError: the results differ, or the bytes are not those of the schedule.
@@ -107,7 +107,7 @@ def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
     words, before, after, by_hand, by_schedule, sums = change
     host = integers(*(4,) * sums, ROWS, COLUMNS)
     x, wanted = place(mesh, host, before), NamedSharding(mesh, after)
-    # (JAX cannot know that a permutation makes copies, so do not let it ask.)
+    # check_vma=False: JAX cannot know that a permutation makes equal copies.
     mapped = jax.shard_map(by_hand, mesh=mesh, in_specs=before, out_specs=after, check_vma=False)
     ours = jax.jit(mapped).lower(x).compile()
     by_compiler = jax.jit(lambda x: x.sum(0) if sums else x, out_shardings=wanted)
@@ -128,7 +128,7 @@ def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
 
 
 def main() -> None:
-    """Every change."""
+    """Run every change."""
     mesh = make_mesh(x=2, y=4)
     sizes = "bytes by\nschedule", "compiled", "by jit\n(at best)"
     heads = ["", "from", "to", *sizes, "\ncollectives"]

@@ -1,4 +1,4 @@
-"""What the tutorials share: eight devices, two ways held against each other, bytes counted."""
+"""Shared by the tutorials: eight devices, comparisons of results, and counts of bytes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from benchmarks.measuring import report
 from ringcoll import overlap
 
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)  # for want of eight real ones
+jax.config.update("jax_num_cpu_devices", 8)  # instead of eight real ones
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -28,26 +28,26 @@ def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:
 
 
 def place(mesh: Mesh, x: Any, spec: PartitionSpec) -> jax.Array:
-    """On the mesh."""
+    """Put an array on the mesh."""
     return jax.device_put(x, NamedSharding(mesh, spec))
 
 
 def integers(*shape: int, seed: int = 0, largest: int = 4) -> np.ndarray:
-    """Integers from -largest to largest as float32: sums and products of few are exact."""
+    """Integers from -largest to largest as float32, so that small sums and products are exact."""
     values = np.random.default_rng(seed).integers(-largest, largest, shape, endpoint=True)
     return values.astype(np.float32)
 
 
 def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
-    """Say that results by several ways are the same, on every device.
+    """Check that several ways give the same result on every device, and print that.
 
     Args:
-        what: they are, in words.
-        allowed: how far from the first the others may be.
-        ways: the pytree that each way makes, by its name.
+        what: the result, in words.
+        allowed: the largest difference to the first way.
+        ways: the results, pytrees, by the name of their way.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: they differ.
     """
     first, *_ = ways
     expected = [np.asarray(leaf) for leaf in jax.tree.leaves(ways[first])]
@@ -56,13 +56,13 @@ def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
         for right, leaf in zip(expected, jax.tree.leaves(result), strict=True):
             if leaf.shape != right.shape:
                 raise AssertionError(f"{what}: {name} is {leaf.shape}, {first} {right.shape}")
-            for shard, there in _shards(leaf):  # also copies: each device has one of its own
+            for shard, there in _shards(leaf):  # also every copy
                 off = float(np.max(np.abs(shard - right[there]), initial=0))
                 if not off <= allowed:  # NaN is not
                     words = f"{name} is {off:.1e} off {first}, {allowed:.1e} is allowed"
                     raise AssertionError(f"{what}: {words}")
                 worst = max(worst, off)
-    how = f"but for {worst:.1e}, {allowed:.1e} allowed" if allowed else "exactly"
+    how = f"except {worst:.1e}, {allowed:.1e} allowed" if allowed else "exactly"
     print(f"{what}: {' = '.join(ways)}, {how}")
 
 
@@ -73,28 +73,28 @@ def _shards(x: Any) -> Sequence[tuple[np.ndarray, Any]]:
 
 
 def gamma(terms: int) -> float:
-    """The bound on the error of a sum of so many products in float32, added in any order.
+    """The error bound of a sum of so many products in float32, in any order of additions.
 
-    Relative to the sum of the absolute values: at most `terms` roundings each (Higham, "Accuracy
-    and Stability of Numerical Algorithms", section 3.1).
+    It is relative to the sum of absolute values; each term has at most `terms` roundings (Higham,
+    "Accuracy and Stability of Numerical Algorithms", section 3.1).
     """
     return terms * EPS / 2 / (1 - terms * EPS / 2)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """By kind of collective, how many a program has, and the bytes that a rank sends in them."""
+    """By kind of collective, their number in a program, and the bytes that a rank sends by them."""
 
     kinds: Mapping[str, tuple[int, float]]
 
     @property
     def bytes(self) -> float:
-        """Those of all."""
+        """The bytes of all collectives."""
         return sum(size for _, size in self.kinds.values())
 
     @property
     def permuted(self) -> float:
-        """Those of permutes; all that ringcoll's collectives send."""
+        """The bytes of permutes; ringcoll's collectives send no others."""
         return self.kinds.get("collective-permute", (0, 0))[1]
 
     def __str__(self) -> str:
@@ -106,8 +106,8 @@ class Sent:
 def sent(compiled: Any) -> Sent:
     """What a compiled program sends.
 
-    The bytes of a permute are its operand; those of a built-in collective what the best
-    algorithm would send (`ringcoll.overlap`).
+    A permute sends the bytes of its operand. A built-in collective counts with the bytes of the
+    best algorithm (`ringcoll.overlap`).
     """
     count: Counter[str] = Counter()
     size: Counter[str] = Counter()
@@ -118,7 +118,7 @@ def sent(compiled: Any) -> Sent:
 
 
 def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:
-    """A table."""
+    """Print a table."""
     made = report.table(*heads, left=left)
     for row in rows:
         made.add_row(*map(str, row))

@@ -1,17 +1,18 @@
-"""An MLP over eight devices in four ways: what each keeps, and what each sends.
+"""An MLP over eight devices in four ways, with the memory and the bytes sent of each.
 
     python -m examples.tutorials.strategies
 
 - data: all weights on every device, gradients summed by an all-reduce;
 - tensor: each device has columns of the first matrix and rows of the second; activations are
-  gathered and scattered under the products, gradients of weights are not sent at all;
+  gathered and scattered under the products, and gradients of weights are not sent;
 - 2-D: both, over the two axes of a mesh;
-- FSDP: as data, but each device keeps an eighth of the weights, gathers them where they are used,
-  and gets an eighth of the summed gradients.
+- FSDP: like data, but each device keeps an eighth of the weights, gathers weights where they are
+  used, and gets an eighth of the summed gradients.
 
-Each is done by `jit` with shardings, where the compiler finds what to send, and by
-`ringcoll.layers`, where every byte is that of a schedule: computed before, and counted in the
-compiled program. Data are small integers, so losses and gradients are equal in every bit.
+Each is written for `jit` with shardings, where the compiler chooses what to send, and by
+`ringcoll.layers`, where the bytes are those of a schedule; the tutorial computes them, and counts
+them in the compiled program. Data are small integers, so losses and gradients are equal in every
+bit.
 """
 
 from collections.abc import Callable
@@ -54,11 +55,11 @@ STRATEGIES = {
 
 
 def per_rank(specs: dict[str, P]) -> Callable[..., Any]:
-    """Loss and gradients of a rank's shards, `x: [b/data, s/model, d]`."""
+    """Loss and gradients on a rank's shards, `x: [b/data, s/model, d]`."""
 
     def step(params: Params, x: Array) -> Any:
         def loss(params: Params, x: Array) -> Array:
-            # Where a weight is whole along `data` nothing is gathered, and its gradient is summed.
+            # If a weight is whole along `data`, nothing is gathered, and its gradient is summed.
             weights = fsdp.gather(params, specs, "data", algorithm=RING)
             y = tp.mlp(weights, x, "model", activation=jax.nn.relu, algorithm=RING)
             return lax.pmean((y**2).mean(), ("data", "model"), algorithm=RING)
@@ -69,7 +70,7 @@ def per_rank(specs: dict[str, P]) -> Callable[..., Any]:
 
 
 def whole(params: Params, x: Array) -> Any:
-    """The same on one device, or for the compiler to distribute."""
+    """Loss and gradients on one device, or distributed by the compiler."""
 
     def loss(params: Params, x: Array) -> Array:
         return ((jax.nn.relu(x @ params["up"]) @ params["down"]) ** 2).mean()
@@ -78,7 +79,7 @@ def whole(params: Params, x: Array) -> Any:
 
 
 def priced(of: Strategy) -> dict[str, float]:
-    """What a rank sends, by what for, read off the schedules of a ring."""
+    """The bytes that a rank sends, by purpose, from the schedules of a ring."""
 
     def price(collective: str, ranks: int, elements: int) -> float:
         return wire_bytes(collective, RING, (ranks,), elements / ranks, 4)
@@ -99,7 +100,7 @@ def priced(of: Strategy) -> dict[str, float]:
 
 
 def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any], list[Any]]:
-    """Compile and run one strategy in both forms: its rows of memory and of bytes sent.
+    """Compile and run one strategy in both forms; returns its rows of memory and of bytes sent.
 
     Raises:
         AssertionError: results differ, or memory or bytes are not what was computed before.
@@ -140,7 +141,7 @@ def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any
 
 
 def main() -> None:
-    """All strategies."""
+    """Run all strategies."""
     host = {
         "up": integers(WIDTH, FEATURES, seed=1, largest=1),
         "down": integers(FEATURES, WIDTH, seed=2, largest=1),

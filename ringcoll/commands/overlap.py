@@ -20,11 +20,11 @@ import jax
 from jax.sharding import Mesh
 
 from ringcoll.commands import arguments, overlap_limits
+from ringcoll.commands.overlap_examples import NAMES, SIZES, Example, example
 from ringcoll.io import files
-from ringcoll.overlap import examples, gpus, topology
+from ringcoll.overlap import gpus, topology
 from ringcoll.overlap.chips import CHIPS, Chip, chip
 from ringcoll.overlap.compilation import compile_for
-from ringcoll.overlap.examples import Example
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
@@ -45,15 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="axes of the mesh (default: one axis x)",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    known = ", ".join(examples.NAMES)
-    what.add_argument("--example", choices=examples.NAMES, metavar="EXAMPLE", help=known)
+    known = ", ".join(NAMES)
+    what.add_argument("--example", choices=NAMES, metavar="EXAMPLE", help=known)
     what.add_argument(
         "--function",
         type=arguments.program,
         metavar="MODULE:FUNCTION",
         help="your own program",
     )
-    shape = "x".join(map(str, examples.SIZES))
+    shape = "x".join(map(str, SIZES))
     parser.add_argument(
         "--shape",
         type=_three,
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        choices=examples.NAMES,
+        choices=NAMES,
         metavar="EXAMPLE",
         help="report this example too, and draw it above",
     )
@@ -110,13 +110,13 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw; returns the exit status."""
-    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     names = [name for name in (args.against, args.example) if name]
     budget = overlap_limits.budget(args)
     try:
         mesh = topology.mesh(args.topology, **args.mesh)
         _check_chip(args, mesh)
-        above = [_reported(args, *examples.example(name, mesh, args.shape)) for name in names]
+        above = [_reported(args, *example(name, mesh, args.shape)) for name in names]
         if args.function:
             above.append(_reported(args, *_program(args.function, mesh)))
     except (ValueError, ModuleNotFoundError) as error:
@@ -133,11 +133,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             with arguments.writing(args, "draw"):
                 reports[0].draw(args.draw, *reports[1:])
-        except ValueError as error:  # of what is not timed
+        except ValueError as error:  # there are no times to draw
             args.error(str(error))
     try:
         breaches = budget.breaches(made) if budget else []
-    except ValueError as error:  # seconds of what has no times
+    except ValueError as error:  # seconds are limited, but there are no times
         args.error(str(error))
     print(*breaches, sep="\n", end="\n" * bool(breaches), file=sys.stderr)
     return 1 if breaches else 0
@@ -164,10 +164,10 @@ def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
 
 
 def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
-    """What a function makes for a mesh.
+    """The program that a user's function makes for a mesh.
 
     Raises:
-        ValueError: it is no function with its operands, or they are on other devices.
+        ValueError: it returns no function with operands, or they are on other devices.
     """
     made = function(mesh)
     match made:
@@ -189,10 +189,10 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
 def _reported(
     args: argparse.Namespace, function: Callable, operands: tuple[Any, ...]
 ) -> tuple[Program, Report]:
-    """A program, compiled and read.
+    """Compile a program, and read it.
 
     Raises:
-        ValueError: JAX or the compiler refuse it, or it cannot be read.
+        ValueError: JAX or the compiler refuses it, or it cannot be read.
     """
     try:
         program = compile_for(
@@ -202,7 +202,7 @@ def _reported(
             profile=args.profile,
             compiler_options=dict(args.option),
         )
-    except Exception as error:  # all that JAX, a compiler and one's own function raise
+    except Exception as error:  # from JAX, the compiler, or the user's function
         said = f"cannot compile it: {arguments.in_a_line(error)}"
         for name, value in args.option:
             if name in str(error):
@@ -238,7 +238,7 @@ def _three(text: str) -> tuple[int, int, int]:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, an option of a compiler: booleans must be Python's."""
+    """NAME=VALUE, an option of the compiler; true and false become Python's."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ringcoll.overlap.budget import TOTAL, Budget, second_limits, share_limits
@@ -12,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits", "the exit status is 1 if one is broken")
     group.add_argument(
         "--max-exposed",
-        type=_share,
+        type=partial(_limit, option="--max-exposed", limits=share_limits, unit=1.0),
         action="append",
         metavar="[KIND=]SHARE",
         help="the share of the time that may be exposed, such as 0.05; all-gather=0.01 limits one "
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-exposed-us",
-        type=_microseconds,
+        type=partial(_limit, option="--max-exposed-us", limits=second_limits, unit=1e-6),
         action="append",
         metavar="[KIND=]US",
         help="the same in microseconds; may be repeated",
@@ -49,14 +50,6 @@ def budget(args: argparse.Namespace) -> Budget | None:
     least = 1 if args.min_collectives is None else args.min_collectives
     shares, seconds = dict(args.max_exposed or ()), dict(args.max_exposed_us or ())
     return Budget(shares, seconds, least, tuple(args.allow_unread))
-
-
-def _share(text: str) -> tuple[str, float]:
-    return _limit(text, "--max-exposed", share_limits, 1.0)
-
-
-def _microseconds(text: str) -> tuple[str, float]:
-    return _limit(text, "--max-exposed-us", second_limits, 1e-6)
 
 
 def _limit(

@@ -1,7 +1,7 @@
-"""Counts as formulas in n: which closed form fits what was counted at many numbers of ranks.
+"""Counts as formulas in n: the closed form that fits the counts at many numbers of ranks.
 
-Nothing is looked up by the name of an algorithm: `recognised` tries a short list of forms, so
-that a schedule of one's own gets its formula too.
+Names of algorithms play no part: `recognised` tries a short list of forms, so your own schedule
+gets a formula too.
 """
 
 import re
@@ -35,7 +35,7 @@ def _twos(n: int) -> int:
 
 
 _TWOS = "n = 2^k"
-#: A count is a multiple of one of these, or of one and a constant; over n, if need be.
+#: A count is a multiple of one of these, perhaps plus a constant, perhaps over n.
 _FORMS = (
     _Form("1", lambda n: 1),
     _Form("n", lambda n: n),
@@ -47,9 +47,9 @@ _FORMS = (
     _Form("k+m-1", lambda n: _twos(n) + (n >> _twos(n)) - 1, "n = 2^k m, m odd"),
     _Form("floor(n^2/4)", lambda n: n * n // 4),
 )
-#: A form has two unknowns: what fits fewer numbers than these is not known to fit others.
+#: The fewest counts that show a form: it has two unknowns, so any two counts would fit it.
 _ENOUGH = 4
-#: Ranks at which a schedule is priced, for its formulas. (Two links join the two of a ring of two.)
+#: The numbers of ranks at which schedules are priced. A ring skips 2, which has two links.
 _RANKS = (*range(2, 18), 32, 64)
 
 
@@ -101,7 +101,7 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
     if len(found) < len(terms):
         return None
     where = {formula.where for formula, _ in found} - {""}
-    if len(where) > 1:  # take the numbers for which all hold
+    if len(where) > 1:  # use only the numbers for which all forms hold
         twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
         return closed_form(twos, adding)
     if not any(n & (n - 1) for n in prices):
@@ -110,7 +110,7 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
 
 
 def at(n: int, paid: Price, adding: bool = True) -> str:
-    """The same with the numbers of n ranks in place: "7 alpha + 7/8 B beta"."""
+    """The seconds as `closed_form`, with numbers for n ranks: "7 alpha + 7/8 B beta"."""
     counts = [(paid.startups, "alpha"), (paid.link / n, "B beta")]
     if adding:
         counts.append((paid.additions / n, "B gamma"))
@@ -118,16 +118,17 @@ def at(n: int, paid: Price, adding: bool = True) -> str:
 
 
 def _sum(terms: Iterable[tuple[str, str]]) -> str:
-    some = [
-        unit if text == "1" else f"{_factor(text)} {unit}" for text, unit in terms if text != "0"
-    ]
-    return " + ".join(some) or "0"
+    made = []
+    for text, unit in terms:
+        factor = text if _is_one_factor(text) else f"({text})"
+        made += [] if text == "0" else [unit if text == "1" else f"{factor} {unit}"]
+    return " + ".join(made) or "0"
 
 
 def _fit(
     form: _Form, values: Mapping[int, Fraction], constant: bool
 ) -> tuple[Fraction, Fraction] | None:
-    """The factor and the constant with which a form has those values."""
+    """The factor and the constant by which a form has these values; None if there are none."""
     known = [(x, value) for n, value in values.items() if (x := form.at(n)) is not None]
     if len(known) < len(values):
         return None
@@ -160,13 +161,8 @@ def _times(factor: int, form: str) -> str:
     return f"{factor}{form}" if form.startswith("n") else f"{factor} {form}"
 
 
-def _factor(text: str) -> str:
-    """A count with brackets, where a unit may follow it."""
-    return text if _is_one_factor(text) else f"({text})"
-
-
 def _is_one_factor(text: str) -> bool:
-    """Whether there is no sum and no bare logarithm outside of brackets."""
+    """Whether a text has no sum and no bare logarithm outside brackets."""
     while text != (shorter := re.sub(r"\([^()]*\)", "", text)):
         text = shorter
     return not re.search(r"[-+ ]|log2", text.replace(" ceil", "").replace(" floor", ""))

@@ -1,4 +1,4 @@
-"""For programs of several processes: what differs between them, and where they hang."""
+"""For programs of several processes: finds where they differ, and where they hang."""
 
 from ringcoll.debug.consistent import check_consistent
 from ringcoll.debug.watchdog import STATUS, deadline

@@ -1,4 +1,4 @@
-"""What a program is about to do, in lines: where, of what, and every collective in order."""
+"""Describes a program before it runs, in lines: the environment, arguments and collectives."""
 
 import os
 import zlib
@@ -19,7 +19,7 @@ from ringcoll.debug import program
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 
-#: Which options of JAX change what is compiled, and which flags of XLA's do not.
+#: Options of JAX that change the compiled program, variables with flags, and flags that do not.
 _OPTIONS = (
     *("default_prng_impl", "threefry_partitionable", "random_seed_offset", "enable_x64"),
     *("default_matmul_precision", "numpy_dtype_promotion", "use_shardy_partitioner"),
@@ -27,33 +27,33 @@ _OPTIONS = (
 )
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
-#: They name axes of the mesh and send nothing.
+#: Primitives that name axes of the mesh and send nothing.
 _SILENT = ("axis_index", "pvary", "pcast")
 _AXES = ("axes", "axis_name")
-#: What is said otherwise, or of nobody's concern.
-_SAID = (*_AXES, "axis_size", "algorithm", "is_hop")
+#: Parameters that a line leaves out, or shows in another place.
+_LEFT_OUT = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 
 def environment() -> list[str]:
-    """What has to be the same everywhere before programs can be."""
+    """Lines that must be equal on all processes for their programs to be equal."""
     sources = sorted(_sources(files("ringcoll")))
     options = [f"{name}={getattr(jax.config, f'jax_{name}', None)}" for name in _OPTIONS]
+
+    def flags(name: str) -> str:
+        given = os.environ.get(name, "").split()
+        return " ".join(flag for flag in given if not flag.startswith(_OWN_FLAGS))
+
     return [
         f"jax {jax.__version__}, ringcoll of sources {_digest(repr(sources))}",
         f"{jax.process_count()} processes, {jax.device_count()} devices",
         f"options of JAX: {', '.join(options)}",
-        *(f"{name}: {' '.join(_flags(name))}" for name in _FLAGS),
+        *(f"{name}: {flags(name)}" for name in _FLAGS),
         f"the mesh that is set: {program.text(jax.sharding.get_mesh())}",
     ]
 
 
-def _flags(name: str) -> list[str]:
-    """Those of an environment variable that may not differ."""
-    return [flag for flag in os.environ.get(name, "").split() if not flag.startswith(_OWN_FLAGS)]
-
-
 def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:
-    """The name and the text of every module within."""
+    """The name and the text of every module in a folder."""
     for each in folder.iterdir():
         if each.is_dir():
             yield from _sources(each, f"{place}{each.name}/")
@@ -63,7 +63,7 @@ def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Description:
-    """A function that is about to be called, as lines."""
+    """A function call as lines of text."""
 
     calls: list[str]
     arguments: list[str]
@@ -71,7 +71,7 @@ class Description:
 
 
 def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Description:
-    """Its collectives, its arguments, and all that is computed."""
+    """Describe a call: its collectives, its arguments, and its equations."""
     traced = (fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)).trace(*args, **kwargs)
     leaves = tree_leaves_with_path((args, kwargs))
     results = tree_leaves_with_path(traced.out_info)
@@ -96,7 +96,7 @@ def _calls(
     platform: str,
     devices: Mesh | None = None,
 ) -> Iterator[str]:
-    """Those of a jaxpr at a place of the program, and of the jaxprs within."""
+    """The collectives of a jaxpr, and of the jaxprs inside it; `place` is where it stands."""
     for eqn in jaxpr.eqns:
         scope = str(eqn.source_info.name_stack)
         here = (*place, scope) if scope else place
@@ -113,13 +113,13 @@ def _calls(
 
 
 def _devices(mesh: Mesh | AbstractMesh) -> Mesh | None:
-    """Those that a program is lowered for: the mesh that is set fills in what has names alone."""
+    """The mesh whose devices a program runs on; the mesh that is set, for an abstract mesh."""
     placed = mesh if isinstance(mesh, Mesh) else jax.sharding.get_mesh()
     return None if placed.empty else placed
 
 
 def _around(eqn: Any, number: int) -> tuple[str, ...]:
-    """What is to be said of the jaxpr of this number within."""
+    """How to name an equation's inner jaxpr of this number, such as "branch 1 of a cond"."""
     name = eqn.primitive.name
     if name == "scan":
         return (f"a scan of length {eqn.params['length']}",)
@@ -129,7 +129,7 @@ def _around(eqn: Any, number: int) -> tuple[str, ...]:
 
 
 def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh | None) -> str:
-    """A collective in words; of what is none, nothing."""
+    """A collective in words; "" for any other equation."""
     name, params = eqn.primitive.name, dict(eqn.params)
     collective = params.get("collective")
     by = ""
@@ -147,7 +147,7 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
         params = {key: value for key, value in params.items() if value not in (None, ())}
         name = f"lax.{name}"
     over = ", ".join(f"{axis}={sizes.get(axis, '?')}" for axis in axes)
-    rest = [f"{key}={value}" for key, value in sorted(params.items()) if key not in _SAID]
+    rest = [f"{key}={value}" for key, value in sorted(params.items()) if key not in _LEFT_OUT]
     what = ", ".join([*(_type(v.aval) for v in eqn.invars), *rest])
     return f"{name.replace('ringcoll_', '')} over {over}{by}: {what}"
 
@@ -155,23 +155,23 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
 def _algorithm(
     collective: Collective, avals: list[Any], sizes: Mapping[Hashable, int], where: Where
 ) -> str:
-    """By which algorithm, and a digest of the schedule that it makes; "auto" is resolved."""
+    """The algorithm in words, with a digest of its schedule; "auto" is resolved."""
     if not isinstance(collective, ScheduledCollective):
         return ""
-    said = []
+    words = []
 
     def choose() -> None:
         chosen = collective.chosen(avals, where)
         is_named = isinstance(chosen, str)
-        said.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
+        words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         half = halves(chosen).reduces
         if half not in BUILT_INS:
             made, _ = built(collective.collective, half, collective.axes, collective.groups)
-            said.append(f" (schedule {_digest(repr(made))})")
+            words.append(f" (schedule {_digest(repr(made))})")
 
-    # Where the axes have sizes, as they will have when it is lowered.
+    # Traced, so that the axes have the sizes that they will have in the program.
     jax.make_jaxpr(choose, axis_env=[(axis, sizes[axis]) for axis in collective.axes])()
-    return "".join(said)
+    return "".join(words)
 
 
 def _type(aval: Any) -> str:
@@ -179,13 +179,13 @@ def _type(aval: Any) -> str:
 
 
 def _given(leaf: Any) -> str:
-    """An argument; of a number or what is static, the kind."""
+    """The type of an argument; the class, if it is no array."""
     is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
     return _type(leaf) + _sharding(leaf) if is_array else type(leaf).__qualname__
 
 
 def _sharding(leaf: Any) -> str:
-    """Over what an array is sharded that belongs to several processes."""
+    """The sharding of an array of several processes; "" for a local array."""
     sharding = getattr(leaf, "sharding", None)
     is_abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
     if sharding is None or (not is_abstract and sharding.is_fully_addressable):

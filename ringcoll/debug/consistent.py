@@ -1,4 +1,4 @@
-"""Checks that all processes are about to run the same program; if not, says where they differ."""
+"""Checks, before a program runs, that all processes have the same one."""
 
 import hashlib
 from collections import Counter
@@ -56,8 +56,9 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
     failure: Exception | None = None
     try:
         found = described(fn, *args, **kwargs)
-    except Exception as error:  # the others must hear of it, or they would wait
-        failure, found = error, Description([f"no program, but {_said(error)}"], [], [])
+    except Exception as error:  # take part all the same, or the other processes would wait
+        line = without_addresses(f"{type(error).__name__}: {error}").partition("\n")[0]
+        failure, found = error, Description([f"no program, but {line}"], [], [])
     if jax.process_count() > 1 and (words := _difference(environment(), found)):
         raise ValueError(f"ringcoll.debug.check_consistent(fn, ...): {words}") from failure
     if failure is not None:
@@ -65,13 +66,9 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
     return found.calls
 
 
-def _said(error: Exception) -> str:
-    return without_addresses(f"{type(error).__name__}: {error}").partition("\n")[0]
-
-
 def _difference(around: Sequence[str], found: Description) -> str:
-    """Where the processes differ first, in words that are the same on all."""
-    # Each part has an end of its own, so that all are in the same part where they differ first.
+    """Where the processes first differ, in the same words on all of them; "" if nowhere."""
+    # A line ends each part, so that all processes first differ in the same part.
     parts = {
         "what it runs on": [*around, "no more of this"],
         "call {}": [*found.calls, "no more calls"],
@@ -84,14 +81,14 @@ def _difference(around: Sequence[str], found: Description) -> str:
     digests = np.zeros((counts[:, 0].max(), _DIGEST), np.uint8)
     for i, line in enumerate(lines):
         digests[i] = np.frombuffer(hashlib.sha256(line.encode()).digest()[:_DIGEST], np.uint8)
-    # Most programs are the same: then nothing but a digest of all digests is sent.
+    # Most programs are equal. Then the processes send one digest of all digests, and no more.
     whole = np.frombuffer(hashlib.sha256(digests.tobytes()).digest(), np.uint8)
     if len(np.unique(_gathered(whole), axis=0)) == 1:
         return ""
     everyones = [[bytes(digest) for digest in own] for own in _gathered(digests)]
     at = next(i for i, each in enumerate(zip(*everyones, strict=True)) if len(set(each)) > 1)
     votes = Counter(own[at] for own in everyones)
-    usual = max(votes, key=votes.__getitem__)  # of as many, the first process's
+    usual = max(votes, key=votes.__getitem__)  # if equally frequent, the first process's
     first = next(process for process, own in enumerate(everyones) if own[at] == usual)
     other = next(process for process, own in enumerate(everyones) if own[at] != usual)
     texts = _texts(lines[at])
@@ -104,7 +101,7 @@ def _difference(around: Sequence[str], found: Description) -> str:
 
 
 def _texts(text: str) -> list[str]:
-    """Every process's text."""
+    """The texts of all processes."""
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = _gathered(np.int32(own.size))
     padded = _gathered(np.pad(own, (0, sizes.max() - own.size)))
@@ -112,7 +109,7 @@ def _texts(text: str) -> list[str]:
 
 
 def _gathered(own: np.ndarray | np.generic) -> np.ndarray:
-    """Every process's, stacked; by one device of each, of which they may have several numbers."""
+    """The arrays of all processes, stacked; each sends by one device, however many it has."""
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh([firsts[process] for process in sorted(firsts)], "process")
     apart, copied = NamedSharding(mesh, P("process")), NamedSharding(mesh, P())

@@ -82,8 +82,8 @@ def text(value: Any) -> str:
         return _array(value)
     if is_dataclass(value):
         pairs = [(f.name, getattr(value, f.name), f.default) for f in fields(value)]
-        said = [f"{key}={text(own)}" for key, own, default in pairs if own is not default]
-        return f"{type(value).__qualname__}({', '.join(said)})"
+        changed = [f"{key}={text(own)}" for key, own, default in pairs if own is not default]
+        return f"{type(value).__qualname__}({', '.join(changed)})"
     if isinstance(value, partial):
         return f"partial({text(value.func)}, {text(value.args)}, {text(value.keywords)})"
     if callable(value):
@@ -92,12 +92,12 @@ def text(value: Any) -> str:
 
 
 def without_addresses(words: str) -> str:
-    """Text from elsewhere, without the addresses of objects in this process."""
+    """A text without the addresses of objects in this process."""
     return _ADDRESS.sub("", words)
 
 
 def _array(value: Any) -> str:
-    """Its numbers, or a digest of them; only its type if other processes have a part of it."""
+    """An array's numbers, or their digest; only its type if other processes hold parts of it."""
     kind = f"{value.dtype}[{','.join(map(str, value.shape))}]"
     sharding = getattr(value, "sharding", None)
     if sharding is not None and not sharding.is_fully_addressable:
@@ -122,7 +122,7 @@ def _mesh(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _devices(devices: list[jax.Device]) -> str:
-    """Their ids in order; only their count if all are local, since ids differ by process."""
+    """The ids of devices; only their count if all are local, because local ids differ."""
     if {device.process_index for device in devices} == {jax.process_index()}:
         return f"{len(devices)} of its own devices"
     numbers = [device.id for device in devices]
@@ -140,13 +140,13 @@ def _sharding(sharding: Sharding) -> str:
 
 
 def _reduced(spec: PartitionSpec) -> str:
-    """The axes over which the values, or their cotangents, are still to be summed."""
-    said = {name: getattr(spec, name, ()) for name in ("unreduced", "reduced")}
-    return "".join(f" {name} {text(axes)}" for name, axes in said.items() if axes)
+    """The axes over which values, or their cotangents, are not yet summed."""
+    kinds = {name: getattr(spec, name, ()) for name in ("unreduced", "reduced")}
+    return "".join(f" {name} {text(axes)}" for name, axes in kinds.items() if axes)
 
 
 def _function(function: Callable[..., Any]) -> str:
-    """Its name, and not what it holds, which may differ by process."""
+    """The name of a function, without the values it holds, which may differ by process."""
     kind = type(function)
     return f"{getattr(function, '__module__', kind.__module__)}." + (
         getattr(function, "__qualname__", None) or kind.__qualname__
@@ -154,7 +154,7 @@ def _function(function: Callable[..., Any]) -> str:
 
 
 def _held(policy: Any, around: tuple[Any, ...] = ()) -> str:
-    """A policy of `jax.checkpoint`: its name and what it holds, as many have the same name."""
+    """A policy of `jax.checkpoint`: its name and the values it holds, as many share a name."""
     if not callable(policy) or policy in around:
         return text(policy)
     if isinstance(policy, FunctionType):

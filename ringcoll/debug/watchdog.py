@@ -1,4 +1,4 @@
-"""A watch that ends a program that hangs, and says in which collective and round it hangs."""
+"""Ends a program that hangs, and says in which collective and round it hangs."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ from ringcoll.runtime import progress
 
 #: The exit status of a process that a deadline has ended, as of `timeout`.
 STATUS = 124
-_SILENT = 1.0  # seconds at least without a note, before a rank is taken for stuck
+_SILENT = 1.0  # a rank that notes nothing for so many seconds counts as stuck
 _JAX = os.path.dirname(jax.__file__)
 
 
@@ -32,10 +32,10 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     its ranks is, and where its Python is. Then it ends with status `STATUS`, because a program
     that waits for a message cannot be interrupted.
 
-    An exception may leave the block instead (a neighbour is gone). If then a rank stays in a
-    collective, and no rank notes anything for `grace` (at least a second), the same is written.
-    If JAX waits for the other processes when Python ends, it waits no longer than `grace`. The
-    exit hooks of others run to their end.
+    An exception may leave the block (because a neighbour is gone, say). If a rank then stays in a
+    collective, and no rank notes anything for `grace` (at least a second), the process writes the
+    same. At the end of Python, JAX may wait for the other processes, but no longer than `grace`.
+    Other exit hooks run to their end.
 
     Before ranks of several processes exchange a message, they tell each other the round, the
     collective, the dtype and the shape. If these differ, nothing is exchanged: every process
@@ -44,16 +44,17 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     Functions are traced anew inside the block, and are slower: each round makes two callbacks to
     this process; over several processes, one more and a small gather. Results are the same, bit
     by bit. Only collectives of ringcoll are marked, and only where every axis of the mesh is
-    manual. If another collective hangs, you read after which mark; for these nothing is compared.
+    manual. If another collective hangs, the text names the last mark before it; messages of other
+    collectives are not compared.
     Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
 
     Args:
-        seconds: how long all within may take, compiling included.
-        grace: how long a process lives on once it has said where it was: whose peer ends gets
-            no word in any more, and not all come here at the same moment.
+        seconds: how long the block may take, with compilation.
+        grace: how long a process lives on after it has written where it was. Processes do not get
+            here at the same moment, and one whose peer has ended may be ended before it writes.
 
     Raises:
-        ValueError: `seconds` or `grace` is no such number.
+        ValueError: `seconds` or `grace` is not a number, or out of range.
 
     >>> total = ranks(lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), out_specs=P())
     >>> with ringcoll.debug.deadline(60):
@@ -77,7 +78,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
         if progress.LOG.stays_stuck(max(grace, _SILENT)):
             watch.say(f"is left by {type(error).__name__}")
             watch.limit_leaving()
-            progress.LOG.clear()  # it has been said
+            progress.LOG.clear()  # it is written
         raise
     finally:
         watch.stop()
@@ -102,24 +103,24 @@ class _Watch:
         progress.LOG.enders.remove(self._differ)
 
     def say(self, what: str, *more: str) -> None:
-        """To stderr: where each rank was last, and more."""
+        """Write to stderr where each rank was last, and more lines."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
         where = progress.LOG.said() or ["no rank has come to a collective of ringcoll"]
         print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
 
     def limit_leaving(self) -> None:
-        """End Python itself in time, or soon: when it ends, JAX waits for the other processes."""
+        """End the process at the deadline: at Python's end, JAX waits for the other processes."""
         stuck = progress.LOG.stuck()
         leaving = threading.Event()
-        atexit.register(leaving.set)  # at that time no thread can be started any more
+        atexit.register(leaving.set)  # no thread can start any more at that time
 
         def limit() -> None:
             leaving.wait()
             time.sleep(max(self.grace, self.end - time.monotonic()))
-            while not _is_in_jax(threading.main_thread().ident):  # but in a hook of another
+            while not _is_in_jax(threading.main_thread().ident):  # it runs another's exit hook
                 time.sleep(0.1)
-            if stuck - progress.LOG.last.keys():  # who has noted something since was but slow
+            if stuck - progress.LOG.last.keys():  # a rank that noted something since was slow
                 os._exit(STATUS)
 
         threading.Thread(target=limit, daemon=True).start()

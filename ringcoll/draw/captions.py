@@ -1,8 +1,7 @@
-"""What a round does, in words that hold for every rank r."""
+"""Describes rounds in words that hold for every rank r."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby
 from math import prod
 
@@ -17,10 +16,10 @@ _NOUNS = {"pmax": "maximum", "pmin": "minimum"}  # the others: sum
 
 @dataclass(frozen=True)
 class Names:
-    """What the ranks around a rank r are called.
+    """Names of ranks relative to a rank r.
 
-    r+1 on one axis; r^2 where all axes are of two, so that the sum is an exclusive or; else
-    (i, j+1), digit by digit.
+    On one axis r+1. On axes that all have two ranks r^2, because the sum is an exclusive or. On
+    other axes (i, j+1), digit by digit.
     """
 
     shape: tuple[int, ...]
@@ -30,13 +29,13 @@ class Names:
         return len(self.shape) > 1 and set(self.shape) != {2}
 
     def of(self, offset: int, sign: int = 1) -> str:
-        """The rank r + offset, said as r - so much with a sign of -1."""
+        """The name of rank r + offset; with sign -1 it is written as r minus a number."""
         if not self._by_digit:
             return _plus("r", offset, sign, self.shape)
         return self._digits([{digit} for digit in digits(offset, self.shape)], sign)
 
     def listed(self, offsets: Sequence[int], sign: int = 1) -> str:
-        """Several of them; all that differ along an axis in a word: (*, j)."""
+        """The names of several ranks; all ranks along an axis are one name: (*, j)."""
         if self._by_digit:
             every = [digits(offset, self.shape) for offset in offsets]
             sets = [set(along) for along in zip(*every, strict=True)]
@@ -47,14 +46,14 @@ class Names:
 
     def _digits(self, sets: Sequence[set[int]], sign: int) -> str:
         """Along each axis, one digit or all."""
-        said = [
+        parts = [
             "*" if len(some) == n > 1 else _plus(letter, min(some), sign, (n,))
             for letter, some, n in zip(_LETTERS, sets, self.shape, strict=False)
         ]
-        return f"({', '.join(said)})"
+        return f"({', '.join(parts)})"
 
     def explained(self) -> str:
-        """What the names mean, where that is not plain."""
+        """Explains the names; "" for r+1, which explains itself."""
         if self._by_digit:
             letters = ", ".join(_LETTERS[: len(self.shape)])
             sizes = " x ".join(map(str, self.shape))
@@ -73,61 +72,55 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
 
 
 def explained(plan: Plan) -> list[str]:
-    """What the names of ranks and lanes mean, where there is something to say."""
+    """Sentences that explain the names of ranks and lanes; none if none is needed."""
     shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
     lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
-    said = [Names(shape).explained() for shape in shapes]
+    lines = [Names(shape).explained() for shape in shapes]
     if lanes > 1:
-        said.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
-    return list(filter(None, said))
+        lines.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
+    return list(filter(None, lines))
 
 
 def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
-    """What every rank sends in a round of a phase, numbered from 0: "to r+1: shard r"."""
+    """The messages of a rank in a round (from 0) of a phase: "to r+1: shard r"."""
     made = []
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
-        targets = _listed([_target(phase, move) for move in moves], "each of ")
+        steps = [(phase.schedule.step(0, m.axis, m.shift), 1 if m.shift > 0 else -1) for m in moves]
+        targets = _listed([Names(phase.schedule.shape).of(*step) for step in steps], "each of ")
         made.append(f"to {targets}: {what}")
     return made or ["nothing"]
 
 
 def sentence(plan: Plan, phase: Phase, number: int) -> str:
-    """The same as one sentence."""
+    """The `parts` as one sentence."""
     rank = Names(phase.schedule.shape).of(0)
     return f"every rank {rank} sends " + "; ".join(parts(plan, phase, number))
 
 
 def priced(plan: Plan) -> str:
-    """What it costs, in a line: bytes are in units of the full vector."""
+    """The cost of a plan in a line; bytes are in units of the full vector."""
     paid, n = plan.paid, plan.size
+    sent = paid.sent / n
+    decimal = "" if sent.denominator == 1 else f" ({float(sent):.3g})"
     added = f", adds {paid.additions / n}" if paid.additions else ""
     return (
         f"Each rank: {_counted(paid.rounds, 'round')}, {_counted(paid.messages, 'message')}; "
-        f"sends {_decimal(paid.sent / n)} full vector{'' if paid.sent == n else 's'}{added}."
+        f"sends {sent}{decimal} full vector{'' if paid.sent == n else 's'}{added}."
     )
-
-
-def _decimal(x: Fraction) -> str:
-    return f"{x}" if x.denominator == 1 else f"{x} ({float(x):.3g})"
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def _target(phase: Phase, move: Move) -> str:
-    to = phase.schedule.step(0, move.axis, move.shift)
-    return Names(phase.schedule.shape).of(to, 1 if move.shift > 0 else -1)
-
-
 def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
-    """What one move carries. A shard that moves up comes from below."""
+    """The content of a move. A shard that moves to a higher rank comes from a lower one."""
     lane = f" (lane {move.lane})" if phase.schedule.lanes > 1 else ""
     if phase.carries is Carries.BLOCKS:
         return _blocks(phase, number, move) + lane
     columns = [phase.along(0, offset, -1) for offset in move.offsets]
     whose = Names(phase.schedule.shape).listed(columns, -1 if move.shift > 0 else 1)
-    s = _s(columns)
+    s = "s" if len(columns) > 1 else ""
     if phase.carries is Carries.VECTORS:
         return f"the whole vector{s} of {whose}{lane}"
     if phase.carries is Carries.SHARDS:
@@ -139,7 +132,7 @@ def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
 
 
 def _blocks(phase: Phase, number: int, move: Move) -> str:
-    """Blocks are named by whom they are for; and whose they are, if that is not the sender."""
+    """Blocks by the rank that gets them, and by the rank they come from if not the sender."""
     names = Names(phase.schedule.shape)
     went = dict.fromkeys(move.offsets, 0)
     for moves in phase.rounds[:number]:
@@ -154,10 +147,6 @@ def _blocks(phase: Phase, number: int, move: Move) -> str:
     if sources == [0]:
         return f"{count} for {whom}"
     return f"{count} for {whom} from {names.listed(sources, -1)}"
-
-
-def _s(things: Sequence[object]) -> str:
-    return "s" if len(things) > 1 else ""
 
 
 def _listed(names: Sequence[str], before: str = "") -> str:

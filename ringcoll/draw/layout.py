@@ -12,9 +12,9 @@ def squared(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def grid(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Column and row of each rank's cell: as on the torus; of one axis, in few rows.
+    """Column and row of each rank's cell: as on the torus, or one axis in a few rows.
 
-    Of two axes the longer lies; of three, planes are side by side.
+    Of two axes, the longer is horizontal. Of three, the planes are side by side.
     """
     axes = squared(shape)
     if len(axes) == 1:
@@ -34,7 +34,7 @@ def grid(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The middles of all ranks, whose boxes are of one size."""
+    """The centres of the boxes of all ranks; all boxes have one size."""
 
     shape: tuple[int, ...]
     box: Point
@@ -61,7 +61,7 @@ def machine(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
     Args:
         shape: the sizes of the axes.
         box: width and height of a rank.
-        gap: what is left free between two.
+        gap: the free space between two boxes.
     """
     width, height = box
     axes = squared(shape)
@@ -74,14 +74,11 @@ def machine(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
     n = axes[0]
     first = pi if n == 2 else -pi / 2  # two side by side, more from the top on
     unit = [(cos(first + 2 * pi * r / n), sin(first + 2 * pi * r / n)) for r in range(n)]
-    radius = _radius(unit, (width + gap, height + gap)) if n > 1 else 0.0
-    return Layout(shape, box, gap, tuple((x * radius, y * radius) for x, y in unit))
-
-
-def _radius(unit: list[Point], room: Point) -> float:
-    """The least radius that leaves every two boxes so far apart, sideways or up and down."""
-    return max(
-        min(room[0] / max(abs(ax - bx), 1e-9), room[1] / max(abs(ay - by), 1e-9))
+    # The least radius at which every two boxes are that far apart, horizontally or vertically.
+    least = (
+        min((width + gap) / max(abs(ax - bx), 1e-9), (height + gap) / max(abs(ay - by), 1e-9))
         for i, (ax, ay) in enumerate(unit)
         for bx, by in unit[:i]
     )
+    radius = max(least, default=0.0)
+    return Layout(shape, box, gap, tuple((x * radius, y * radius) for x, y in unit))

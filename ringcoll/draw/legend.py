@@ -1,4 +1,4 @@
-"""What the cells of a picture mean."""
+"""The legend of a picture."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ Glyph = Callable[[Element], None]
 
 
 def legend(into: Element, plan: Plan, width: float) -> float:
-    """Draw it in lines of this width; returns its height."""
+    """Draw the legend in lines of this width; returns its height."""
     x, y = 0.0, 8.0
     for glyph, text in entries(plan):
         needs = SIDE + 7 + 5.8 * len(text) + 24
@@ -26,7 +26,7 @@ def legend(into: Element, plan: Plan, width: float) -> float:
 
 
 def entries(plan: Plan) -> list[tuple[Glyph, str]]:
-    """What draws a square of `SIDE`, and what it means."""
+    """Functions that each draw a square of `SIDE`, and what the squares mean."""
     stripes = min(plan.size, 4)
     some = frozenset(range(stripes // 2 + 1))
     made: list[tuple[Glyph, str]] = []

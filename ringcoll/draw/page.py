@@ -1,4 +1,4 @@
-"""A run as a page that plays its rounds: one file, which asks nothing of any network."""
+"""A collective as a page that plays its rounds: one file, which loads no other."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ringcoll.draw.source import highlighted, paragraphs, source
 from ringcoll.draw.svg import document, finished
 
 _PAYLOAD = 64 * 2**20
-_WIDE = 820  # a picture that is given the whole width
+_WIDE = 820  # pixels; a wider picture gets the whole width of the page
 
 
 def as_page(plan: Plan) -> str:
@@ -58,14 +58,14 @@ def as_page(plan: Plan) -> str:
 
 
 def _set(words: str) -> str:
-    """In HTML, with a minus for a hyphen, and no line ended within brackets."""
+    """A text as HTML: minus signs for hyphens before digits, and no line break in brackets."""
     minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
 
 
 def _figure(picture: Picture, number: int) -> str:
     width, height = picture.size
-    root = document(f"{picture.plan.title}, {picture.said(number)}")
+    root = document(f"{picture.plan.title}, {picture.heading(number)}")
     root.set("style", f"min-width: {0.54 * width:.0f}px; max-width: {1.4 * width:.0f}px")
     picture.draw(root, number, headed=False)
     hidden = " hidden" if number else ""
@@ -82,7 +82,7 @@ def _legend(plan: Plan) -> str:
 
 
 def _rounds(plan: Plan) -> list[str]:
-    """Where a round can be seen, and gone to."""
+    """A list of rounds with buttons that show them."""
     made, named = [_entry(0, "", "", [])], ""
     for number, phase, i in plan.numbered():
         if phase.name != named:
@@ -93,10 +93,10 @@ def _rounds(plan: Plan) -> list[str]:
     return made
 
 
-def _entry(number: int, phase: str, rank: str, said: Sequence[str]) -> str:
+def _entry(number: int, phase: str, rank: str, texts: Sequence[str]) -> str:
     name = f"Round {number}" if number else "Before the first round"
     data = f'data-go="{number}" data-phase="{escape(phase)}" data-rank="{_set(rank)}"'
-    lines = "".join(f"<span>{_set(line)}</span>" for line in said)
+    lines = "".join(f"<span>{_set(line)}</span>" for line in texts)
     return f'<li><button type="button" {data}><b>{name}</b>{lines}</button></li>'
 
 
@@ -119,7 +119,7 @@ def _devices(plan: Plan, paid: Price) -> list[list[str]]:
     rows = [["Device", "Link, each way", "Modelled time"]]
     axes = sum(n > 1 for n in plan.shape)
     for name, model in DEVICES.items():
-        if model.axes < axes:  # it makes no such torus
+        if model.axes < axes:  # it has no torus of so many axes
             continue
         took = seconds(paid, _PAYLOAD / plan.size, model)
         rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])

@@ -31,7 +31,7 @@ class Picture:
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)
         columns, rows = (max(c) + 1 for c in zip(*self.cells, strict=True))
         self.on_grid = len(layout.squared(plan.shape)) > 1
-        # On a grid wide enough for four messages beside each other.
+        # On a grid, wide enough for four messages side by side.
         width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 56.0)
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
@@ -43,7 +43,7 @@ class Picture:
         self.corner, self.extent = self._extent()
 
     def _gap(self) -> float:
-        """Room for the largest message."""
+        """The space between boxes: enough for the largest message."""
         most = max((len(m.pieces) for f in self.frames for m in f.messages), default=1)
         most = 1 if self.plan.whole else most
         if self.on_grid:
@@ -52,7 +52,7 @@ class Picture:
         return (52.0 if self.plan.size <= 8 else 38.0) + 20 * (most > 4) + 24 * crowded
 
     def _extent(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """The upper left corner, and the size, of all that is drawn of any frame."""
+        """The upper left corner and the size of a box around all frames."""
         width, height = self.machine.box
         xs = [x + side * width / 2 for x, _ in self.machine.middles for side in (-1, 1)]
         ys = [y + side * height / 2 for _, y in self.machine.middles for side in (-1, 1)]
@@ -66,20 +66,20 @@ class Picture:
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height of a frame, with the line above it and what is left free around it."""
+        """Width and height of a frame, with its heading and margins."""
         return max(self.extent[0], 230.0) + 28, self.extent[1] + _TITLE + 14
 
     def colours(self, column: int) -> Sequence[str]:
-        """One a column; of whole vectors, one a rank."""
+        """The colours of a cell: one for a column, or one for each rank of a whole vector."""
         return style.COLOURS[: self.plan.size] if self.plan.whole else style.COLOURS[column:][:1]
 
     @property
     def stripes(self) -> int:
-        """Of a cell: one for each rank whose data may be in it."""
+        """The stripes of a cell: one for each rank whose data may be in it."""
         return self.plan.size if self.plan.adds else 1
 
-    def said(self, number: int) -> str:
-        """Which frame this is."""
+    def heading(self, number: int) -> str:
+        """The number of a frame and its phase, in words."""
         phase = self.frames[number].phase
         if phase is None or number == 0:
             return "before the first round"
@@ -89,7 +89,7 @@ class Picture:
         """One frame, its upper left corner at the origin."""
         frame, (width, height) = self.frames[number], self.size
         if headed:
-            label(into, (width / 2, 14), self.said(number), 13, fill=style.FAINT)
+            label(into, (width / 2, 14), self.heading(number), 13, fill=style.FAINT)
         top = _TITLE if headed else (height - self.extent[1]) / 2
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
@@ -113,10 +113,10 @@ class Picture:
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2, y - height / 2
         rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=style.LINE)
-        said = f"rank {rank}"
+        name = f"rank {rank}"
         if self.on_grid:
-            said = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
-        label(into, (x + width / 2, y + 15), said, 12, font_weight="600")
+            name = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
+        label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
         for column, place in enumerate(self.cells):
             at = (x + self.inset + place[0] * self.cell[0], y + _HEAD + place[1] * self.cell[1])
             now = [lane[column] for lane in held]
@@ -180,7 +180,7 @@ class Picture:
         x, y = at[0] - columns * width / 2, at[1] - rows * height / 2
         around = (x - 2, y - 2, columns * width + 4, rows * height + 4)
         rect(into, around, style.PAPER, rx=3, stroke=style.FAINT, stroke_width=0.8)
-        # Of a block, a stripe would be too thin to have a colour.
+        # A block has one stripe, because several would be too thin to show their colours.
         block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
         for i, piece in enumerate(pieces):
             column, row = i % columns, i // columns
@@ -190,5 +190,5 @@ class Picture:
 
 
 def _on(colour: str) -> str:
-    """The colour of text."""
+    """The colour of a text on a ground of this colour."""
     return style.PAPER if style.is_dark(colour) else style.INK

@@ -1,4 +1,4 @@
-"""What is drawn: a collective by an algorithm, as phases of rounds in the order they are run."""
+"""A collective by an algorithm, as phases of rounds in the order they run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from ringcoll.schedules.schedule import Schedule
 class Plan:
     """A collective by an algorithm.
 
-    `shape` is that of the axes; a schedule may cut it into finer digits. `made` is the
-    schedule, or the stages, and `function` what made it, if anything did. There is a column
-    for each shard (or block, by the rank that it is for), or one of whole vectors.
+    `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
+    schedule, or the stages; `function` made it, or is None. In a drawing there is a column for
+    each shard (or block, by the rank that gets it), or one column of whole vectors.
     """
 
     collective: str
@@ -47,16 +47,16 @@ class Plan:
 
     @property
     def adds(self) -> bool:
-        """Whether what is held at the end has a part of every rank in it."""
+        """Whether the result has data of every rank in each element."""
         return in_lax(self.collective) != "all_gather"
 
     @cached_property
     def paid(self) -> Price:
-        """What it costs on a switch."""
+        """The cost on a switch."""
         return self.price()
 
     def price(self, network: Sequence[int] | None = None) -> Price:
-        """What it costs, as `pricing.price` counts it."""
+        """The cost, as `pricing.price` counts it."""
         return price(in_lax(self.collective), self.made, self.shape, network)
 
     @property
@@ -66,7 +66,7 @@ class Plan:
         return f"{self.collective} by {self.algorithm} on {ranks}"
 
     def numbered(self) -> Iterator[tuple[int, Phase, int]]:
-        """Every round: its number in all, from 1, its phase, and its number in that, from 0."""
+        """Every round: its number in the plan from 1, its phase, and its number there from 0."""
         number = 0
         for phase in self.phases:
             for i in range(len(phase.rounds)):

@@ -1,4 +1,4 @@
-"""The ways of the messages of a round: none on top of another, as far as can be."""
+"""Routes the messages of a round through a picture, so that they overlap little."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from math import hypot
 
 from ringcoll.draw.layout import Layout, Point, grid, plane
 
-_APART = 18.0  # curves beside each other
+_APART = 18.0  # between two curves side by side
 
 
 @dataclass(frozen=True)
 class Way:
-    """A curve from a point to another, drawn towards a third (a quadratic Bezier)."""
+    """A curve from one point to another, bent towards a third (a quadratic Bezier)."""
 
     start: Point
     towards: Point
@@ -32,10 +32,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Route:
-    """One message's way, the last of `ways`; before it, that out of a grid which it wraps.
+    """The curves of one message: one, or two if it leaves the grid and enters on the other side.
 
-    `middle` is where what it carries is drawn; `upright` if there is room for that along the
-    vertical only, and `level` if along the horizontal.
+    The content of the message is drawn at `middle`: as a column if `upright`, as a row if `level`.
     """
 
     ways: tuple[Way, ...]
@@ -61,7 +60,7 @@ def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
 
 
 def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
-    """Neighbours: bent aside. Others: bent past those between, to the middle of the circle."""
+    """A curve on the circle; between ranks that are not neighbours it bends to the centre."""
     (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
     ux, uy = _unit((ax, ay), (bx, by))
     mx, my = (ax + bx) / 2, (ay + by) / 2
@@ -74,7 +73,7 @@ def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
 
 
 def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> Route:
-    """Straight to a neighbour; out and in again if it wraps; else around those between."""
+    """A line to a neighbour; two lines if it wraps round the grid; else a curve past others."""
     cells, (columns, rows) = grid(on.shape), plane(on.shape)
     (acol, arow), (bcol, brow) = cells[sender], cells[receiver]
     across, down = abs(acol - bcol), abs(arow - brow)
@@ -94,7 +93,7 @@ def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> R
             return Route((out, into), into.at(0.4), upright=not across, level=not down)
     ux, uy = _unit((ax, ay), (bx, by))
     towards = (ax + bx) / 2 + uy * _APART, (ay + by) / 2 - ux * _APART
-    if not down:  # over the top from the upper half of the rows, below the bottom from the lower
+    if not down:  # above the grid from the upper half of its rows, below it from the lower half
         past = on.box[1] + 40 + 2 * _APART * turn
         towards = (ax + bx) / 2, ay + (past if 2 * arow >= rows else -past)
     elif not across:  # on its left
@@ -110,12 +109,12 @@ def _unit(a: Point, b: Point) -> Point:
 
 
 def _between(on: Layout, a: Point, towards: Point, b: Point) -> Way:
-    """From the edge of a box to that of another."""
+    """A curve from the edge of one box to the edge of another."""
     return Way(_edge(a, towards, on.box), towards, _edge(b, towards, on.box))
 
 
 def _edge(middle: Point, towards: Point, box: Point) -> Point:
-    """Where the line from the middle of a box leaves it, and a little further."""
+    """A point just outside a box, on the line from its centre."""
     ux, uy = _unit(middle, towards)
     half = (box[0] / 2 + 4, box[1] / 2 + 4)
     reach = min(half[0] / max(abs(ux), 1e-9), half[1] / max(abs(uy), 1e-9))
@@ -129,8 +128,8 @@ def _straight(a: Point, b: Point, half: float) -> Way:
 
 
 def _wrapped(a: Point, b: Point, half: float, length: float) -> tuple[Way, Way]:
-    """Out of the grid on one side, and in again on the other."""
-    ux, uy = _unit(b, a)  # it goes on where it does not turn back
+    """A line out of the grid on one side, and a line into it on the other."""
+    ux, uy = _unit(b, a)  # away from the receiver, because the message wraps
     beyond = (a[0] + ux * (2 * half + length), a[1] + uy * (2 * half + length))
     before = (b[0] - ux * (2 * half + length), b[1] - uy * (2 * half + length))
     return _straight(a, beyond, half), _straight(before, b, half)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def source(function: Callable[..., Any]) -> str:
-    """What was written but the docstring, beneath decorators that only wrap; "" if it is lost."""
+    """The source of a function without its docstring; "" if there is none. Wrappers are removed."""
     try:
         code = textwrap.dedent(inspect.getsource(_written(function)))
         (made,) = ast.parse(code).body
@@ -21,27 +21,27 @@ def source(function: Callable[..., Any]) -> str:
         return ""
     lines = code.splitlines(keepends=True)
     if isinstance(made, ast.FunctionDef) and ast.get_docstring(made) and len(made.body) > 1:
-        said = made.body[0]
-        del lines[said.lineno - 1 : said.end_lineno]
+        doc = made.body[0]
+        del lines[doc.lineno - 1 : doc.end_lineno]
     return "".join(lines).rstrip()
 
 
 def paragraphs(function: Callable[..., Any]) -> list[str]:
-    """Those of its docstring, without examples; the first is one line."""
-    said = inspect.getdoc(_written(function)) or ""
-    parts = [part.strip() for part in said.split("\n\n")]
+    """The paragraphs of a docstring, without examples; the first is one line."""
+    doc = inspect.getdoc(_written(function)) or ""
+    parts = [part.strip() for part in doc.split("\n\n")]
     return [" ".join(part.split()) for part in parts if part and not part.startswith(">>>")]
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is beneath decorators and arguments that are given already."""
+    """The function inside decorators and partials."""
     while isinstance(made := inspect.unwrap(function), partial):
         function = made.func
     return made
 
 
 def highlighted(code: str) -> str:
-    """The same text in HTML: a span for each keyword, string, comment and decorator."""
+    """The code as HTML, with a span for each keyword, string, comment, number and name."""
     lines = code.splitlines(keepends=True)
     made, row, column = [], 1, 0
     for kind, (start_row, start), (end_row, end) in _words(code):
@@ -53,9 +53,9 @@ def highlighted(code: str) -> str:
 
 
 def _words(code: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Kind, start and end (row from 1, column) of what has a colour."""
+    """Kind, start and end (row from 1, column) of each word that has a colour."""
     strings = {tokenize.STRING} | {
-        getattr(tokenize, name, -1)  # of Python 3.12 on
+        getattr(tokenize, name, -1)  # since Python 3.12
         for name in ("FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
     }
     before = ""

@@ -1,8 +1,8 @@
 """Who holds what after each round: a schedule executed on symbols in place of numbers.
 
-What a rank holds is known by whose data is in it: of a shard of an all-gather, its owner; of
-a partial sum, all that were added. That the last frame is what the collective must give is a
-proof of the schedule that needs no device and shares nothing with `ringcoll.runtime.engine`.
+A symbol is a set of ranks: those whose data it has. A shard of an all-gather has its owner's, and
+a partial sum those of all that were added. If the last frame is the result of the collective, the
+schedule is proved, without a device and without `ringcoll.runtime.engine`.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, ScheduleError
 
 RankSet = frozenset[int]
-#: By rank, lane and column: the ranks whose data is in what is held there, if any.
+#: By rank, lane and column: the ranks whose data is there; empty if nothing is held.
 Held = tuple[tuple[tuple[RankSet, ...], ...], ...]
 
 
@@ -38,7 +38,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A round: its phase, its messages, and what is held after it. Number 0 is the start."""
+    """A round: its phase, its messages, and the data of every rank after it. 0 is the start."""
 
     number: int
     phase: Phase | None
@@ -46,8 +46,8 @@ class Frame:
     held: Held
 
 
-#: What a rank holds of a lane, by what the schedule calls it: the rank that a shard, sum or
-#: vector is of, or the slot of a block.
+#: The pieces of a rank in a lane, by the schedule's key: the rank of a shard, sum or vector, or
+#: the slot of a block.
 _Store = dict[int, Piece]
 _State = list[list[_Store]]
 
@@ -56,7 +56,7 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     """Execute a plan.
 
     Raises:
-        ScheduleError: what is sent is not held, or something is added twice.
+        ScheduleError: a rank sends what it does not hold, or adds something twice.
 
     >>> made = draw.frames(draw.plan("all_gather", "ring", (4,)))
     >>> len(made), len(made[1].messages)  # the start and three rounds; four messages in the first
@@ -89,7 +89,7 @@ def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:
 
 
 def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[Message]:
-    """All send what they hold, and then all receive."""
+    """The messages of a round: first all ranks send, and then all receive."""
     keeps = phase.carries in (Carries.SHARDS, Carries.VECTORS)
     by_slot = phase.carries is Carries.BLOCKS
     post = []
@@ -117,7 +117,7 @@ def _sum(pieces: list[Piece]) -> Piece:
 
 
 def _added(state: _State, lanes: int) -> _State:
-    """The vectors gathered so far become one, cut into so many lanes."""
+    """Adds up the vectors gathered so far, and cuts the sum into lanes."""
     sums = [[_sum(list(store.values())) for store in stores] for stores in state]
     if any(piece != pieces[0] for pieces in sums for piece in pieces):
         raise ScheduleError("the lanes of a stage do not add the same")
@@ -125,7 +125,7 @@ def _added(state: _State, lanes: int) -> _State:
 
 
 def _seen(plan: Plan, state: _State) -> Held:
-    """By column; blocks for one rank, or vectors yet to be added, are seen together."""
+    """The state by column; blocks for one rank, or vectors to be added, are shown together."""
     columns = range(1 if plan.whole else plan.size)
 
     def cell(store: _Store, column: int) -> RankSet:

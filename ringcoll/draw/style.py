@@ -1,4 +1,4 @@
-"""The small things of a picture: colours, shapes and the cell that shows whose data is held."""
+"""Colours, shapes, and the cell that shows whose data a rank holds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from ringcoll.draw.steps import RankSet
 Element = ElementTree.Element
 Box = tuple[float, float, float, float]  # x, y, width, height
 
-#: By shard, or rank: as far apart as sixteen can be, for readers who see no red or no green
-#: too (the least distance in OKLab is 0.08, under the simulation of Machado, Oliveira and
-#: Fernandes, IEEE TVCG 15, 2009), and from the empty cell.
+#: Sixteen colours of shards or ranks, as far from each other and from the empty cell as possible,
+#: also for readers who cannot see red or green. (The least distance in OKLab is 0.08, by the
+#: simulation of Machado, Oliveira and Fernandes, IEEE TVCG 15, 2009.)
 COLOURS = (
     *("#2c71b7", "#e4a249", "#4db491", "#9c2e5a", "#9b8df5", "#362988", "#51400d", "#efdc3a"),
     *("#8f5d04", "#671650", "#b96367", "#ab8704", "#71c1f7", "#c3d491", "#6094b0", "#62488c"),
@@ -21,7 +21,7 @@ FONT = "ui-sans-serif, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sa
 
 
 def shape(parent: Element, tag: str, **attributes: Any) -> Element:
-    """An element; numbers are cut to what a pixel can show, and _ in a name is -."""
+    """Add an element; numbers get four digits, and _ in a name becomes -."""
     return ElementTree.SubElement(
         parent,
         tag,
@@ -33,33 +33,33 @@ def shape(parent: Element, tag: str, **attributes: Any) -> Element:
 
 
 def rect(parent: Element, box: Box, fill: str, **look: Any) -> None:
-    """A rectangle."""
+    """Draw a rectangle."""
     x, y, width, height = box
     shape(parent, "rect", x=x, y=y, width=width, height=height, fill=fill, **look)
 
 
 def label(parent: Element, at: tuple[float, float], text: str, size: float, **look: Any) -> None:
-    """A line of text, centred unless `text_anchor` says otherwise."""
+    """Write a line of text, centred unless `text_anchor` says otherwise."""
     look = {"text_anchor": "middle", **look}
     shape(parent, "text", x=at[0], y=at[1], font_size=size, **look).text = text
 
 
 def outline(parent: Element, box: Box) -> None:
-    """What is new in a round."""
+    """Mark a box as new in its round."""
     rect(parent, box, "none", stroke=INK, stroke_width=1.8)
 
 
 def cell(
     parent: Element, box: Box, lanes: Sequence[RankSet], of: int, colours: Sequence[str]
 ) -> None:
-    """What is held of one column: a band for each lane, and in it a stripe for each rank.
+    """Draw the data of one column: a band for each lane, and in it a stripe for each rank.
 
     Args:
         parent: to draw into.
         box: where.
-        lanes: whose data is in what is held.
-        of: how many stripes; 1 if who contributed is plain from the column.
-        colours: of the stripes, or one of all.
+        lanes: for each lane, the ranks whose data is held.
+        of: how many stripes; 1 if the column tells whose data it is.
+        colours: one for each stripe, or one for all.
     """
     x, y, width, height = box
     rect(parent, box, EMPTY)
@@ -69,7 +69,7 @@ def cell(
     high = band - (0.8 if len(lanes) > 1 else 0)
     for lane, held in enumerate(lanes):
         top = y + band * lane
-        if held and of > 1 and len(colours) == 1:  # a tint says that something is held
+        if held and of > 1 and len(colours) == 1:  # a tint shows that something is held
             rect(parent, (x, top, width, high), colours[0], fill_opacity=0.22)
         for start, stop in _runs(held, of, len(colours) == 1):
             stripe = (x + width * start / of, top, width * (stop - start) / of, high)
@@ -77,7 +77,7 @@ def cell(
 
 
 def _runs(held: RankSet, of: int, joined: bool) -> list[tuple[int, int]]:
-    """Stripes of one colour that touch, as one."""
+    """The stripes as (start, stop); stripes that touch are joined if they have one colour."""
     if of == 1:
         return [(0, 1)] if held else []
     runs: list[tuple[int, int]] = []
@@ -90,6 +90,6 @@ def _runs(held: RankSet, of: int, joined: bool) -> list[tuple[int, int]]:
 
 
 def is_dark(colour: str) -> bool:
-    """Whether white is read better on it than ink."""
+    """Whether white text is easier to read on a colour than dark text."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.3

@@ -11,7 +11,7 @@ from ringcoll.draw.style import Element, label, shape
 
 MOST_FRAMES = 24  # in one file
 _MARGIN = 16.0
-_MOST_WIDTH = 1100.0  # that a page shows without making letters smaller
+_MOST_WIDTH = 1100.0  # a page would shrink the letters of a wider picture
 
 
 def as_svg(plan: Plan, number: int | None = None) -> str:
@@ -52,14 +52,14 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
 
 
 def _across(count: int, width: float, height: float) -> int:
-    """Frames in a row: a little wider than high, or one more if that leaves fewer places empty."""
+    """Frames in a row: enough to be a little wider than high; one more if that fills better."""
     across = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
     fits = (across + 1) * width <= _MOST_WIDTH
     return across + (fits and -count % (across + 1) < -count % across)
 
 
 def document(title: str) -> Element:
-    """An empty picture, on a ground of its own."""
+    """An empty picture on a white ground."""
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     root.set("font-family", style.FONT)
     root.set("fill", style.INK)
@@ -69,7 +69,7 @@ def document(title: str) -> Element:
 
 
 def finished(root: Element, width: float, height: float) -> str:
-    """The text of a picture of a size."""
+    """The SVG text of a picture of this size."""
     root.set("viewBox", f"0 0 {width:.0f} {height:.0f}")
     root.set("width", f"{width:.0f}")
     root.set("height", f"{height:.0f}")

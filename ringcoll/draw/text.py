@@ -1,4 +1,4 @@
-"""A run as text: after each round what moved, in words, and who holds what, as a table."""
+"""A collective as text: the messages of each round in words, and a table of who holds what."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -11,15 +11,15 @@ from ringcoll.draw.steps import Frame, RankSet, frames
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Round
 
-_MOST_RANKS = 16  # of which a table is made, however wide a line may be
-_MOST_RUNS = 16  # of rounds in a phase, each with its words
+_MOST_RANKS = 16  # more ranks get no tables, however wide a line is
+_MOST_RUNS = 16  # runs of rounds that are described one by one in a phase
 _NEW = "*"
 
 
 def as_text(plan: Plan, width: int = 80) -> str:
-    """What happens, round by round, in lines of at most `width`.
+    """The rounds of a plan in words, in lines of at most `width`.
 
-    With tables where they fit, else in general: every rank does the same.
+    With tables if they fit. If not, in words for a rank r: every rank does the same.
 
     >>> text = draw.as_text(draw.plan("all_gather", "direct", (3,)))
     >>> for line in text.splitlines()[9:14]:
@@ -38,7 +38,7 @@ def as_text(plan: Plan, width: int = 80) -> str:
 
 
 def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
-    """Lines of a text, in which "(lane 3" is one word; indented."""
+    """The indented lines of a text; "(lane 3" is not broken."""
     wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=then)
     lines = wrapper.wrap(text.replace("(lane ", "(lane\xa0"))
     return [line.replace("\xa0", " ") for line in lines]
@@ -54,12 +54,12 @@ def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[
         cells, columns = "whose blocks a rank holds", ", by the rank that they are for"
     yield [*wrap(f"Cells: {cells}{columns}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
     for (number, phase, i), table in zip(plan.numbered(), tables[1:], strict=True):
-        said = f"round {number} of {plan.paid.rounds}, {phase.name}: {sentence(plan, phase, i)}"
-        yield [*wrap(said, width, then="  "), *table]
+        text = f"round {number} of {plan.paid.rounds}, {phase.name}: {sentence(plan, phase, i)}"
+        yield [*wrap(text, width, then="  "), *table]
 
 
 def _tables(plan: Plan, width: int) -> list[list[str]] | None:
-    """A table a frame; the lanes in one cell if that fits, else one below the other."""
+    """A table for each frame; lanes share a cell if that fits, else each has its row."""
     run = frames(plan)
     for lanes_apart in (False, True):
         made = [
@@ -72,33 +72,33 @@ def _tables(plan: Plan, width: int) -> list[list[str]] | None:
 
 
 def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[str]:
-    columns = ["vector"] if plan.whole else [str(c) for c in range(plan.size)]
+    n = plan.size
+    columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
     rows = [["rank", *columns]]
     for rank, lanes in enumerate(frame.held):
-        said = []
+        of_lanes = []
         for lane, cells in enumerate(lanes):
             old = before.held[rank][min(lane, len(before.held[rank]) - 1)]  # stages are alike
-            said.append([_cell(*both, plan.size) for both in zip(cells, old, strict=True)])
-        alike = all(cells == said[0] for cells in said)
+            pairs = zip(cells, old, strict=True)
+            of_lanes.append(
+                [(_ranks(now, n) or ".") + _NEW * bool(now - was) for now, was in pairs]
+            )
+        alike = all(cells == of_lanes[0] for cells in of_lanes)
         if lanes_apart and not alike:
-            rows += [[f"{rank} lane {lane}", *cells] for lane, cells in enumerate(said)]
+            rows += [[f"{rank} lane {lane}", *cells] for lane, cells in enumerate(of_lanes)]
         else:
-            rows.append([str(rank), *map(_joined, zip(*said, strict=True))])
+            rows.append([str(rank), *map(_joined, zip(*of_lanes, strict=True))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _joined(lanes: Sequence[str]) -> str:
-    """A cell of all lanes: once, if they are alike."""
+    """The cell of all lanes; equal lanes are written once."""
     return lanes[0] if len(set(lanes)) == 1 else "|".join(lanes)
 
 
-def _cell(now: RankSet, was: RankSet, size: int) -> str:
-    return (_ranks(now, size) or ".") + (_NEW if now - was else "")
-
-
 def _ranks(held: RankSet, size: int) -> str:
-    """0, 01, 0-3; or on from the last to the first: 6-1."""
+    """Ranks in short: 0, 01, 0-3, or past the last rank 6-1."""
     starts = [r for r in sorted(held) if (r - 1) % size not in held]
     if len(held) == size > 2:
         return f"0-{size - 1}"
@@ -111,7 +111,7 @@ def _ranks(held: RankSet, size: int) -> str:
 
 
 def _in_general(plan: Plan, width: int) -> list[str]:
-    """Runs of like rounds: what the first sends and the last, and how much is then held."""
+    """Describes runs of equal rounds: the first, the last, and the amount held after them."""
     lines: list[str] = []
     done = 0
     for phase in plan.phases:
@@ -123,8 +123,8 @@ def _in_general(plan: Plan, width: int) -> list[str]:
             for moves in rounds:
                 held += _gained(phase, moves)
             last = number + len(rounds) - 1
-            for said in _run_of_rounds(plan, phase, (number, last), done):
-                lines += wrap(said, width, "  ", "    ")
+            for text in _run_of_rounds(plan, phase, (number, last), done):
+                lines += wrap(text, width, "  ", "    ")
             number = last + 1
             lines.append(f"    then rank r holds {_amount(plan, phase, held, number)}")
         done += len(phase.rounds)
@@ -141,7 +141,7 @@ def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) ->
 
 
 def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
-    """Runs of rounds that repeat; if there are many, though each goes elsewhere."""
+    """Runs of rounds of equal moves; if there are too many, shifts may differ within a run."""
 
     def runs(shifts: bool) -> list[list[Round]]:
         def key(moves: Round) -> object:
@@ -154,14 +154,14 @@ def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
 
 
 def _gained(phase: Phase, moves: Sequence[Move]) -> Fraction:
-    """What a rank has more after a round: as much comes as goes."""
+    """How much more a rank holds after a round, in shards; it receives as much as it sends."""
     count = Fraction(sum(len(move.offsets) for move in moves), phase.schedule.lanes)
     signs = {Carries.SHARDS: 1, Carries.VECTORS: 1, Carries.SUMS: -1, Carries.BLOCKS: 0}
     return signs[phase.carries] * count
 
 
 def _amount(plan: Plan, phase: Phase, held: Fraction, rounds: int) -> str:
-    count = f"{round(float(held), 3):.12g}"  # all digits of a whole number
+    count = f"{round(float(held), 3):.12g}"  # enough digits for any whole number
     if phase.carries is Carries.VECTORS:
         return f"{count} vectors" + (", and adds them" if rounds == len(phase.rounds) else "")
     noun = {Carries.SHARDS: "shards", Carries.SUMS: "sums", Carries.BLOCKS: "blocks"}

@@ -23,7 +23,7 @@ def figure(call: str, path: Path, size: tuple[float, float]) -> Any:
 
 
 def check(call: str, path: Path) -> None:
-    """Refuse a picture that could not be drawn or written, before the work for it is done.
+    """Refuse a picture that cannot be drawn or written, before the work for it.
 
     Args:
         call: the function that draws, for errors.
@@ -31,7 +31,7 @@ def check(call: str, path: Path) -> None:
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        ValueError: no format has such an ending.
+        ValueError: no format has this ending.
         OSError: the file cannot be written.
     """
     known = sorted(_matplotlib(call, path)().canvas.get_supported_filetypes())

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all; what cannot be written is refused before the work."""
+"""Writes files whole or not at all; a file that cannot be written is refused before the work."""
 
 import errno
 import os
@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 
 Path = str | os.PathLike[str]
 
-#: Names of files that a process has open already. They are written to, not replaced, because
-#: whoever reads them has the old file open.
+#: Names of open files. `write` does not replace them, because their readers have the old file.
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 
 
@@ -37,7 +36,7 @@ def write(path: Path, content: str | bytes) -> None:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # some file systems report only now that they are full
+            os.fsync(file.fileno())  # some file systems report a full disk only here
         os.replace(temporary, os.path.realpath(path))
 
 
@@ -55,7 +54,7 @@ def check(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that could not be made, or in which no file could be.
+    """Refuse a folder that cannot be made, or that cannot hold a file.
 
     Raises:
         OSError: it, or the nearest folder above it that exists, is a file or cannot be written to.
@@ -78,11 +77,11 @@ def _new_beside(path: Path) -> Iterator[str]:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         _check_access(path)
-    # Cut, since a name of the greatest length plus our ending would be too long.
+    # Cut, because the longest allowed name plus our ending would be too long.
     temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    except OSError as error:  # it should name the file that was asked for
+    except OSError as error:  # name the file that the caller asked for
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     try:
         if mode is not None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
-#: The dtypes of JAX; a row has beginnings of their names. This module does not import JAX, so a
-#: test compares the list with JAX.
+#: The dtypes of JAX; rows have prefixes of these names. This module does not import JAX, so a test
+#: compares the list with JAX.
 DTYPES = (
     *("bool", "int1", "int2", "int4", "int8", "int16", "int32", "int64"),
     *("uint1", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64"),
@@ -27,7 +27,7 @@ DTYPES = (
 
 #: No number of bytes or ranks is larger.
 _MOST = 2**63
-#: Numbers, and what may follow them. Possessive (++), so that a long text is refused at once.
+#: Numbers, perhaps with a suffix. Possessive (++), so that a long text is refused at once.
 _VERSION = re.compile(r"([0-9]{1,9}+(?:\.[0-9]{1,9}+)*+)(?:(?:a|b|rc|\.dev|\.post|\+).*)?")
 #: How deep lists and objects may be nested; a table has three levels.
 _DEEPEST = 16
@@ -47,7 +47,7 @@ def parsed(text: str) -> Any:
         value = json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
     except RecursionError:
         raise too_deep from None
-    level = [value]  # level by level, since recursion would reach Python's limit
+    level = [value]  # level by level, because recursion would reach Python's limit
     for _ in range(_DEEPEST):
         level = [inner for one in level for inner in _within(one)]
     if level:
@@ -102,7 +102,7 @@ def version(value: Any) -> tuple[int, ...]:
 
 
 def check_string(name: str, value: Any) -> None:
-    """Refuse what is not a string."""
+    """Refuse a value that is not a string."""
     if not isinstance(value, str):
         raise ValueError(f"{name}: {shown(value)} is not a string")
 
@@ -114,7 +114,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_dtype(name: str, value: Any) -> None:
-    """Refuse a prefix of no dtype's name: it would silently match nothing."""
+    """Refuse a prefix that no dtype's name has: it would silently match nothing."""
     check_string(name, value)
     if not any(known.startswith(value) for known in DTYPES):
         raise ValueError(

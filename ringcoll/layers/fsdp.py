@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: each rank keeps a part of every parameter.
 
-Parameters are whole only where they are used. They are gathered just before, or under the product
-that uses them, and their gradients are reduce-scattered. You may keep them in float32, send them
-and compute in bfloat16, and sum their gradients in a dtype of your choice.
+Parameters are whole only where they are used. They are gathered just before that, or under the
+product that uses them. Their gradients are reduce-scattered. You may keep parameters in float32,
+send them and compute in bfloat16, and sum their gradients in a dtype of your choice.
 
     specs = fsdp.specs(params, "fsdp")  # or on top of others: base=tensor_parallel's
     params = fsdp.shard(params, specs)
@@ -81,9 +81,9 @@ def specs(
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
         axis_name: one axis, or several, over all of which a dimension is cut.
         mesh: None for that of `jax.set_mesh`.
-        base: specs to add to, as those of tensor parallelism: what they shard is left as it is.
-        dim: the dimension to shard where that can be, in place of the largest: -1 for kernels
-            that `linear` multiplies.
+        base: specs to add to, such as those of tensor parallelism; what they shard stays so.
+        dim: the dimension to shard if it divides, instead of the largest: -1 for kernels that
+            `linear` multiplies.
         min_size: the fewest elements of a leaf that is sharded (of one layer, if stacked).
         leading: how many dimensions to leave whole: 1 for layers that are stacked.
 

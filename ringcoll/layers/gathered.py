@@ -24,7 +24,7 @@ from ringcoll.runtime.value_types import is_checked, varying
 
 @dataclass(frozen=True)
 class _Gathering:
-    """How one leaf is gathered, and its gradient reduced: `own` is its dtype."""
+    """How to gather one leaf, and to reduce its gradient; `own` is the dtype of the leaf."""
 
     axes: tuple[Hashable, ...]
     dim: int
@@ -37,10 +37,10 @@ class _Gathering:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gathered:
-    """A kernel that is whole already, and this rank's shard, to which its gradient goes.
+    """A kernel that was gathered, and this rank's shard, which gets the gradient.
 
-    `gather(fused=True)` returns it for a matrix. Only `linear` takes it; a computation on `whole`
-    by hand has no gradient. A matrix that was never sharded is its own shard.
+    `gather(fused=True)` returns it for a matrix. Only `linear` takes it: what you compute with
+    `whole` by hand has no gradient. A matrix that was never sharded is its own shard.
     """
 
     whole: Array
@@ -92,7 +92,8 @@ def gather(
         NameError: an axis is not bound.
         TypeError, ValueError: the specs do not fit the parameters, or name an axis that is not
             there; a dimension is sharded over `axis_name` and another axis at once; what is no
-            float is sharded; under `check_vma=True`, what a spec shards is the same on all ranks.
+            float is sharded; under `check_vma=True`, a leaf that a spec shards is the same on all
+            ranks.
 
     Source: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
@@ -105,7 +106,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    rank_count(everywhere)  # or an axis is not bound
+    rank_count(everywhere)  # raises NameError if an axis is not bound
 
     def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
         if _gathered_dim(name, spec, axes) is None:
@@ -128,8 +129,8 @@ def gather(
         if dim is None:
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
-        how = _Gathering(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
-        whole = _gathered(how, leaf)
+        options = _Gathering(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
+        whole = _gathered(options, leaf)
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype) if is_fused else whole
 
     params = map_with_specs("fsdp.gather", checked, params, specs)
@@ -139,7 +140,7 @@ def gather(
 
 
 def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) -> int | None:
-    """The dimension that is sharded over the axes that are gathered, if there is one."""
+    """The dimension that a spec shards over the gathered axes; None if there is none."""
     known = jax.sharding.get_abstract_mesh().axis_names
     found = None
     for dim, entry in enumerate(spec):
@@ -155,24 +156,22 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gathered(how: _Gathering, x: Array) -> Array:
-    narrow = x.astype(how.dtype)
-    return all_gather(narrow, how.axes, axis=how.dim, tiled=True, algorithm=how.algorithm)
-
-
-def _gathered_forward(how: _Gathering, x: Array) -> tuple[Array, None]:
-    return _gathered(how, x), None
-
-
-def _gathered_backward(how: _Gathering, _: None, ct: Array) -> tuple[Array]:
-    wide = ct.astype(how.reduce_dtype)
-    mine = psum_scatter(
-        wide, how.axes, scatter_dimension=how.dim, tiled=True, algorithm=how.algorithm
+def _gathered(options: _Gathering, x: Array) -> Array:
+    narrow = x.astype(options.dtype)
+    return all_gather(
+        narrow, options.axes, axis=options.dim, tiled=True, algorithm=options.algorithm
     )
-    return (mine.astype(how.own),)
 
 
-_gathered.defvjp(_gathered_forward, _gathered_backward)
+def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
+    wide = ct.astype(options.reduce_dtype)
+    mine = psum_scatter(
+        wide, options.axes, scatter_dimension=options.dim, tiled=True, algorithm=options.algorithm
+    )
+    return (mine.astype(options.own),)
+
+
+_gathered.defvjp(lambda options, x: (_gathered(options, x), None), _gathered_backward)
 
 
 def linear(
@@ -215,28 +214,26 @@ def linear(
         cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2
-    how = {
-        "algorithm": algorithm,
-        "precision": precision,
-        "accumulate_dtype": accumulate_dtype,
-    }
+    options: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
+    options["accumulate_dtype"] = accumulate_dtype
     axes = axes_of(axis_name)
     if isinstance(kernel, Gathered) and kernel.whole.shape == shard.shape:  # was never sharded
         y = jnp.matmul(x, shard.astype(x.dtype), precision=precision)
     elif isinstance(kernel, Gathered):
-        # As a product by x, whose type the other axes that the shard varies over are in too.
+        # The type of a product varies over every axis that an operand varies over.
         everywhere = (*axes, *jax.typeof(x).mat.varying, *jax.typeof(shard).mat.varying)
         factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
-        y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **how), *factors)
+        y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **options), *factors)
     else:
-        matrix, how = copied(kernel, replicas).astype(x.dtype), {**how, "residuals": residuals}
-        y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **how)
+        matrix = copied(kernel, replicas).astype(x.dtype)
+        options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
+        y = all_gather_matmul(x, matrix, axis_name, **options)
     return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
 
 
 @dataclass(frozen=True)
 class _Linear:
-    """How a kernel that is whole is multiplied, and its gradient reduce-scattered."""
+    """How to multiply by a gathered kernel, and to reduce-scatter its gradient."""
 
     axes: tuple[Hashable, ...]
     dimension: int
@@ -250,29 +247,30 @@ class _Linear:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(how: _Linear, x: Array, whole: Array, shard: Array) -> Array:
-    """x @ whole, of which the gradient goes to the shard."""
-    return how.product(x, whole)
+def _multiplied(options: _Linear, x: Array, whole: Array, shard: Array) -> Array:
+    """x @ whole; the shard gets the gradient of the kernel."""
+    return options.product(x, whole)
 
 
-def _multiplied_forward(how: _Linear, x: Array, whole: Array, shard: Array) -> tuple:
-    return how.product(x, whole), (x, whole, shard)  # bare, so that a policy knows it as a product
+def _multiplied_forward(options: _Linear, x: Array, whole: Array, shard: Array) -> tuple:
+    # Not inside another function: a checkpoint policy has to see that it is a product.
+    return options.product(x, whole), (x, whole, shard)
 
 
-def _multiplied_backward(how: _Linear, residuals: tuple, ct: Array) -> tuple:
+def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple:
     x, whole, shard = residuals
     mine = einsum_reduce_scatter(
         "mk,mf->kf",
         x.reshape(-1, x.shape[-1]),
         ct.reshape(-1, ct.shape[-1]),
-        how.axes,
-        scatter="f" if how.dimension == -1 else "k",
-        algorithm=how.algorithm,
-        precision=how.precision,
-        preferred_element_type=how.reduce_dtype,
-        accumulate_dtype=how.accumulate_dtype,
+        options.axes,
+        scatter="f" if options.dimension == -1 else "k",
+        algorithm=options.algorithm,
+        precision=options.precision,
+        preferred_element_type=options.reduce_dtype,
+        accumulate_dtype=options.accumulate_dtype,
     )
-    return how.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)
+    return options.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)
 
 
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)

@@ -122,11 +122,11 @@ def row_linear(
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
-    """The kernel of a linear layer, which may be just that, and its bias if it has one."""
+    """The kernel of a linear layer, and its bias if it has one. An array is a kernel by itself."""
     is_bare = hasattr(linear, "dtype")
     kernel = linear if is_bare else field(linear, "kernel")
     bias = None if is_bare else field(linear, "bias", None)
-    # A tree, for `fsdp.gather` may have made it a `Gathered`.
+    # `tree.map`, because `fsdp.gather` may have made the kernel a `Gathered`.
     return jax.tree.map(jnp.asarray, kernel), None if bias is None else jnp.asarray(bias)
 
 
@@ -137,7 +137,7 @@ def columns(
     axis_name: AxisName,
     options: LayerOptions,
 ) -> list[Array]:
-    """`column_linear` of several layers, by name, which share a gather of x."""
+    """`column_linear` of several layers, by name; they share one gather of x."""
     named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
     for name, kernel, _ in named:
         check_alike(function, x=x, **{name: kernel})
@@ -149,8 +149,8 @@ def columns(
         cure = "give it a dimension of tokens before that of features"
         raise refusal(ValueError, function, f"x is {x.shape}", cure)
     factors = [kernel for _, kernel, _ in named]
-    # Kernels of unlike rank become matrices. Of like rank they are gathered for as they are,
-    # because a TPU would copy kernels of heads to make matrices of them.
+    # Kernels that differ in their number of dimensions become matrices. Others keep their shape:
+    # a TPU would copy kernels of heads to make matrices of them.
     if not options.sequence_parallel or len({kernel.ndim for kernel in factors}) > 1:
         factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
     if options.sequence_parallel:
@@ -168,8 +168,8 @@ def columns(
             preferred_element_type=options.preferred_element_type,
             accumulate_dtype=options.accumulate_dtype,
         )
-    else:  # nothing is gathered: what is said of that does not apply
-        rank_count(axis_name)  # or an axis is not bound
+    else:  # nothing is gathered, so options of the gather do not apply
+        rank_count(axis_name)  # raises NameError if an axis is not bound
         x = copied(x, axis_name, algorithm=options.algorithm)
         dtype = options.preferred_element_type
         product = partial(jnp.matmul, precision=options.precision, preferred_element_type=dtype)
@@ -190,13 +190,13 @@ def rows(
     *,
     fused: bool = True,
 ) -> Array:
-    """`row_linear` of a layer by name. (It ignores `residuals`: what it keeps is its operands.)"""
+    """`row_linear` of a layer by name. It ignores `residuals`: it keeps its operands alone."""
     kernel, bias = kernel_and_bias(linear)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
     if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
         words = f"x is {x.shape}, {name} is {kernel.shape}"
-        cure = "x has tokens, and then the dimensions of a kernel but the last"
+        cure = "let x end in the dimensions of the kernel without its last"
         raise refusal(ValueError, function, words, cure)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
@@ -236,7 +236,7 @@ def with_bias(function: str, y: Array, bias: Array | None) -> Array:
     if bias is None:
         return y
     if bias.shape != y.shape[y.ndim - bias.ndim :]:
-        words = f"the bias is {bias.shape}, what it is added to {y.shape}"
+        words = f"the bias is {bias.shape}, the result without it {y.shape}"
         cure = "pass one number for each feature; a bias is sharded as the columns of its kernel"
         raise refusal(ValueError, function, words, cure)
     return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)

@@ -27,7 +27,7 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
 
     Raises:
         KeyError: there is no scale.
-        ValueError: it is not of the features of x.
+        ValueError: it does not have one number for each feature of x.
 
     Source: Zhang and Sennrich, "Root mean square layer normalization" (2019).
 

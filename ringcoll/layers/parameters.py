@@ -1,4 +1,4 @@
-"""Leaves by name, and trees of specs that fit them; every refusal of a layer."""
+"""Finds parameters by name, checks specs against them, and words the errors of layers."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import prod
@@ -29,8 +29,7 @@ def field(params: Any, name: str, default: Any = _MISSING) -> Any:
 
 
 def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
-    """The error of a layer: it names the function, the value, what is wrong with it, and the
-    cure."""
+    """The error of a layer: its message has the function, what is wrong, and the cure."""
     return kind(f"ringcoll.layers.{function}: {words}; {cure}")
 
 
@@ -42,7 +41,7 @@ def axes_in(entry: Any) -> tuple[Hashable, ...]:
 
 
 def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> Pytree:
-    """`call(name, leaf, spec)` of every leaf, or a refusal where the trees do not fit."""
+    """`call(name, leaf, spec)` of every leaf; raises if the trees do not fit."""
 
     def one(path: Any, leaf: Any, spec: Any) -> Any:
         name = keystr(path, simple=True, separator="/")
@@ -87,10 +86,10 @@ def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | A
 def check_specs(
     function: str, params: Pytree, specs: Pytree, mesh: Mesh | AbstractMesh | None
 ) -> None:
-    """Refuse specs by which the parameters cannot be sharded over a mesh.
+    """Refuse specs that cannot shard these parameters over this mesh.
 
-    That is: a spec is none, or the trees differ, or a spec names an axis that the mesh has not,
-    or one twice, or a dimension does not divide.
+    A spec is not a `PartitionSpec`; the trees differ; a spec names an axis twice, or one that the
+    mesh does not have; or a dimension does not divide.
     """
     sizes = mesh_or_ambient(function, mesh).shape
 
@@ -114,9 +113,9 @@ def check_specs(
 
 
 def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
-    """The parameters, each on the devices that its spec says.
+    """Put each parameter on the devices that its spec names.
 
-    As `jax.device_put(params, specs)`, but what does not fit is refused by the name of the leaf.
+    Like `jax.device_put(params, specs)`, but an error names the leaf that does not fit.
 
     Args:
         params: a pytree of arrays.
@@ -124,9 +123,9 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
         mesh: None for that of `jax.set_mesh`.
 
     Raises:
-        TypeError: a spec is none.
-        ValueError: the trees differ, a spec names an axis that the mesh has not, or one twice, or
-            a dimension does not divide.
+        TypeError: a spec is not a `PartitionSpec`.
+        ValueError: the trees differ; a spec names an axis twice, or one that the mesh does not
+            have; or a dimension does not divide.
 
     >>> params = fsdp.shard({"w": jnp.arange(8.0)}, {"w": P("x")}, mesh)
     >>> [shard.data.tolist() for shard in params["w"].addressable_shards]
@@ -138,7 +137,7 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
 
 
 def check_alike(function: str, **arrays: Any) -> None:
-    """Refuse arrays of several dtypes: what is promoted to the widest travels wide."""
+    """Refuse arrays of several dtypes: a promoted array would send more bytes."""
     for name, x in arrays.items():
         if not hasattr(x, "ndim"):
             words = f"{name} is a {type(x).__name__}, no array"

@@ -1,4 +1,4 @@
-"""Values that are the same on all ranks, where each rank uses them in its own way."""
+"""Values that all ranks share, used by each rank as its own; gradients are summed."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -94,17 +94,17 @@ def copied_beside(
 
 
 def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:
-    """`dtype`, if it is one and for numbers like these: what is complex stays as it is."""
+    """`dtype` for real floats, if it is given; for others their own."""
     real = jnp.issubdtype(own, jnp.floating)
     return jnp.dtype(dtype) if dtype is not None and real else jnp.dtype(own)
 
 
 @jax.custom_vjp
 def _tied(tree: Pytree) -> Pytree:
-    """The tree itself, of which no gradient goes on before all are there.
+    """The tree itself. Backward, each gradient waits until all of them are computed.
 
-    (But one that varies over fewer axes than others goes on: the barriers of older versions of
-    JAX make all of one type, and of that there is no way back.)
+    A gradient that varies over fewer axes than the others does not wait: a barrier of an older
+    JAX gives all its results one type, and the narrower type cannot be restored.
     """
     return tree
 
@@ -125,18 +125,14 @@ _tied.defvjp(lambda tree: (tree, None), _tied_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copied(how: _Summing, leaves: list[Array]) -> list[Array]:
-    return [varying(x, how.axes) for x in leaves]
+def _copied(summing: _Summing, leaves: list[Array]) -> list[Array]:
+    return [varying(x, summing.axes) for x in leaves]
 
 
-def _copied_forward(how: _Summing, leaves: list[Array]) -> tuple[list[Array], None]:
-    return _copied(how, leaves), None
-
-
-def _copied_backward(how: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
-    wide = [ct.astype(narrowed(ct.dtype, how.reduce_dtype)) for ct in cts]
-    sums = psum(wide, how.axes, algorithm=how.algorithm)
+def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
+    wide = [ct.astype(narrowed(ct.dtype, summing.reduce_dtype)) for ct in cts]
+    sums = psum(wide, summing.axes, algorithm=summing.algorithm)
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 
-_copied.defvjp(_copied_forward, _copied_backward)
+_copied.defvjp(lambda summing, leaves: (_copied(summing, leaves), None), _copied_backward)

@@ -44,13 +44,13 @@ def scan_layers(
         forward    gather 0 | compute 0, gather 1 | compute 1, gather 2 | ...
         backward   | recompute and differentiate i, gather i - 1, reduce-scatter i + 1 | ...
 
-    At a time it holds two whole layers and, backward, the whole gradient of one. The backward
-    pass starts with the last layer's parameters, which are still there.
+    It holds at most two whole layers at a time and, backward, the whole gradient of one. The
+    backward pass starts with the last layer's parameters, which are still in memory.
 
     Args:
         block: (parameters of one layer, whole; x) -> x, of the same shapes and types.
         params: stacked: each leaf has a leading dimension of layers, which is not sharded.
-            What is no float, as a random key for each layer, passes as it is.
+            A leaf that is no float, such as a random key for each layer, is not gathered.
         x: a pytree of arrays.
         specs: of the stacked parameters; the first entry of each is None.
         policy: what to keep of each layer besides its x: None for nothing (it is computed again),
@@ -99,19 +99,17 @@ def scan_layers(
     ((length,),) = lengths
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
-    explicit, given = _closed(block, jax.eval_shape(_of_first(gather_one), params), x)
+    whole = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
+    explicit, given = _closed(block, whole, x)
     checkpointed = jax.checkpoint(explicit, policy=policy, prevent_cse=False)
     return _scanned(_Scan(checkpointed, gather_one, length), params, given, x)
 
 
-def _of_first(call: Callable[[Pytree], Pytree]) -> Callable[[Pytree], Pytree]:
-    return lambda params: call(jax.tree.map(lambda leaf: leaf[0], params))
-
-
 def _closed(block: Block, whole: Pytree, x: Pytree) -> tuple[Callable[..., Pytree], list[Array]]:
-    """The block as a function of (whole, given, x), and all that it closes over as `given`.
+    """The block as a function of (whole, given, x), and the list `given` of all it closes over.
 
-    What a `custom_vjp` closes over has no gradient, and must not be traced: here it may be both.
+    A `custom_vjp` must not close over traced values, and gives no gradient to values that it
+    closes over. A block may do both.
     """
     closed, made = jax.make_jaxpr(block, return_shape=True)(whole, x)
     structure = jax.tree.structure(made)
@@ -125,26 +123,26 @@ def _closed(block: Block, whole: Pytree, x: Pytree) -> tuple[Callable[..., Pytre
 
 @dataclass(frozen=True, eq=False)
 class _Scan:
-    """One call: the layer, what makes its parameters whole, how many there are."""
+    """One call: the block, the gather of its parameters, the number of layers."""
 
     block: Callable[[Pytree, list[Array], Pytree], Pytree]
     gather: Callable[[Pytree], Pytree]
     length: int
 
     def layer(self, params: Pytree, i: Any) -> Pytree:
-        """The shards of layer i; of the nearest, if there is none."""
+        """The shards of layer i; if there is no such layer, those of the nearest."""
         i = jnp.clip(i, 0, self.length - 1)
         return jax.tree.map(lambda p: lax.dynamic_index_in_dim(p, i, keepdims=False), params)
 
     def gather_with_transpose(self, params: Pytree, i: Any) -> tuple[Pytree, Callable]:
-        """The parameters of layer i, whole; and what reduces the gradients of those."""
+        """The whole parameters of layer i, and the function that reduces their gradients."""
         shards, join = _split(self.layer(params, i))
 
         def whole(shards: list[Array]) -> tuple[list[Array], Pytree]:
             made = self.gather(join(shards))
             return _split(made)[0], made
 
-        # What is gathered for the transpose alone is not used, and so not sent.
+        # The result of a gather that only the transpose needs is not used, so nothing is sent.
         _, pull_back, made = jax.vjp(whole, shards, has_aux=True)
         return made, lambda cts: pull_back(cts)[0]
 
@@ -173,7 +171,7 @@ def _through(
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Shared:
-    """Takes the place, among what is kept, of a gathered parameter or of what all layers share."""
+    """Stands among the residuals of a layer for an array that is not kept with them."""
 
     number: int
 
@@ -189,9 +187,9 @@ def _scanned_forward(
             return scan.block(whole, given, x)
 
         x, pull_back = jax.vjp(apply, weights, x)
-        # What `jax.vjp` returns is a pytree of what it keeps. Whole parameters among that are not
-        # kept, for they are gathered again going back, nor is what is the same for all layers:
-        # both are known by identity, as `jax.vjp` keeps the very arrays that it got.
+        # `jax.vjp` returns a pytree of its residuals. Two kinds of them are not kept: whole
+        # parameters, which the backward pass gathers again, and arrays that all layers share.
+        # They are recognised by identity: `jax.vjp` keeps the same arrays that it was given.
         numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((whole, given)))}
         leaves, tree = jax.tree.flatten(pull_back)
         kept = [_Shared(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
@@ -208,8 +206,9 @@ def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, 
     def step(carry: Any, at: Any) -> Any:
         whole, ct_of_next, ct_of_given, ct, grads = carry
         i, pull_back = at
-        # The transpose of a gather does not depend on what was gathered: this one's, of layer
-        # i - 1, serves layer i + 1. (After the last there is none: zeros, overwritten later.)
+        # The transpose of a gather does not depend on the values. So the transpose of the gather
+        # of layer i - 1 reduces the gradients of layer i + 1. (The last layer has no next: its
+        # zeros are overwritten later.)
         coming, reduce = scan.gather_with_transpose(params, i - 1)
         grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
         arrays = jax.tree.leaves((whole, given))
@@ -237,7 +236,7 @@ _scanned.defvjp(_scanned_forward, _scanned_backward)
 
 
 def _split(tree: Pytree) -> tuple[list[Array], Callable[..., Pytree]]:
-    """The arrays that gradients go to, and what puts others in their place."""
+    """The arrays that have gradients, and a function that puts others in their place."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Gathered))
     own = [leaf.shard if isinstance(leaf, Gathered) else leaf for leaf in leaves]
     floats = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in own]

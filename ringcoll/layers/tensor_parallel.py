@@ -104,7 +104,7 @@ def partition_specs(
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         names = [keystr((key,), simple=True) for key in path]
         if len(names) > 1 and names[-1] == "value" and leaves_under[path[:-1]] == 1:
-            # The step to a Flax variable's array, alone under it: among others it is a layer.
+            # Flax puts the array of a variable under "value". Beside other names it is a layer.
             names.pop()
         known = next((name for name in reversed(names) if name in dims), None)
         if known is None or (known in rows and names[-1] == "bias"):

@@ -122,8 +122,8 @@ def attention(
         rotary_base: of the wavelengths of `rotary`; None for no positions.
         positions: `[s]` or `[b, s]`, of the whole sequence; None for 0, 1, 2, ...
         attend: (query, key, value) -> the same as query, `[b, s, heads, k]`; None for
-            `jax.nn.dot_product_attention`, whose scores are float32, of float64 too. It masks by
-            itself: `causal` is not passed to it.
+            `jax.nn.dot_product_attention`, whose scores are float32 even for float64. Your own
+            function applies its own mask: `causal` is not passed to it.
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 

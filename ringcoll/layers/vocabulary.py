@@ -96,8 +96,8 @@ def cross_entropy(
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
     `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. No
-    logits are sent. They are kept for the gradient as they are, not as a softmax. A label outside
-    the vocabulary gives a NaN.
+    logits are sent. The gradient keeps the logits themselves, not a softmax of them. A label
+    outside the vocabulary gives a NaN.
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 
@@ -135,17 +135,13 @@ def _sum_of_exps(logits: Array, top: Array) -> Array:
     return jnp.exp(logits.astype(top.dtype) - top[..., None]).sum(-1)
 
 
-def _sum_of_exps_forward(logits: Array, top: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _sum_of_exps(logits, top), (logits, top)
-
-
 def _sum_of_exps_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
     logits, top = residuals
     exps = jnp.exp(logits.astype(top.dtype) - top[..., None])
     return (exps * ct[..., None]).astype(logits.dtype), jnp.zeros_like(top)
 
 
-_sum_of_exps.defvjp(_sum_of_exps_forward, _sum_of_exps_backward)
+_sum_of_exps.defvjp(lambda *operands: (_sum_of_exps(*operands), operands), _sum_of_exps_backward)
 
 
 def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array]:
@@ -161,7 +157,7 @@ def _is_in(ids: Array, size: int, axis_name: AxisName) -> Array:
 
 
 def _integers(function: str, name: str, ids: Array) -> Array:
-    """The ids, wide enough for the size of any vocabulary, and with a sign."""
+    """The ids as signed integers, wide enough for any vocabulary."""
     ids = jnp.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise refusal(TypeError, function, f"the {name} are of {ids.dtype}", "pass integers")

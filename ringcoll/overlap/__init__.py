@@ -9,7 +9,7 @@ The model:
   it is started and its links are free. The stream waits where the result is needed (`-done`), and
   that wait is *exposed* communication.
 - A collective without start and done is exposed whole.
-- A built-in collective gets the time that no algorithm can beat: all that a rank receives, over all
+- A built-in collective gets the least time that any algorithm could take: a rank receives over all
   its links at once, without latency. If the compiler spreads it over other work, it runs from its
   start to its end. It occupies the links between the members of each of its groups.
 - A loop counts as often as it turns. A transfer that one turn starts, and the next turn waits for,

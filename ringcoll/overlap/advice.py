@@ -15,7 +15,7 @@ from ringcoll.overlap.report import Row
 from ringcoll.overlap.transfers import COLLECTIVES, groups, is_collective
 from ringcoll.overlap.work import flops
 
-#: What hands on a value unchanged, or with padding.
+#: Opcodes that pass on a value unchanged, or with padding.
 _PASSING = ("bitcast", "copy", "convert", "reshape", "opt-barrier", "pad")
 _MATMULS = ("convolution", "dot", "custom-call")  # the last calls a library
 
@@ -31,13 +31,13 @@ _Path = list[_At]
 
 
 class _Pair(NamedTuple):
-    """A collective beside its matmuls: what it is called, the form that hides it, their work."""
+    """A collective with its matmuls: a title, the form that would hide it, and their work."""
 
-    said: str
+    title: str
     form: str
     products: list[_Path]
     work: Work
-    block: float  # bytes that a round of the form carries
+    block: float  # bytes that the form sends in a round
     members: list[list[int]]  # its groups of ranks
 
 
@@ -49,51 +49,51 @@ def advice(
     costs: Costs,
     chip: Chip | None,
 ) -> str:
-    """A line on the row that is most exposed; "" if none is.
+    """A line about the most exposed row; "" if no row is exposed.
 
-    Where a gather feeds matmuls, or a sum is of a matmul's result, the line names the form that
-    runs both at once, with its seconds by the model of `ringcoll.costs.matmul`. In that model each
-    round of a bidirectional ring has a piece of the matmul, which takes as long as the program's.
+    If a gather feeds matmuls, or a sum adds results of a matmul, the line names the form that runs
+    both at once, with its time by the model of `ringcoll.costs.matmul`. That model takes a
+    bidirectional ring, a piece of the matmul in each round, and the matmul's time in the program.
     """
     worst = max(rows, key=lambda row: _exposed(row, chip), default=None)
     if worst is None or _exposed(worst, chip) <= 0:
         return ""
     flow = _Flow(module)
-    # Our own einsum has weighed its forms, and chosen the built-in.
+    # Our own einsum has compared its forms, and chosen the built-in.
     weighed = re.search(r"ringcoll\.\w*einsum", worst.op_name)
     pair = None if weighed else flow.pair(worst, len(network.places))
-    said = f"{worst.at or worst.name} ({worst.kind})"
+    subject = f"{worst.at or worst.name} ({worst.kind})"
     if pair:
-        # Compilers that rewrite a collective may leave out its line, and keep the matmul's.
+        # Compilers that rewrite a collective may drop its line, but keep the matmul's.
         named = (worst.name, *(at.instruction.name for at in pair.products[0]))
-        found = (lines.of(name) for name in named)
-        at = next((line._replace(op_name="").short for line in found if line.file), worst.name)
-        said = f"{pair.said} at {at}"
+        known = (lines.of(name) for name in named)
+        at = next((line._replace(op_name="").short for line in known if line.file), worst.name)
+        subject = f"{pair.title} at {at}"
     if chip is None:
         form = f"; try `{pair.form}`" if pair else ""
-        return f"to change first: {said}: no matmul runs under it{form}"
-    said = f"to change first: {said}: {worst.exposed * 1e6:.0f} us exposed"
+        return f"to change first: {subject}: no matmul runs under it{form}"
+    found = f"to change first: {subject}: {worst.exposed * 1e6:.0f} us exposed"
     if pair is None:
-        return said
+        return found
     products = sum(costs.of(*product[0]).seconds for product in pair.products)
     now = worst.exposed + worst.count * products
     then = worst.count * _hidden(pair, products, network, chip)
     gain = f"`{pair.form}` would take at best {then * 1e6:.0f} us (modelled)"
     if then >= now:
         gain = f"no form of ringcoll is quicker by its model ({then * 1e6:.0f} us)"
-    return f"{said}, {now * 1e6:.0f} us with the matmul; {gain}"
+    return f"{found}, {now * 1e6:.0f} us with the matmul; {gain}"
 
 
 def _exposed(row: Row, chip: Chip | None) -> float:
-    """What is exposed of a row: seconds, or bytes where there are no times."""
+    """How much of a row is exposed: seconds, or bytes if there are no times."""
     return row.exposed if chip else row.bare * row.bytes
 
 
 def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float:
-    """The seconds of a pair by its form, each group a ring in the order of its ranks."""
+    """The seconds of a pair in its form; each group is a ring in the order of its ranks."""
     rings = [list(zip(group, [*group[1:], group[0]], strict=True)) for group in pair.members]
     hops = max(network.hops(*step) for ring in rings for step in ring)
-    # Where ranks have one link, both directions of the ring share it.
+    # If ranks have one link, both directions of the ring share it.
     ways = min(2, *(network.ports(group) for group in pair.members))
     wire = hops * 2 / ways / chip.link
     model = Model(hops * chip.hop, wire, 3 / chip.hbm, products / pair.work.flops)
@@ -101,13 +101,13 @@ def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float
     made = rounds_of("bidirectional_ring", n)
     joining = APART if pair.form == "all_gather_matmul" else None
     seconds = hidden_seconds([pair.work], pair.block, n, model, made, joining)
-    if pair.form == "matmul_all_reduce":  # the sums are gathered, bare
+    if pair.form == "matmul_all_reduce":  # no matmul runs under the gather of the sums
         seconds += bare_seconds([Work(0)], pair.block, n, model)
     return seconds
 
 
 def _added(gather: Instruction, at: _At, number: int) -> float:
-    """The bytes that adding moves in a round, if a matmul sums over what was gathered.
+    """The bytes that additions move in a round, if a matmul sums over the gathered dimension.
 
     In `dim_labels`, such as bf_io->bf, f and i are the dimensions that are summed over.
     """
@@ -140,28 +140,28 @@ class _Flow:
         ]
 
     def _inside(self, path: _Path) -> Iterator[_Path]:
-        """A path, and those of all that is in its fusion."""
+        """A path, and the paths of all instructions in its fusion."""
         yield path
         for body in self._bodies(path[-1].instruction):
             for inner in body.instructions:
                 yield from self._inside([*path, _At(body, inner)])
 
     def _bodies(self, instruction: Instruction) -> list[Computation]:
-        """What a fusion runs, or what is started beside the stream."""
+        """The computation of a fusion, or of an asynchronous start."""
         base, _, phase = instruction.opcode.rpartition("-")
         if instruction.opcode == "fusion" or (phase == "start" and base not in COLLECTIVES):
             return list(self._module.called(instruction))
         return []
 
     def collective(self, name: str) -> _Path | None:
-        """The path of a row's collective; a row has the name of it or of its fusion."""
+        """The path of a row's collective; the row has its name or that of its fusion."""
         for path in self._paths:
             if is_collective(path[-1].instruction) and name in (at.instruction.name for at in path):
                 return path
         return None
 
     def pair(self, row: Row, ranks: int) -> _Pair | None:
-        """A collective with the matmuls that it feeds, or that it sums; None if none is found."""
+        """A collective with the matmuls that it feeds, or whose results it sums; None if none."""
         path = self.collective(row.name)
         if path is None:
             return None
@@ -173,28 +173,28 @@ class _Flow:
             fed = list(self._fed_by(collective))
             products = [product for product, _ in fed]
             added = sum(_added(collective, product[-1], number) for product, number in fed)
-            said, form, block = "gather, then multiply", "all_gather_matmul", sent
+            title, form, block = "gather, then multiply", "all_gather_matmul", sent
         elif row.kind in ("reduce-scatter", "all-reduce"):
             sources = (self._origin([*path[:-1], _At(where, operand)]) for operand in operands)
             products = [source for source in sources if self._flops(source)]
             block = sent / len(members[0])
-            said, form = "multiply, then scatter", "matmul_reduce_scatter"
-            added = 3 * block  # what came and the product are read, their sum is written
-            # Some compilers write a scatter as an all-reduce of which a slice is kept.
+            title, form = "multiply, then scatter", "matmul_reduce_scatter"
+            added = 3 * block  # read the received sum and the product, write their sum
+            # Some compilers write a scatter as an all-reduce, and keep a slice of its result.
             if row.kind == "all-reduce" and not row.op_name.endswith("reduce_scatter"):
-                said, form = "multiply, then reduce", "matmul_all_reduce"
+                title, form = "multiply, then reduce", "matmul_all_reduce"
         else:
             return None
         work = Work(sum(map(self._flops, products)), added)
-        return _Pair(said, form, products, work, block, members) if products else None
+        return _Pair(title, form, products, work, block, members) if products else None
 
     def _flops(self, path: _Path) -> float:
-        """The FLOPs of the matmul at the end of a path; 0 if it is none."""
+        """The FLOPs of the matmul at the end of a path; 0 for any other instruction."""
         of = path[-1].instruction.opcode
         return flops(self._module, *path[-1]) if of in _MATMULS else 0.0
 
     def _fed_by(self, source: Instruction) -> Iterator[tuple[_Path, int]]:
-        """The matmuls with an operand that comes from an instruction; and which operand."""
+        """The matmuls with an operand that comes from an instruction, and its number."""
         for path in self._paths:
             if self._flops(path):
                 where, matmul = path[-1]
@@ -204,7 +204,7 @@ class _Flow:
                         yield path, number
 
     def _origin(self, path: _Path) -> _Path:
-        """Where a value comes from."""
+        """The path of the instruction that makes a value."""
         while True:
             *outside, (where, instruction) = path
             handed = _handed_on(where, instruction)
@@ -224,7 +224,7 @@ class _Flow:
 
 
 def _handed_on(where: Computation, instruction: Instruction) -> Instruction | None:
-    """The value that an instruction hands on; None if it makes one."""
+    """The value that an instruction passes on; None if it makes a new one."""
     operands = where.operands(instruction)
     if not operands:
         return None
@@ -239,7 +239,7 @@ def _handed_on(where: Computation, instruction: Instruction) -> Instruction | No
 
 
 def _inputs(where: Computation, caller: Instruction) -> list[Instruction]:
-    """The operands of a call; if it has none, an update brings them."""
+    """The operands of a call, or of the updates that bring them."""
     if caller.operands:
         return where.operands(caller)
     updates = (user for user in where.users[caller.name] if user.opcode.endswith("-update"))

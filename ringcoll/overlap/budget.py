@@ -1,4 +1,4 @@
-"""What an assertion allows: how much may be exposed, and what must be known of a program."""
+"""The limits of an assertion: how much may be exposed, and what must be readable."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sys import float_info
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.transfers import COLLECTIVES
 
-#: The share that may be exposed where no limit is given.
+#: The share that may be exposed if no limit is given.
 SHARE = 0.05
 #: The key of a limit on all collectives together, beside those on one kind each.
 TOTAL = "total"
@@ -57,7 +57,7 @@ class Budget:
         )
 
     def breaches(self, report: Report) -> list[str]:
-        """Everything in a report that this does not allow, in sentences.
+        """Sentences about everything in a report that breaks a limit.
 
         Raises:
             ValueError: seconds are limited, and the program has no times.
@@ -118,17 +118,17 @@ def _named(kind: str) -> str:
 
 
 def share_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Shares by kind; `name` is what messages call them.
+    """Shares by kind; `name` is for error messages.
 
     Raises:
         TypeError: one is no number.
-        ValueError: one is not within 0 and 1, or of no kind of collective.
+        ValueError: one is not between 0 and 1, or a kind is unknown.
     """
     return _limits(name, given, 1.0, "between 0 and 1; pass such as 0.05")
 
 
 def second_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Seconds by kind. What `share_limits` refuses is refused, except numbers above 1."""
+    """Seconds by kind; raises like `share_limits`, but takes numbers above 1."""
     return _limits(name, given, float_info.max, "0 or more, and finite")
 
 
@@ -144,11 +144,11 @@ def _limits(name: str, given: Limit | None, most: float, expected: str) -> dict[
         if kind not in (TOTAL, *COLLECTIVES):
             known = ", ".join((TOTAL, *COLLECTIVES))
             raise ValueError(f"{name}: {kind!r} is no kind of collective; name one of {known}")
-        said = f"{name}{'' if limits is not given else f'[{kind!r}]'}={limit!r} is not"
+        start = f"{name}{'' if limits is not given else f'[{kind!r}]'}={limit!r} is not"
         if not isinstance(limit, Real) or isinstance(limit, bool):
             raise TypeError(
-                f"{said} a number; it must be {expected}, or a mapping from kinds to such"
+                f"{start} a number; it must be {expected}, or a mapping from kinds to such"
             )
-        if not 0 <= limit <= most:  # nor is nan
-            raise ValueError(f"{said} {expected}")
+        if not 0 <= limit <= most:  # refuses NaN too
+            raise ValueError(f"{start} {expected}")
     return {kind: float(limit) for kind, limit in limits.items()}

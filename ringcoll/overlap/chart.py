@@ -1,4 +1,4 @@
-"""Timelines as a picture: compute above the wire."""
+"""Draws timelines: compute above the wire."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ringcoll.io.figure import Path, figure, save
 from ringcoll.overlap.timeline import Segment
 
-#: Row of the picture (1 above, 0 below), colour, and what the legend says.
+#: Row of the picture (1 above, 0 below), colour, and text of the legend.
 _LOOKS = {
     "compute": (1, "#4477aa", "compute"),
     "memory": (1, "#ccbb44", "wait for memory"),
@@ -20,7 +20,7 @@ def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: Path) -> None
     """Draw timelines, one above the other, on one axis of time.
 
     Args:
-        timelines: of each, what stands above it, and what was done when.
+        timelines: the title and the segments of each.
         path: of the file; its ending says which format (svg, png).
 
     Raises:
@@ -64,7 +64,7 @@ def _panel(axes: Any, title: str, segments: Sequence[Segment]) -> None:
 
 
 def _lanes(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments dealt out so that none of a lane overlap: two directions of a link at once."""
+    """Deal segments into lanes without overlaps: both directions of a link may be busy at once."""
     lanes: list[list[Segment]] = []
     for segment in sorted(segments, key=lambda s: s.start):
         free = (lane for lane in lanes if lane[-1].stop <= segment.start * (1 + 1e-9))

@@ -1,6 +1,6 @@
-"""What `compile_for` runs in a process of its own: `python -m ringcoll.overlap.child FOLDER`.
+"""The separate process of `compile_for`: `python -m ringcoll.overlap.child FOLDER`.
 
-The compiler writes a profile of what is compiled here, as LIBTPU_INIT_ARGS tell it to.
+LIBTPU_INIT_ARGS make the compiler write a profile of the program that is compiled here.
 """
 
 import json
@@ -18,7 +18,7 @@ from ringcoll.overlap.topology import devices
 
 
 def compile_exported(folder: Path) -> None:
-    """Compile the program that is in a folder, and leave its text and sizes there."""
+    """Compile the program in a folder, and write its text and sizes there."""
     request = json.loads((folder / "request").read_text(encoding="utf-8"))
     found = np.array(devices(request["topology"]), object)
     mesh = Mesh(found[request["order"]].reshape(request["shape"]), request["axes"])
@@ -32,7 +32,7 @@ def compile_exported(folder: Path) -> None:
     def call(*arguments: Any, **keywords: Any) -> Any:
         return exported.call(*arguments, **keywords)
 
-    call.__name__ = exported.fun_name  # the module is named after it
+    call.__name__ = exported.fun_name  # names the module
     lowered = jax.jit(call).lower(*arguments, **keywords)
     program = from_compiled(lowered.compile(compiler_options=request["options"] or None))
     made = {

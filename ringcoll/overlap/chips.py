@@ -1,4 +1,4 @@
-"""What the chips of a machine can do: the constants of the model, stated and changeable."""
+"""The rates of chips: the constants of the model, which you may change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from ringcoll.costs.model import DEVICES, KINDS
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One device, as JAX counts them: rates a second, clock in hertz, times in seconds.
+    """One device as JAX counts devices: rates per second, clock in hertz, times in seconds.
 
-    Another chip, or other constants: `dataclasses.replace(CHIPS["v5e"], hbm=700e9)`.
+    For another chip, or other constants: `dataclasses.replace(CHIPS["v5e"], hbm=700e9)`.
     """
 
     name: str
-    clock: float  # cycles that the compiler counts
+    clock: float  # of the cycles that the compiler counts
     link: float  # bytes, one way, of one link to a neighbour
     flops: float  # bf16
     hbm: float  # bytes
@@ -23,7 +23,7 @@ class Chip:
 
     @property
     def vmem(self) -> float:
-        """Bytes a second in the memory beside the core: a register of 4 KiB a cycle."""
+        """Bytes per second of the memory beside the core: a 4 KiB register in each cycle."""
         return 4096 * self.clock
 
 
@@ -32,9 +32,9 @@ def _chip(name: str, clock: float) -> Chip:
     return Chip(name, clock, 1 / model.beta, 1 / model.delta, 1 / model.memory, model.alpha)
 
 
-#: The rates of `ringcoll.cost.DEVICES`, and clocks with which the compiler's cycles for a
-#: matmul that keeps the matrix unit busy come out at the published FLOP/s. A v5p is one device
-#: with two cores; a tpu7x device is one of a chip's two.
+#: The rates of `ringcoll.cost.DEVICES`. With these clocks, the compiler's cycles for a matmul that
+#: keeps the matrix unit busy give the published FLOP/s. A v5p is one device with two cores; a
+#: tpu7x chip is two devices.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v5e": _chip("v5e", 1.5e9),
@@ -49,10 +49,10 @@ def chip(name: str) -> Chip:
     """The constants of a chip.
 
     Args:
-        name: a key of `CHIPS`, or what `device.device_kind` says.
+        name: a key of `CHIPS`, or a `device.device_kind`.
 
     Raises:
-        ValueError: a chip that is not known.
+        ValueError: the chip is unknown.
     """
     if name in CHIPS or name in KINDS:
         return CHIPS[KINDS.get(name, name)]

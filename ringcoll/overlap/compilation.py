@@ -1,8 +1,8 @@
-"""Compiles for a machine that you need not have; for a TPU, with the profile of its code.
+"""Compiles for a machine that you need not have; for a TPU also with a profile of the code.
 
-The compiler writes the profile if an option is set before it starts. That takes as long as ten
-compilations, and for some programs it aborts the process. So a separate process does it, and gets
-the program as a `jax.export`.
+The compiler writes a profile if an option is set before it starts. A profile takes as long as ten
+compilations, and for some programs the compiler aborts. So a separate process does it; it gets the
+program by `jax.export`.
 """
 
 import json
@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from ringcoll.overlap.program import Program, program_of, read_profile
 from ringcoll.overlap.topology import devices
 
-#: Seconds after which a profile is given up.
+#: Seconds after which `compile_for` gives up a profile.
 PATIENCE = 900
 
 
@@ -36,12 +36,12 @@ def compile_for(
     """Compile a function for a topology.
 
     Args:
-        topology: that of the operands' mesh, as "v5e:4x2" or "h200:8".
-        function: what `jax.jit` takes, or what it returned.
+        topology: that of the operands' mesh, such as "v5e:4x2" or "h200:8".
+        function: a function, jitted or not.
         operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `overlap.mesh(topology)`.
-        profile: also get the static profile, in a process of its own (slow, and needs the
-            package flatbuffers, which is in the extra tpu). Where that fails, as for GPUs,
-            the report says so and takes the compiler's estimates.
+        profile: also get the static profile, in a separate process (slow; needs the package
+            flatbuffers of the extra tpu). If that fails, as for GPUs, the report says so, and
+            takes the compiler's estimates.
         compiler_options: as `lowered.compile` takes them.
 
     Returns:
@@ -49,7 +49,7 @@ def compile_for(
 
     Raises:
         ValueError: no operand is sharded over a mesh, or the function returns no array.
-        Exception: what JAX and the compiler raise.
+        Exception: JAX or the compiler raises.
 
     >>> chips = overlap.mesh("v5e:2x2")
     >>> x = jax.ShapeDtypeStruct((4, 128), "float32", sharding=jax.NamedSharding(chips, P("x")))

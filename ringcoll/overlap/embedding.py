@@ -1,4 +1,4 @@
-"""Orders of a mesh or torus of chips in which the neighbours of a ring are neighbours."""
+"""Orders the chips of a mesh or torus so that neighbours on a ring are neighbours there."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -13,9 +13,9 @@ from ringcoll.overlap.network import Place
 def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
     """The places of a box in the order of a ring with the shortest steps.
 
-    All steps are one hop where an axis of even size and another one are there, or the one
-    axis is a ring; along a line they are at most two, forth on every second place and back
-    on those left out.
+    All steps are one hop if the box has two axes or more, one of even size, or if its one axis is
+    a ring. Along a line steps are at most two hops: forward on every second place, and back on the
+    others.
 
         4 x 2   0 1 2 3      a line of 6   0 5 1 4 2 3
                 7 6 5 4
@@ -28,8 +28,8 @@ def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
     even = next((axis for axis in long if size[axis] % 2 == 0), None)
     if even is None:
         return list(_snake(size))
-    # Rows along the even axis, columns along a path over all others: forth and back in all
-    # columns but the first, and home along the first.
+    # Rows are along the even axis, columns along a path over all others. The order goes to and fro
+    # in all columns but the first, and back along the first.
     rest = [1 if axis == even else n for axis, n in enumerate(size)]
     columns, rows = list(_snake(rest)), size[even]
     order = [(0, 0)]
@@ -41,7 +41,7 @@ def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
 
 
 def _snake(size: Sequence[int]) -> Iterator[Place]:
-    """All places of a box, each beside the last."""
+    """All places of a box, each a neighbour of the one before."""
     if not size:
         yield ()
         return
@@ -53,9 +53,9 @@ def _snake(size: Sequence[int]) -> Iterator[Place]:
 def embed(size: Sequence[int], wrap: Sequence[bool], shape: Sequence[int]) -> np.ndarray | None:
     """Places for the ranks of a logical mesh, each of its axes a ring of short steps.
 
-    Each logical axis is a box of chips, or of the boxes of those after it: the last axis, over
-    which most is sent, has the shortest steps that there are, the one before it the shortest
-    that are left.
+    The last logical axis is a box of chips, the one before it a box of these boxes, and so on. The
+    last axis sends most, so it gets the shortest steps; the one before it gets the shortest that
+    are left.
 
         4 x 4 as (2, 8)   0 1 2 3
                           7 6 5 4
@@ -63,13 +63,13 @@ def embed(size: Sequence[int], wrap: Sequence[bool], shape: Sequence[int]) -> np
                           f e d c
 
     Returns:
-        An array of shape `(*shape, len(size))`; None if the axes cannot be cut so.
+        An array of shape `(*shape, len(size))`; None if there is no such cut.
     """
     best: list[np.ndarray] | None = None
     least: list[tuple[int, int]] = []
     for boxes in _cuts(tuple(size), tuple(shape)):
         stride, rings, costs = np.ones(len(size), int), [], []
-        for box in boxes:  # of the last axis first
+        for box in boxes:  # the last axis first
             closed = [w and b * s == n for w, b, s, n in zip(wrap, box, stride, size, strict=True)]
             rings.append(np.array(ring_order(box, closed), int) * stride)
             costs.append(_steps(rings[-1], size, wrap))
@@ -96,7 +96,7 @@ def _cuts(size: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[list[tuple[
 
 
 def _steps(ring: np.ndarray, size: Sequence[int], wrap: Sequence[bool]) -> tuple[int, int]:
-    """The hops of the longest step of a ring, and of all together."""
+    """The hops of the longest step of a ring, and of all steps."""
     away = np.abs(np.roll(ring, -1, axis=0) - ring)
     hops = np.where(wrap, np.minimum(away, np.array(size) - away), away).sum(axis=1)
     return int(hops.max()), int(hops.sum())

@@ -1,8 +1,8 @@
-"""GPUs without a GPU: what XLA's compiler needs to know of one, and devices to compile for.
+"""GPUs without a GPU: the description that XLA's compiler needs, and devices to compile for.
 
-The plugin (the extra gpu) holds the compiler and needs neither CUDA nor a driver. What it would
-ask of the driver, it is told here. Matmuls are not timed then to choose among their kernels:
-the order of the program is the real one, the kernels are not.
+The plugin (the extra gpu) has the compiler. It needs neither CUDA nor a driver, because this file
+tells it what a driver would. It cannot time kernels to choose among them. So the order of the
+program is the real one, but its matmul kernels may not be.
 """
 
 import os
@@ -17,8 +17,8 @@ MEMORY: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"h100": (80 * 10**9, 3350 * 10**9), "h200": (141 * 10**9, 4800 * 10**9)}
 )
 
-#: As XLA's `GpuTargetConfigProto` has it. What all SXM chips of compute capability 9.0 share is
-#: in NVIDIA's Hopper tuning guide and in the tables of its CUDA programming guide.
+#: An XLA `GpuTargetConfigProto`. The values that all SXM chips of compute capability 9.0 share are
+#: from NVIDIA's Hopper tuning guide and the tables of its CUDA programming guide.
 _TARGET = """
 platform_name: "CUDA"
 device_description_str: "NVIDIA {name}"
@@ -46,19 +46,19 @@ gpu_device_info {{
 
 
 def is_named(topology: str) -> bool:
-    """Whether a topology is one of GPUs, as "h200:8"."""
+    """Whether a topology is of GPUs, such as "h200:8"."""
     return topology.partition(":")[0] in MEMORY
 
 
 def devices(topology: str) -> list[Any]:
-    """The devices of one host of GPUs, to be compiled for; none of them need be there.
+    """The devices of one host of GPUs, to compile for; you need not have them.
 
     Args:
-        topology: a key of `MEMORY` and how many, as "h200:8".
+        topology: a key of `MEMORY` and a number, such as "h200:8".
 
     Raises:
-        ModuleNotFoundError: the plugin is not installed, or not of the version of JAX.
-        ValueError: no number of devices.
+        ModuleNotFoundError: the plugin is not installed, or not for this version of JAX.
+        ValueError: the number of devices is missing.
     """
     kind, _, count = topology.partition(":")
     if not (count.isdecimal() and int(count)):
@@ -68,11 +68,11 @@ def devices(topology: str) -> list[Any]:
         "target_config": _TARGET.format(name=kind.upper(), size=size, rate=rate),
         "topology": f"1x1x{count}",  # slices x hosts of each x devices of each
     }
-    # Or it loads only beside CUDA, unless JAX_PLATFORMS leaves GPUs out.
+    # Without this the plugin loads only with CUDA, or if JAX_PLATFORMS leaves GPUs out.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
         return list(topologies.get_topology_desc("", platform="cuda", **asked).devices)
-    except NotImplementedError as error:  # none is registered
+    except NotImplementedError as error:  # no plugin is registered
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs XLA's compiler for GPUs, of the version "
             "of JAX: pip install 'ringcoll[gpu]' (no GPU and no CUDA are needed; where JAX was "

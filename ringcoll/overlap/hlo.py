@@ -1,7 +1,7 @@
-"""Scheduled HLO text, read: its computations, instructions, shapes and attributes.
+"""Reads scheduled HLO text: its computations, instructions, shapes and attributes.
 
 The text of a compiled program (`compiled.as_text()`) lists the instructions of every
-computation in the order in which they are executed. Nothing here knows of times.
+computation in the order in which they are executed. This module knows no times.
 """
 
 import re
@@ -12,7 +12,7 @@ from math import prod
 
 
 class HloError(ValueError):
-    """A text that is no scheduled HLO program, said in words."""
+    """The text is not a scheduled HLO program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Instruction:
         return sum(shape.bytes for shape in self.shapes)
 
     def attribute(self, key: str) -> str | None:
-        """The value of an attribute, with what braces it is in; None where there is none."""
+        """The value of an attribute, with its braces; None if there is none."""
         # A backend_config may be written as a string, its quotes escaped.
         found = re.search(rf'(?:^|[\s,{{])(?:\\?")?{key}(?:\\?")?[=:]\s*', self.attributes)
         if found is None:
@@ -65,7 +65,7 @@ class Instruction:
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The names of the computations that it runs (a reduction's `to_apply` too)."""
+        """The names of the computations that it runs, also a reduction's `to_apply`."""
         values = [self.attribute(key) for key in _CALLS]
         found = [name for value in values if value for name in re.findall(_NAME, value)]
         return tuple(name.lstrip("%") for name in found)
@@ -84,7 +84,7 @@ class Computation:
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who reads each instruction."""
+        """The instructions that read each instruction."""
         readers: dict[str, list[Instruction]] = {i.name: [] for i in self.instructions}
         for instruction in self.instructions:
             for name in dict.fromkeys(instruction.operands):
@@ -102,26 +102,26 @@ class Computation:
         return next((i for i in self.instructions if i.root), self.instructions[-1])
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions that one reads, as far as they are of this computation."""
+        """The instructions of this computation that an instruction reads."""
         return [self.by_name[name] for name in instruction.operands if name in self.by_name]
 
 
 @dataclass(frozen=True)
 class Module:
-    """A program: its computations by name, and which of them is run."""
+    """A program: its computations by name, and its entry."""
 
     name: str
     entry: Computation
     computations: dict[str, Computation]
     ranks: int = 1
-    tiled: bool = False  # are the layouts tiled, as only a TPU's are?
+    tiled: bool = False  # whether its layouts are tiled, as only a TPU's are
 
     def called(self, instruction: Instruction) -> Iterator[Computation]:
         """The computations that an instruction runs."""
         return (self.computations[n] for n in instruction.called if n in self.computations)
 
     def within(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        """Every instruction that one runs by calling computations, at any depth."""
+        """Every instruction in the computations that an instruction calls, at any depth."""
         for computation in self.called(instruction):
             for inner in computation.instructions:
                 yield computation, inner
@@ -140,7 +140,7 @@ _HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
 _STOP = r"^\}(?![)}\],])|^\}, execution_thread="  # no brace of an attribute
 _STATEMENT = re.compile(rf"{_LINE.pattern}|{_HEAD.pattern}|{_STOP}")
 _OPEN, _CLOSE = "([{", ")]}"
-_ORDER = ", device_ids="  # between the axes of a mesh and those that are meant
+_ORDER = ", device_ids="  # between the axes of a mesh and the chosen axes
 
 
 def parse(text: str) -> Module:
@@ -150,7 +150,7 @@ def parse(text: str) -> Module:
         text: `compiled.as_text()`.
 
     Raises:
-        HloError: the text is not HLO, or not scheduled (that of `lowered`, say).
+        HloError: the text is not HLO, or not scheduled, such as that of `lowered`.
     """
     head = re.search(r"^HloModule ([^\s,]+)(.*)$", text, re.MULTILINE)
     if head is None:
@@ -166,7 +166,7 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, name = None, ""
     lines: list[Instruction] = []
-    whole = text[: text.rfind("\n}") + 2]  # a computation that is cut off is none
+    whole = text[: text.rfind("\n}") + 2]  # leave out a computation that is cut off
     for line in _statements(whole):
         if found := _HEAD.match(line):
             name, lines = found[2].lstrip("%"), []
@@ -183,7 +183,7 @@ def parse(text: str) -> Module:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The statements of a text: a line with those that continue it, as a Pallas kernel has."""
+    """The statements of a text; a Pallas kernel has several lines."""
     parts: list[str] = []
     for line in text.splitlines():
         if _STATEMENT.match(line):
@@ -219,7 +219,7 @@ def _shapes(text: str) -> Iterator[Shape]:
 
 
 def _end(text: str, start: int) -> int:
-    """Where the token at `start` ends: a space, comma or closing brace outside all braces."""
+    """The end of the token at `start`: a space, comma or closing brace outside all braces."""
     depth, quoted = 0, False
     for i in range(start, len(text)):
         c = text[i]

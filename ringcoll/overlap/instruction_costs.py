@@ -1,4 +1,4 @@
-"""The seconds that an instruction computes for, and where the figure is from."""
+"""The compute time of an instruction, and the source of that figure."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.work import flops, is_free, traffic
 
-#: Where a time can come from, best first.
+#: The sources of times, best first.
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul",
@@ -21,10 +21,10 @@ SOURCES: Mapping[str, str] = {
 
 
 class Error(NamedTuple):
-    """How far reports from estimates are off reports from the profile, over some programs.
+    """The error of reports by estimates, against reports by the profile, over some programs.
 
-    Each field has the least and the most: of compute and total in percent of the profile's, of
-    the exposed share in points.
+    Each field has the least and the most: compute and total in percent, the exposed share in
+    points.
     """
 
     programs: int
@@ -43,14 +43,10 @@ class Error(NamedTuple):
         )
 
 
-#: Measured on 2026-11-22, libtpu 0.0.52, jax 0.12.0.1, rounded outwards, by `compile_for` with
-#: `profile=True`: the five examples of `overlap.examples` (8192 x 8192 x 28672, three of them
-#: 2048 x 4096 x 14336) and forms of `python -m benchmarks overlap --profile`, forward and with
-#: gradients, on v5e:4x2, v5p:2x2x2, v6e:4x2 and tpu7x:2x2x1, each program counted once; on
-#: five more the compiler aborted. Estimates are not corrected by a factor: the best factor brings
-#: the root mean square of the compute's error only from 5.8 to 4.0 % on v5p (0.96) and from 9.0 to
-#: 7.0 % on v6e (0.94), and part of the difference is the wait for the memory, which the profile
-#: leaves out.
+#: Measured on 2026-11-22 with libtpu 0.0.52 and jax 0.12.0.1, rounded outwards: programs of
+#: `python -m ringcoll overlap --profile` and `python -m benchmarks overlap --profile`, each once.
+#: (The compiler aborted on five more.) No factor corrects the estimates: the best one lowers the
+#: root mean square error of compute only from 5.8 to 4.0 % on v5p, and from 9.0 to 7.0 % on v6e.
 ERRORS: Mapping[str, Error] = {
     "v5e": Error(13, (0, 4), (-1, 4), (-2, 2)),
     "v5p": Error(11, (-4, 14), (-9, 10), (-7, 3)),
@@ -60,7 +56,7 @@ ERRORS: Mapping[str, Error] = {
 
 
 def explained(source: str, chip: Chip) -> str:
-    """Where a time comes from; for an estimate, how far estimates were off on this chip."""
+    """The source of a time in words; for an estimate, with the error measured on this chip."""
     if source != "estimate":
         return SOURCES[source]
     known = ERRORS.get(chip.name, "how far off is not measured on this chip")
@@ -69,7 +65,7 @@ def explained(source: str, chip: Chip) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, from which of `SOURCES` ("" where nothing is done), and FLOPs of matmuls."""
+    """Seconds, their key in `SOURCES` ("" if nothing is done), and FLOPs of matmuls."""
 
     seconds: float = 0.0
     source: str = ""
@@ -81,9 +77,9 @@ class Costs:
 
     Args:
         module: the program.
-        chip: what it runs on; None prices nothing, and counts FLOPs only.
-        profile: cycles by name of instruction, from the static profile; an instruction
-            that does the same as one that was profiled takes the same.
+        chip: where it runs; None counts FLOPs only.
+        profile: cycles by name of instruction, from the static profile; they count for all
+            instructions that do the same.
     """
 
     def __init__(self, module: Module, chip: Chip | None, profile: Mapping[str, int]) -> None:
@@ -91,7 +87,7 @@ class Costs:
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of(self, computation: Computation, instruction: Instruction) -> Cost:
-        """The price of one instruction, which is not a collective."""
+        """The cost of an instruction that is not a collective."""
         key = computation.name, instruction.name
         if key not in self._known:
             self._known[key] = self._price(computation, instruction)
@@ -108,26 +104,26 @@ class Costs:
         if not (source and _is_narrow(computation, instruction)):
             roof = max(roof, work / self._chip.flops)
         seconds = cycles / self._chip.clock
-        # Cycles leave out the wait for the memory: an addition of large arrays would come for a
-        # third of its time. And some profiles count a matmul for a fifth of its.
+        # Cycles leave out the wait for the memory: an addition of large arrays has a third of its
+        # time in cycles. And some profiles have a fifth of the cycles of a matmul.
         return Cost(seconds, source, work) if seconds >= roof else Cost(roof, "roofline", work)
 
     def _cycles(
         self, computation: Computation, instruction: Instruction, work: float
     ) -> tuple[str, float]:
-        """Those that the compiler counts, and by which of `SOURCES`; ("", 0) if none do."""
+        """The key in `SOURCES` and the compiler's cycles for an instruction; ("", 0) if none."""
         cycles = self._profile.get(instruction.name)
         if cycles is None and self._profile:
             cycles = self._alike.get(self._signature(computation, instruction))
         if cycles is not None:
             return "profile", cycles
-        # That of anything else is a ranking score, 7 to 35 times too high.
+        # For other instructions the estimate is a ranking score, 7 to 35 times too high.
         estimate = instruction.number("estimated_cycles") if work else None
         return ("estimate", estimate) if estimate else ("", 0)
 
     @cached_property
     def _alike(self) -> dict[str, int]:
-        """Cycles by what an instruction does: the compiler profiles one of each kind."""
+        """Cycles by signature: the compiler profiles one of several equal instructions."""
         return {
             self._signature(computation, instruction): self._profile[instruction.name]
             for computation in self._module.computations.values()
@@ -136,7 +132,7 @@ class Costs:
         }
 
     def _signature(self, computation: Computation, instruction: Instruction) -> str:
-        """What an instruction does, without any names."""
+        """A text that is equal for instructions that do the same: it has no names."""
         shapes = [str(o.shapes) for o in computation.operands(instruction)]
         lines = [_nameless(instruction), *shapes]
         for body in self._module.called(instruction):
@@ -154,11 +150,11 @@ def _nameless(instruction: Instruction) -> str:
 
 
 def _is_narrow(computation: Computation, instruction: Instruction) -> bool:
-    """Whether it reads narrower numbers than bf16, which matrix units multiply quicker."""
+    """Whether it reads narrower numbers than bf16, which matrix units multiply faster."""
     shapes = [shape for operand in computation.operands(instruction) for shape in operand.shapes]
     return any(shape.bytes < 2 * shape.elements for shape in shapes)
 
 
 def memory_seconds(moved: Counter[int], chip: Chip) -> float:
-    """The seconds in which bytes by memory space (0 is main memory) can be moved."""
+    """The seconds that it takes to move bytes, by memory space (0 is main memory)."""
     return max(moved[0] / chip.hbm, sum(n for space, n in moved.items() if space) / chip.vmem)

@@ -1,7 +1,7 @@
-"""Where in the source an instruction comes from, read off the metadata of the text.
+"""Finds the line of source that an instruction comes from, in the metadata of the text.
 
-Newer texts have tables of files, locations and frames at their head, and instructions name a
-frame; older ones name file and line beside the instruction.
+Newer texts start with tables of files, locations and frames, and instructions name a frame. In
+older texts an instruction names its file and line.
 """
 
 import re
@@ -13,12 +13,12 @@ from ringcoll.overlap.hlo import Instruction, Module
 from ringcoll.overlap.transfers import is_collective
 
 _PACKAGE = Path(__file__).parents[1]
-#: The programs of `--example`: their lines are the user's.
-_EXAMPLES = str(_PACKAGE / "overlap" / "examples.py")
+#: The programs of `--example`, whose lines count as the user's.
+_EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 
 
 class Line(NamedTuple):
-    """A line of source, and JAX's name of the operation; "" and 0 where the text does not tell."""
+    """A line of source, and JAX's name of the operation; "" and 0 if unknown."""
 
     file: str = ""
     line: int = 0
@@ -51,7 +51,7 @@ class Lines:
         head = text.partition("\n%")[0].partition("\nENTRY")[0]
         self._files = {
             int(number): name
-            for number, name in re.findall(r'^(\d+) "(.*)"$', _part(head, _FILES), re.M)
+            for number, name in re.findall(r'^(\d+) "(.*)"$', _part(head, "FileNames"), re.M)
         }
         self._locations = _rows(_part(head, "FileLocations"), "file_name_id", "line")
         self._frames = _rows(_part(head, "StackFrames"), "file_location_id", "parent_frame_id")
@@ -69,13 +69,13 @@ class Lines:
         inside = [inner for _, inner in self._module.within(instruction) if is_collective(inner)]
         collectives = inside or [instruction]
         lines = [self._line(one) for one in collectives]
-        # A compiler that rewrites a sum may leave out its line, and keep that of its addition.
+        # A compiler that rewrites a sum may drop its line, but keep that of its addition.
         lines += [self._of_addition(one) for one in collectives]
         lines.append(self._line(instruction))
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
 
     def _of_addition(self, instruction: Instruction) -> Line:
-        """The line of a sum's addition, with the sum's name, which the parameters carry."""
+        """The line of a sum's addition, with the name of the sum, which its parameters have."""
         for body in self._module.called(instruction) if is_collective(instruction) else ():
             names = [given.attribute("op_name") or "" for given in body.parameters.values()]
             return self._line(body.root)._replace(op_name=max(names, default=""))
@@ -87,13 +87,18 @@ class Lines:
         if file:
             return Line(file, line or 0, op_name)
         stack = list(self._stack(instruction.number("stack_frame_id") or 0))
-        theirs = [frame for frame in stack if not _is_ours(frame[0])]
-        users = [frame for frame in theirs if not _is_installed(frame[0])]
+        theirs = [
+            frame
+            for frame in stack
+            if frame[0] == _EXAMPLES or not frame[0].startswith(f"{_PACKAGE}/")
+        ]
+        # Neither of an installed package, nor of no file on disk, such as <string>.
+        users = [f for f in theirs if "site-packages" not in f[0] and not f[0].startswith("<")]
         file, line = next(iter([*users, *theirs, *stack]), ("", 0))
         return Line(file, line, op_name)
 
     def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
-        """File and line of a frame and of all that called it, the innermost first."""
+        """File and line of a frame and of its callers, the innermost first."""
         seen: set[int] = set()
         while frame in self._frames and frame not in seen:
             seen.add(frame)
@@ -102,9 +107,6 @@ class Lines:
             if file in self._files:
                 yield self._files[file], line
             frame = parent - self._shift
-
-
-_FILES = "FileNames"
 
 
 def _part(head: str, title: str) -> str:
@@ -121,12 +123,3 @@ def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
         first, second = (int(one[1]) if one else 0 for one in found)
         rows[int(number)] = first, second
     return rows
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith(f"{_PACKAGE}/") and file != _EXAMPLES
-
-
-def _is_installed(file: str) -> bool:
-    """Whether a file is an installed package's, or no file on disk, such as <string>."""
-    return "site-packages" in file or file.startswith("<")

@@ -1,4 +1,4 @@
-"""How often a loop runs, read off the text."""
+"""Reads from the text how often a loop runs."""
 
 import re
 
@@ -11,10 +11,10 @@ def called(module: Module, loop: Instruction, key: str) -> Computation:
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a `while` runs; None if that cannot be read off the text.
+    """How often the body of a `while` runs; None if the text does not tell.
 
-    Taken from `known_trip_count` or, where the compiler wrote none or a negative one, from
-    a counter that starts at a constant, grows by a constant and is compared with one.
+    It is `known_trip_count`. If the compiler wrote none, or a negative one, it is computed from a
+    counter that starts at a constant, grows by a constant and is compared with a constant.
     """
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
     if known and int(known[0]) >= 0:
@@ -38,7 +38,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruction, bool] | None:
-    """What a loop runs while it is less than what, or (inclusive) no more than what."""
+    """The counter, the limit, and whether the loop also runs when they are equal."""
     test = condition.root
     place = condition
     if test.opcode == "fusion":  # the comparison is wrapped
@@ -59,7 +59,7 @@ def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruct
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """By how much the body adds to element `index` of the carry."""
+    """How much the body adds to element `index` of the carry."""
     total, at = 0, body.by_name.get(body.root.operands[index])
     while at is not None and at.opcode in ("add", "copy", "bitcast"):
         others = []

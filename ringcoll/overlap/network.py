@@ -1,4 +1,4 @@
-"""The physical mesh: where each rank is, and over which links a message goes."""
+"""The physical mesh: the place of each rank, and the links of each message."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from itertools import pairwise, product
 Place = tuple[int, ...]
 Link = tuple[Place, Place]  # directed: from, to
 
-#: A message over more hops than these is warned of.
+#: A report warns of messages over more hops than these.
 FAR = 2
 
 
@@ -16,17 +16,17 @@ FAR = 2
 class Network:
     """Ranks on a mesh or torus; each has a link, both ways, to its neighbours on each axis.
 
-    `places[r]` is where rank r is; axis i is a ring of the size that the places span if
-    `wrap[i]`, else a line. A message goes along one axis after the other, the short way.
+    `places[r]` is the place of rank r. Axis i is a ring if `wrap[i]`, else a line; its size is that
+    of the places. A message goes along one axis after the other, the shorter way.
     """
 
     places: tuple[Place, ...]
     wrap: tuple[bool, ...]
-    stated: bool = True  # false: nothing is known, and the ranks are taken for a ring
+    stated: bool = True  # false: the devices are unknown, and the ranks are taken for a ring
 
     @classmethod
     def ring(cls, ranks: int) -> "Network":
-        """Ranks in a ring, in their order: what is assumed where no devices are known."""
+        """Ranks on a ring in their order: the assumption if the devices are unknown."""
         return cls(tuple((r,) for r in range(ranks)), (True,), stated=False)
 
     @cached_property
@@ -70,9 +70,9 @@ class Network:
         return found
 
     def ports(self, group: Sequence[int]) -> int:
-        """The fewest links that a rank of a group has to others of it; at least one.
+        """The fewest links from a rank of a group to others of the group; at least one.
 
-        Through these all that it gets must come, whatever the algorithm.
+        By any algorithm, a rank receives everything over these.
         """
         members = {self.places[r] for r in group}
         return max(1, min(len(self._neighbours[place] & members) for place in members))
@@ -83,9 +83,9 @@ class Network:
         return sum(map(len, self._neighbours.values()))
 
     def crossings(self, group: Sequence[int]) -> int:
-        """How many links the shards of a group cross at least, until every member has all.
+        """The fewest links that the shards of a group cross until every member has all of them.
 
-        A shard crosses a link for each member that it reaches, and all those to the farthest.
+        A shard crosses one link for each member it reaches, and all links to the farthest one.
         """
         n, sides = len(group), zip(self.size, self.wrap, strict=True)
         if n - 1 >= sum(size // 2 if ring else size - 1 for size, ring in sides):
@@ -93,10 +93,10 @@ class Network:
         return sum(max(n - 1, *(self.hops(a, b) for b in group)) for a in group)
 
     def between(self, group: Sequence[int]) -> frozenset[Link]:
-        """The links between the members of a group: those that its collective occupies.
+        """The links that a collective of a group occupies.
 
-        A group along one axis occupies its own row; a group that is a box, the links within the
-        box. Where members are not neighbours, messages pass others, whose links count too.
+        A group along one axis occupies its row; a group that is a box, the links in the box. If
+        members are not neighbours, messages pass other ranks, and occupy their links too.
         """
         key = tuple(group)
         if key not in self._between:
@@ -105,7 +105,7 @@ class Network:
 
     @cached_property
     def _between(self) -> dict[tuple[int, ...], frozenset[Link]]:
-        return {}  # many collectives of a program are of the same group
+        return {}  # a cache: many collectives of a program have the same group
 
     def _ways(self, members: Sequence[Place]) -> Iterator[Link]:
         """The links of `path` for every pair of members, without walking each path.
@@ -121,7 +121,7 @@ class Network:
                 yield from pairwise((*before, step, *after) for step in steps)
 
     def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
-        """How many of these messages go over each link."""
+        """The number of these messages that go over each link."""
         load: dict[Link, int] = {}
         for source, target in pairs:
             for link in self.path(source, target):

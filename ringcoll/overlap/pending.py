@@ -1,4 +1,4 @@
-"""Transfers that were started and not yet waited for, and the values that hold their state."""
+"""Transfers under way, and the values of a program that hold their state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ringcoll.overlap.hlo import Computation, Instruction
 from ringcoll.overlap.transfers import Transfer
 
-#: What hands on its first operand, and with it the state of a transfer, if any.
+#: Opcodes that pass on their first operand, and the state of a transfer in it.
 _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-dependency")
 
 
@@ -15,34 +15,34 @@ _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-depend
 class Pending:
     """A transfer that is under way.
 
-    Or, where wire is None, a copy within the chip's memory, or (flops > 0) a matmul on another
-    stream of a GPU. `before` is what had been computed when it began.
+    If `wire` is None, it is a copy in the chip's memory or, with flops > 0, a matmul on another
+    stream of a GPU. `before` has the sums of compute, flops and matmuls when it began.
     """
 
     name: str
     wire: Transfer | None
     seconds: float
     flops: float = 0.0
-    end: float | None = None  # None: announced, but not begun
+    end: float | None = None  # None: an update will begin it
     before: dict[str, float] = field(default_factory=dict)
 
 
-#: What a value holds: a tuple holds what its elements do.
+#: The transfers in a value; a tuple holds those of its elements.
 Held = Pending | tuple["Held", ...] | None
 
 
 class Scope(NamedTuple):
-    """A computation that is run, and what its values hold, by name."""
+    """A computation that runs, and the transfers that its values hold, by name."""
 
     computation: Computation
     held: dict[str, Held]
 
     def given(self, instruction: Instruction) -> list[Held]:
-        """What the operands of an instruction hold."""
+        """The transfers that the operands of an instruction hold."""
         return [self.held.get(name) for name in instruction.operands]
 
     def passed(self, instruction: Instruction) -> Held:
-        """What the result of an instruction holds, if it only names, groups or copies."""
+        """The transfers that the result of an instruction holds, if it passes them on."""
         given = self.given(instruction)
         if not any(given):
             return None

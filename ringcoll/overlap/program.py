@@ -1,4 +1,4 @@
-"""A compiled program as the reports need it: its text, its sizes, where its ranks are."""
+"""A compiled program as reports need it: its text, its sizes, the places of its ranks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,9 +21,9 @@ from ringcoll.overlap.topology import network
 class Program:
     """A compiled program.
 
-    kind is what `device.device_kind` says; temporaries and program_bytes are bytes, None
-    where they are not known; profile is cycles by name of instruction; notes are what a
-    reader of the report should know; versions are those of the packages that compiled it.
+    kind is the `device.device_kind`; temporaries and program_bytes are bytes, None if unknown;
+    profile is cycles by name of instruction; notes are for readers of the report; versions are
+    those of the packages that compiled it.
     """
 
     text: str
@@ -42,10 +42,10 @@ def program_of(
     wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Program:
-    """What `report` was given, as a `Program`; the arguments are those of `report`.
+    """The `Program` of the arguments of `report`.
 
     Raises:
-        TypeError: it is nothing of the kind, or the mesh is none.
+        TypeError: `compiled` is no program, or `mesh` is no mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(f"report: mesh must be a jax.sharding.Mesh, got {mesh!r}")
@@ -72,44 +72,43 @@ def program_of(
 def from_compiled(compiled: Compiled) -> Program:
     """The text and the sizes of a compiled program."""
     memory = compiled.memory_analysis()
+    platforms = {device.platform for of in _shardings(compiled) for device in of.device_set}
     return Program(
         compiled.as_text() or "",
         temporaries=getattr(memory, "temp_size_in_bytes", None),
         program_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
-        versions=versions({device.platform for device in _devices_of(compiled)}),
+        versions=versions(platforms),
     )
 
 
 def versions(platforms: Iterable[str]) -> dict[str, str]:
-    """The installed packages that compile for such platforms ("cpu", "tpu", "gpu"), by version.
+    """The versions of the installed packages that compile for platforms ("cpu", "tpu", "gpu").
 
     jaxlib has the compiler for CPUs, libtpu that for TPUs, a plugin that for GPUs.
     """
     needed = ["jax", "jaxlib"]
     for platform in platforms:
         needed += _COMPILERS.get(platform, ())
-    found = {of.name: of.version for of in metadata.distributions() if _is_one_of(of.name, needed)}
+    found = {}
+    for package in metadata.distributions():
+        plain = (package.name or "").lower().replace("_", "-")
+        if any(fnmatchcase(plain, pattern) for pattern in needed):
+            found[package.name] = package.version
     return dict(sorted(found.items()))
 
 
-#: The names of packages with a compiler; `*` stands for a version of CUDA or ROCm.
+#: Names of packages with a compiler; `*` stands for a version of CUDA or ROCm.
 _COMPILERS = {"tpu": ("libtpu", "libtpu-nightly"), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 
-def _is_one_of(name: str | None, patterns: Iterable[str]) -> bool:
-    plain = (name or "").lower().replace("_", "-")
-    return any(fnmatchcase(plain, pattern) for pattern in patterns)
-
-
-def _devices_of(compiled: Compiled) -> set[Any]:
-    """The devices that a program was compiled for, as its operands or results say."""
-    shardings = tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    return {device for sharding in shardings for device in sharding.device_set}
+def _shardings(compiled: Compiled) -> list[Any]:
+    """The shardings of a program's operands and results."""
+    return tree.leaves((compiled.input_shardings, compiled.output_shardings))
 
 
 def _mesh_of(compiled: Compiled) -> Mesh | None:
-    """The mesh that a program was compiled for, as its operands or results are sharded."""
-    for sharding in tree.leaves((compiled.input_shardings, compiled.output_shardings)):
+    """The mesh that a program was compiled for; None if its shardings name none."""
+    for sharding in _shardings(compiled):
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
             return sharding.mesh
     return None
@@ -119,8 +118,8 @@ def read_profile(directory: str | PathLike[str]) -> dict[str, int]:
     """The cycles by name of instruction of a static profile.
 
     Args:
-        directory: that of `LIBTPU_INIT_ARGS=--xla_jf_dump_static_llo_profile_to=DIR`, into
-            which one program was compiled, and no other.
+        directory: that of `LIBTPU_INIT_ARGS=--xla_jf_dump_static_llo_profile_to=DIR`, with the
+            profile of one program alone.
 
     Raises:
         FileNotFoundError: there is no such directory.

@@ -1,4 +1,4 @@
-"""Reading a compiled program: `report`, and the assertion on it."""
+"""Reads a compiled program: `report`, and `assert_overlapped`."""
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -58,7 +58,7 @@ def report(
             "(or v5p, v6e, tpu7x), or the compiled program in place of its text"
         )
     if not module.tiled:
-        chip = None  # no figure in a CPU's or GPU's text is a time
+        chip = None  # the text of a CPU or GPU program has no times
     network = program.network or Network.ring(_ranks(module))
     timeline = Timeline(module, network, chip, program.profile).run()
     return _report(program, module, network, chip, timeline)
@@ -121,8 +121,8 @@ def _assumptions(
 ) -> Iterable[str]:
     if chip is None:
         yield (
-            "no times: the text of a CPU or GPU program holds none that can be trusted; counted "
-            "is only what stands between start and done"
+            "no times: the text of a CPU or GPU program has none to trust; the report only counts "
+            "what stands between start and done"
         )
     else:
         yield (
@@ -149,7 +149,7 @@ def _assumptions(
 
 
 def _ranks(module: Module) -> int:
-    """How many ranks a program names."""
+    """The number of ranks that a program names."""
     named = [
         max(pair, default=0)
         for computation in module.computations.values()

@@ -1,4 +1,4 @@
-"""A report of what a program communicates, and what is exposed: as text, JSON, a picture."""
+"""A report of the collectives of a program and their exposed time: text, JSON, a picture."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.timeline import Segment
 
-#: Rows that are printed; of more, those with the most exposed.
+#: How many rows are printed: those with the most exposed time.
 ROWS = 24
-#: What a row has of one run, beside what it has of the whole program.
+#: Properties of a row for one run, beside its figures for the whole program.
 _EACH = ("compute_each", "flops_each", "exposed_each")
 
 
@@ -136,7 +136,7 @@ class Report:
 
         Args:
             path: of the file; its ending says which format.
-            below: whose timelines are drawn below this one, on the same axis of time.
+            below: reports whose timelines are drawn below this one, on the same axis of time.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
@@ -154,7 +154,7 @@ class Report:
 
 
 def _table(report: Report) -> list[str]:
-    """The collectives of a program, its totals and what is assumed, as lines of text."""
+    """A report as lines of text: collectives, totals, assumptions."""
     shown = sorted(report.rows, key=lambda row: -row.exposed)[:ROWS]
     shown = [row for row in report.rows if row in shown]
     timed = report.timed
@@ -174,18 +174,13 @@ def _table(report: Report) -> list[str]:
         lines.append(f"... and {len(report.rows) - len(shown)} more, with less exposed")
     lines += ["", *_totals(report), "", "assumed:"]
     lines += [f"  {assumption}" for assumption in report.assumptions]
-    lines += ["", _compiled_by(report)]
+    versions = ", ".join(" ".join(pair) for pair in report.versions.items())
+    lines += ["", f"compiled by {versions or 'unknown versions of jax and of the compiler'}"]
     if report.unread:
         lines.append(f"not read, so the times may leave it out: {', '.join(report.unread)}")
     if report.advice:
         lines.append(report.advice)
     return lines
-
-
-def _compiled_by(report: Report) -> str:
-    if not report.versions:
-        return "compiled by unknown versions of jax and of the compiler"
-    return "compiled by " + ", ".join(" ".join(pair) for pair in report.versions.items())
 
 
 _WHAT = ("collective", "kind", "times", "MB")

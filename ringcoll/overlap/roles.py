@@ -1,4 +1,4 @@
-"""What each instruction is to a timeline: work, or a step of a transfer; and what is not known."""
+"""The role of each instruction in a timeline: work, a step of a transfer, or unknown."""
 
 import re
 from dataclasses import replace
@@ -10,20 +10,20 @@ from ringcoll.overlap.transfers import COLLECTIVES, is_collective
 
 
 class Action(Enum):
-    """What an instruction does to a transfer, if anything."""
+    """What an instruction does to a transfer; COMPUTE if nothing."""
 
     COMPUTE = auto()
     START = auto()
     UPDATE = auto()
     DONE = auto()
     BLOCKING = auto()  # a collective that starts and ends
-    SPREAD = auto()  # a fusion with a collective: a part of one that is under way, or blocking
+    SPREAD = auto()  # a fusion with a collective: part of one under way, or blocking
 
 
 class Role(NamedTuple):
-    """A phase; the collective, if any, and the computation that it is in.
+    """An action, its computation, and its collective, if any.
 
-    unread says what communicates in a way that is not known; "" if nothing does.
+    `unread` says what communicates in an unknown way; "" if nothing does.
     """
 
     phase: Action
@@ -33,13 +33,13 @@ class Role(NamedTuple):
 
     @property
     def sends(self) -> bool:
-        """Whether it communicates, in a way that is known or not."""
+        """Whether it communicates, in a known or unknown way."""
         return bool(self.what or self.unread)
 
 
 _MARKERS = {"AsyncCollectiveStart": Action.START, "AsyncCollectiveDone": Action.DONE}
 _PHASES = {"start": Action.START, "update": Action.UPDATE, "done": Action.DONE}
-#: How the names of collectives begin.
+#: The beginnings of the names of collectives.
 _NAMED = re.compile("all-|collective-|reduce-scatter|ragged-all-")
 
 
@@ -49,7 +49,7 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     base, _, last = opcode.rpartition("-")
     if opcode in COLLECTIVES:
         return Role(Action.BLOCKING, computation, instruction)
-    if base in ("send", "recv"):  # `send` and `recv` themselves are named as unread
+    if base in ("send", "recv"):  # their `send` and `recv` are reported as unread
         return Role(Action.COMPUTE, computation)
     phase = _PHASES.get(last, Action.COMPUTE)
     if base in COLLECTIVES and phase is Action.START:
@@ -70,14 +70,14 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
         return Role(phase, where, what, unread)
     if opcode != "fusion":
         return Role(phase, computation, None, unread or f"{opcode} with {what.opcode} in it")
-    for _, inner in inside:  # a fusion that begins, goes on with or ends a collective
+    for _, inner in inside:  # a fusion may start, continue or end a collective
         if marked := _MARKERS.get(inner.attribute("custom_call_target") or ""):
             return Role(marked, where, what, unread)
     return Role(Action.SPREAD, where, what, unread)
 
 
 def _unknown(instruction: Instruction) -> str:
-    """How an instruction communicates, if no rule here prices it; else ""."""
+    """How an instruction communicates that no rule here prices; "" for all others."""
     opcode = instruction.opcode
     base, _, last = opcode.rpartition("-")
     if opcode == "custom-call":

@@ -1,4 +1,4 @@
-"""A scheduled program run on paper: one stream of instructions, and the wire under it."""
+"""Simulates a scheduled program: one stream of instructions, and transfers beside it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from ringcoll.overlap.roles import Action, Role, role_of
 from ringcoll.overlap.transfers import Transfer, transfer
 from ringcoll.overlap.work import copied, flops
 
-#: Turns of a loop that are run one by one before equal ones are only counted.
+#: Turns of a loop to simulate one by one, before equal turns are only counted.
 TURNS = 16
-#: How the opcodes of copies within a chip begin.
+#: The beginnings of the opcodes of copies within a chip.
 _COPIES = ("copy", "slice", "dynamic")
-#: What is summed over all instructions, and noted where a transfer begins.
+#: Sums over all instructions, noted at the start of each transfer.
 _WORK = ("compute", "flops", "matmuls")
 
 
@@ -32,12 +32,12 @@ class Segment(NamedTuple):
 
 
 class Timeline:
-    """What running a program once costs; see `run`. `tally` sums by kind and by transfer.
+    """One simulated run of a program; see `run`. `tally` has sums by kind and by transfer.
 
     Args:
         module: the program.
         network: where its ranks are.
-        chip: what it runs on; None: count only, every time is 0.
+        chip: where it runs; None counts only, and every time is 0.
         profile: cycles by instruction; see `Costs`.
     """
 
@@ -51,14 +51,14 @@ class Timeline:
         self.transfers: dict[str, tuple[Transfer, bool]] = {}  # and whether asynchronous
         self.segments: list[Segment] = []
         self.notes: set[str] = set()
-        self.unread: set[str] = set()  # instructions whose times are not known, by name
+        self.unread: set[str] = set()  # names of instructions whose times are unknown
         self._free: defaultdict[Link | str, float] = defaultdict(float)
         self._pending: list[Pending] = []
         self._roles: dict[tuple[str, str], Role] = {}
         self._branches: dict[str, Timeline] = {}
 
     def run(self) -> "Timeline":
-        """Run the program from its first instruction to its last."""
+        """Simulate the program from its first instruction to its last."""
         self._run(self._module.entry, [])
         for pending in self._pending:
             if pending.wire:
@@ -66,12 +66,12 @@ class Timeline:
         return self
 
     def _leave_out(self, name: str, why: str) -> None:
-        """Say that what an instruction communicates, or how often, could not be read."""
+        """Note that an instruction's communication, or its turns, cannot be read."""
         self.unread.add(name)
         self.notes.add(f"{name} is not counted as communication: {why}")
 
     def _run(self, computation: Computation, given: Sequence[Held]) -> Held:
-        """Run a computation whose operands hold `given`; returns what its result holds."""
+        """Run a computation on operands that hold `given`; returns the transfers in its result."""
         parameters = computation.parameters.items()
         scope = Scope(computation, {i.name: given[n] for n, i in parameters if n < len(given)})
         for instruction in computation.instructions:
@@ -88,7 +88,7 @@ class Timeline:
                 return self._run(bodies[0], given)
             case "conditional" if bodies:
                 self.notes.add("of a conditional, the branch with most exposed is taken")
-                for body in bodies:  # whichever is taken, what could not be read is said
+                for body in bodies:  # report what could not be read in any branch
                     self.unread |= self._alone(body).unread
                     self.notes |= self._alone(body).notes
                 worst = max(bodies, key=lambda body: self._alone(body).rank)
@@ -109,11 +109,11 @@ class Timeline:
 
     @property
     def rank(self) -> tuple[float, float, int]:
-        """How bad a branch is: what is exposed, the time, the number of collectives."""
+        """How bad a branch is: its exposed time, its time, its number of collectives."""
         return self.tally["exposed",], self.now, len(self.transfers)
 
     def _play(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
-        """Run one instruction; returns what its result holds."""
+        """Run one instruction; returns the transfers in its result."""
         if role.unread:
             self._leave_out(instruction.name, role.unread)
         carries = None
@@ -139,7 +139,7 @@ class Timeline:
         if what is not None:
             pending.wire = self._transfer(instruction.name, where, what)
             pending.seconds = pending.wire.seconds
-            # A GPU's compiler writes start and done even of what blocks the stream, and says so.
+            # A GPU's compiler also writes start and done for collectives that block the stream.
             synchronous = synchronous or instruction.attribute("is_sync") == "true"
             self.transfers[instruction.name] = pending.wire, not synchronous
         else:
@@ -147,11 +147,11 @@ class Timeline:
             self.tally["flops",] += pending.flops
             self.tally["matmuls",] += pending.flops > 0
             if not instruction.operands:
-                self.notes.add("what runs on sparse cores, but for collectives, is taken as free")
+                self.notes.add("what runs on sparse cores, except collectives, is taken as free")
             elif self._chip:
                 if instruction.attribute("cross_program_prefetch_index") is not None:
-                    # The program before this one may fetch them, but that is not known; and the
-                    # memory is busy with it once for each run in any case.
+                    # The program before this one may fetch them, but that is unknown. In any case
+                    # the memory is busy with it once in each run.
                     self.notes.add("fetching weights at the start of a program is charged to it")
                 pending.seconds = memory_seconds(copied(where, instruction), self._chip)
         self._pending.append(pending)
@@ -171,7 +171,7 @@ class Timeline:
         return wire
 
     def _begin(self, pending: Pending) -> None:
-        # A matmul that is still running counts as under what starts now.
+        # A matmul that still runs counts as under the transfer that starts now.
         beside = [other.flops for other in self._pending if other.flops]
         pending.before = {key: self.tally[key,] for key in _WORK}
         pending.before["flops"] -= sum(beside)
@@ -195,7 +195,7 @@ class Timeline:
     def _find(
         self, scope: Scope, instruction: Instruction, collective: Instruction | None = None
     ) -> Pending | None:
-        """What an instruction waits for or goes on with; of a collective's kind, if given."""
+        """The transfer that an instruction waits for or continues; of a given collective's kind."""
         for pending in scope.pending(instruction):
             alike = pending.wire and collective and pending.wire.kind == collective.opcode
             if pending in self._pending and (collective is None or alike):
@@ -237,7 +237,7 @@ class Timeline:
         self.now += cost.seconds
 
     def _loop(self, scope: Scope, instruction: Instruction) -> Held:
-        """Run a loop; what its carry holds goes from each turn to the next, and out of it."""
+        """Run a loop; transfers in its carry go on to the next turn, and out of the loop."""
         turns = trip_count(self._module, scope.computation, instruction)
         if turns is None:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
@@ -261,7 +261,7 @@ class Timeline:
     def _skip(
         self, turns: int, grown: Mapping[tuple, float], start: float, older: Sequence[Pending]
     ) -> None:
-        """Count turns of a loop that are like the last, which began at `start`."""
+        """Count further turns of a loop that equal the last turn, which began at `start`."""
         for key, value in grown.items():
             self.tally[key] += turns * value
         later = turns * (self.now - start)
@@ -269,7 +269,7 @@ class Timeline:
             if free > start:
                 self._free[queue] = free + later
         for pending in self._pending:
-            # What this turn began stands for what the last turn begins.
+            # A transfer that this turn began stands for that of the last turn.
             if pending not in older and pending.end is not None:
                 pending.end += later
                 for what in _WORK:

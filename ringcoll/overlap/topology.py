@@ -1,4 +1,4 @@
-"""Topologies of chips that you need not have: devices, ordered meshes, hops of a ring."""
+"""Chips that you need not have: their devices, ordered meshes, and the hops of rings."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
 
-#: What lets libtpu start where there is no TPU, and quietly. Set only where nothing is set.
+#: Variables that let libtpu start without a TPU, and quietly. They do not replace others.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-#: Kinds whose chips are joined along two axes.
+#: Kinds of chips that are linked along two axes.
 FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 
 
@@ -54,7 +54,7 @@ def devices(topology: str) -> list[Any]:
         )
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu").devices)
-    except Exception as error:  # what is raised has differed from version to version
+    except Exception as error:  # its type differs between versions of libtpu
         raise ValueError(
             f"overlap: libtpu has no topology {topology!r} ({error}); name a kind and a size, "
             "such as v5e:4x2, v5p:2x2x2, v6e:4x4"
@@ -62,10 +62,10 @@ def devices(topology: str) -> list[Any]:
 
 
 def _check_name(topology: str) -> None:
-    """Refuse names for which libtpu would abort the process, or take another topology.
+    """Refuse names by which libtpu would abort the process, or take another topology.
 
     Raises:
-        ValueError: it is such a name.
+        ValueError: the name is one of these.
     """
     found = re.fullmatch(r"(\w+?)[:=_](\d+(?:x\d+)*)(?:_twisted|_untwisted)?", topology)
     sizes = [int(n) for n in found[2].split("x")] if found else []
@@ -82,7 +82,7 @@ def _check_name(topology: str) -> None:
 def mesh(topology: str, **axes: int) -> Mesh:
     """A mesh on a topology, ordered so that each axis is a ring of short steps, the last first.
 
-    (GPUs keep their order: what connects those of a host is a switch.)
+    (GPUs keep their order, because a switch connects those of a host.)
 
     Args:
         topology: as for `devices`.
@@ -109,7 +109,7 @@ def mesh(topology: str, **axes: int) -> Mesh:
 
 
 def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
-    """TPU devices in an order in which each axis of a mesh is a ring of short steps."""
+    """TPU devices in an order that makes each axis of a mesh a ring of short steps."""
     places = [_place(device) for device in found]
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]
     kind = KINDS.get(found[0].device_kind, "")
@@ -121,7 +121,7 @@ def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
 
 
 def _place(device: Any) -> tuple[int, ...]:
-    """Where a device is: its chip, and which core of it (a step of one hop)."""
+    """The place of a device: its chip, and its core there (a step of one hop)."""
     return (*device.coords, getattr(device, "core_on_chip", 0))
 
 
@@ -134,17 +134,17 @@ def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
 
 
 def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
-    """Where the ranks of a mesh are; None if its devices do not say, or are on a switch.
+    """The places of the ranks of a mesh; None if its devices have none, or are on a switch.
 
     Args:
         mesh: of TPU devices.
         wrap: which axes of the chips' coordinates are rings; None: see `wraps`.
 
     Raises:
-        ValueError: `wrap` is not of as many axes as the coordinates.
+        ValueError: `wrap` has not one value for each axis of the coordinates.
     """
     flat = list(mesh.devices.flat)
-    # A GPU's coords are its slice, host and number, and no place on a network.
+    # The coords of a GPU are its slice, host and number, not a place on a network.
     if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
         return None
     places = tuple(_place(device) for device in flat)

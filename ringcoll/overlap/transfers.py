@@ -1,4 +1,4 @@
-"""What a collective puts on the wire, and the seconds that it takes there."""
+"""The bytes that a collective sends, the links it occupies, and its time."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ringcoll.overlap.chips import Chip
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
 from ringcoll.overlap.network import Link, Network
 
-#: The compiler's collectives; each also as -start and -done.
+#: The compiler's collectives; each also exists as -start and -done.
 BUILT_IN = (
     "all-gather",
     "reduce-scatter",
@@ -29,11 +29,10 @@ def is_collective(instruction: Instruction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one execution of a collective does to the wire.
+    """One run of a collective.
 
-    bytes are those that a rank sends; hops those of the longest way (0 for a built-in
-    collective, whose ways are its own); links are what it occupies; seconds is 0 where no
-    chip is given.
+    bytes are what a rank sends. hops are those of the longest route (0 for a built-in collective,
+    which chooses its routes). links are occupied. seconds is 0 if no chip is given.
     """
 
     kind: str
@@ -48,13 +47,12 @@ def transfer(
 ) -> Transfer:
     """Price a collective.
 
-    A permute takes hops x bytes / rate of a link, one way, and a latency per hop; where
-    more messages than hops share a link, as many times the bytes as messages. A built-in
-    collective is granted what no algorithm can beat: the time in which all that a rank
-    gets comes in over all its links to the group, without latency, and all links together
-    carry what all ranks get. It occupies the links
-    between the members of each group, so that collectives over two axes of a mesh can run beside
-    each other.
+    A permute takes hops x bytes / rate of a link, one way, and a latency for each hop. If more
+    messages than hops share a link, the bytes count once for each message. A built-in collective
+    gets the least time that any algorithm could take: each rank receives over all its links to the
+    group, without latency, and all links together carry what all ranks receive. It occupies the
+    links between the members of each group, so collectives over two axes of a mesh can run at the
+    same time.
 
     Raises:
         HloError: it names a rank that is not in the network.
@@ -62,17 +60,19 @@ def transfer(
     kind = instruction.opcode.removesuffix("-start")
     sent = sum(operand.bytes for operand in computation.operands(instruction))
     rate = chip.link if chip else 1.0
+    pairs = source_target_pairs(instruction)
+    members = [] if kind == PERMUTE else groups(instruction, len(network.places))
+    named = [rank for some in (*pairs, *members) for rank in some]
+    if max(named, default=0) >= len(network.places):
+        raise HloError(
+            f"{instruction.name} sends between more than the {len(network.places)} ranks "
+            "of the network; pass mesh= the mesh that the program was compiled for"
+        )
     if kind == PERMUTE:
-        pairs = source_target_pairs(instruction)
-        if any(max(pair) >= len(network.places) for pair in pairs):
-            raise _too_few(instruction, network)
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
         return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
-    members = groups(instruction, len(network.places))
-    if any(max(group, default=0) >= len(network.places) for group in members):
-        raise _too_few(instruction, network)
     links = frozenset[Link]().union(*(network.between(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -82,21 +82,14 @@ def transfer(
     crossings = sum(network.crossings(group) for group in members)
     shard = max(leaving, default=0.0) / max(1, max(map(len, members), default=1) - 1)
     least = max(least, crossings * shard / max(1, network.link_count))
-    if kind.endswith("all-to-all"):  # nothing is copied on its way, so count the ways
+    if kind.endswith("all-to-all"):  # no block serves two ranks, so each takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
 
 
-def _too_few(instruction: Instruction, network: Network) -> HloError:
-    return HloError(
-        f"{instruction.name} sends between more than the {len(network.places)} ranks "
-        "of the network; pass mesh= the mesh that the program was compiled for"
-    )
-
-
 def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
-    """Who sends to whom."""
+    """The (sender, receiver) pairs of a permute."""
     numbers = re.findall(r"\d+", instruction.attribute("source_target_pairs") or "")
     return [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
 
@@ -115,14 +108,14 @@ def _sent(kind: str, operand: float, n: int) -> float:
 
 
 def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
-    """The groups of ranks that a built-in collective works in.
+    """The groups of ranks of a built-in collective.
 
-    Written as lists `{{0,1},{2,3}}`, as an iota `[2,2]<=[4]` with an optional transposition
-    `T(1,0)`, or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`, whose ranks are in the order of an
-    iota if one follows: `, device_ids=([2,2]T(1,0))`.
+    They are written as lists `{{0,1},{2,3}}`; as an iota `[2,2]<=[4]`, perhaps with a transposition
+    `T(1,0)`; or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`, perhaps followed by an iota that
+    orders its ranks: `, device_ids=([2,2]T(1,0))`.
 
     Raises:
-        HloError: they are written in another way.
+        HloError: they have another form.
     """
     text = instruction.attribute("replica_groups") or ""
     if iota := re.match(rf"\[([\d,]+)\]<={_IOTA}", text):

@@ -1,4 +1,4 @@
-"""What an instruction does, read off its text: FLOPs, and bytes moved."""
+"""Counts the FLOPs and the moved bytes of an instruction from its text."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ import numpy as np
 
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 
-#: What only names, groups or reinterprets what is there.
+#: Opcodes that only name, group or reinterpret values.
 FREE = frozenset(
     [
         *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
@@ -19,9 +19,9 @@ FREE = frozenset(
 FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
-#: What gives the elements of one operand, each once, in another type, shape or place.
+#: Opcodes that return each element of one operand, in another type, shape or place.
 _RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
-#: In a fusion, what hands on a buffer as it is, or leaves it to the wire.
+#: In a fusion, opcodes that pass on a buffer, or send it.
 _PASSING = (
     *("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
     "collective-permute",
@@ -54,16 +54,16 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
 
 
 def _is_gemm(instruction: Instruction) -> bool:
-    """Whether it calls a library's matmul, as on a GPU or CPU."""
+    """Whether it calls the matmul of a library, as on GPUs and CPUs."""
     target = instruction.attribute("custom_call_target") or ""
     return instruction.opcode == "custom-call" and re.search("gemm|matmul", target) is not None
 
 
 def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
-    """Those of a convolution, leaving out what meets padding or the holes of a dilation.
+    """The multiply-adds of a convolution, without those on padding or holes of a dilation.
 
-    (A TPU writes a batched matmul as a convolution over a dilated batch, in which most of
-    the window meets holes.)
+    (A TPU writes a batched matmul as a convolution over a dilated batch. Most of its window is on
+    holes.)
     """
     lhs, rhs = (operand.shapes[0].dims for operand in computation.operands(instruction)[:2])
     labels = re.split("_|->", instruction.attribute("dim_labels") or "bf_io->bf")
@@ -90,9 +90,8 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> Counter[int]:
     """The bytes that it reads and writes, by memory space (0 is main memory).
 
-    Where an array is only sliced, the slice counts, also in nested fusions; where it is updated
-    in place, the update. What a fusion only passes on, or a transfer that is spread over it,
-    moves by no work of its own.
+    If an array is only sliced, the slice counts, also in nested fusions. If it is updated in place,
+    the update counts. Buffers that a fusion only passes on, or leaves to a transfer, do not count.
     """
     moved: Counter[int] = Counter()
     body = _body(module, instruction)
@@ -130,11 +129,10 @@ def copied(computation: Computation, start: Instruction) -> Counter[int]:
 def _part_read(
     module: Module, body: Computation, value: Instruction, elements: int, made: float
 ) -> float:
-    """The part of a value of so many elements that a computation reads.
+    """The share of a value that a computation reads; the value has so many elements.
 
-    A fusion computes only the elements that are asked for. So of a value that is copied, converted
-    or transposed, it reads only what is read of the result. `made` is the part of the fusion's own
-    result that is asked for.
+    A fusion computes only the elements that are used. If it copies, converts or transposes a value,
+    it reads only the elements used of the result. `made` is the used share of its own result.
     """
     parts = [made] if value is body.root else []
     for user in body.users[value.name]:
@@ -148,8 +146,8 @@ def _part_read(
 def _part_read_by(
     module: Module, user: Instruction, value: Instruction, elements: int, asked: float
 ) -> float:
-    """The part of a value that one instruction reads, if `asked` is asked for of its result."""
-    if user.opcode in _PASSING:  # what was made for it had to be read
+    """The share of a value that an instruction reads; `asked` is the used share of its result."""
+    if user.opcode in _PASSING:  # a computed value was read to compute it
         return 0.0 if value.opcode == "parameter" else asked
     body = _body(module, user)
     if body:
@@ -167,7 +165,7 @@ def _part_read_by(
 
 
 def _part_written(module: Module, body: Computation, root: Instruction) -> float:
-    """The part of a result that is written: of what is updated in place, the update."""
+    """The share of a result that is written; less than 1 if it is updated in place."""
     while True:
         operands = body.operands(root)
         if inner := _body(module, root):
@@ -181,7 +179,7 @@ def _part_written(module: Module, body: Computation, root: Instruction) -> float
 
 
 def _body(module: Module, instruction: Instruction) -> Computation | None:
-    """What a fusion computes; None of anything else."""
+    """The computation of a fusion; None for other instructions."""
     return next(module.called(instruction), None) if instruction.opcode == "fusion" else None
 
 

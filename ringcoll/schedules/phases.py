@@ -12,9 +12,9 @@ class Carries(Enum):
     """What the messages of a phase carry."""
 
     SHARDS = "shard"  # the sender keeps its copy
-    SUMS = "sum"  # a sum that was sent is no longer held; the receiver adds it to its own
+    SUMS = "sum"  # the sender gives its sum away; the receiver adds it to its own
     BLOCKS = "block"  # of an all-to-all, each with a slot
-    VECTORS = "vector"  # whole vectors, added only at the end of the phase
+    VECTORS = "vector"  # whole vectors, which are added at the end of the phase
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Phase:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """The rounds as they run. A move sends what is held of r - offset to r + shift."""
+        """The rounds in order. A move sends to rank r + shift what r holds of r - offset."""
         if self.carries is not Carries.SUMS:
             return self.schedule.rounds
         return tuple(
@@ -37,7 +37,7 @@ class Phase:
 
     @property
     def shards(self) -> int:
-        """The shards of the vector that one shard of the schedule holds."""
+        """How many shards of the vector one shard of the schedule stands for."""
         return self.schedule.size if self.carries is Carries.VECTORS else 1
 
     def along(self, rank: int, offset: int, sign: int = 1) -> int:

@@ -1,38 +1,32 @@
-"""The registry: algorithms are listed in it, and collectives find them there by name."""
+"""The registry of algorithms, where collectives find them by name."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from inspect import signature
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, ScheduleError, product
 
-#: One gather after the other, each along its digit of the ranks, major first.
+#: Several gathers, one after the other, each along one digit of the ranks, major first.
 Stages = tuple[Schedule, ...]
-#: What may be given as an algorithm: a name, a schedule or what makes one of a shape.
+#: An algorithm as callers give it: a name, a schedule, or a function from a shape to one.
 Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
 
-# By name, each kind filled by `listed` and by nothing else.
-#: All-gather; backward, reduce-scatter; one after the other, all-reduce.
+# Algorithms by name. Only `listed` adds to these.
+#: All-gathers. Backward they are reduce-scatters; backward and then forward, all-reduces.
 GATHERS: dict[str, Callable[..., Schedule]] = {}
-#: All-reduce of whole vectors: gather along a part of the ranks, add, and so on.
+#: All-reduces of whole vectors: gather along some of the ranks, add, and again.
 STAGED: dict[str, Callable[..., Stages]] = {}
 #: All-to-all.
 ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
-#: Of a gather: what the all-reduce by it is called, if it has a name of its own.
+#: From a gather to the name of its all-reduce, where that has its own name.
 AS_ALL_REDUCE: dict[str, str] = {}
-#: Of a former name of an all-reduce of whole vectors: its name.
+#: From former names of all-reduces of whole vectors to their names.
 FORMER_NAMES: dict[str, str] = {}
 
-Kind = TypeVar("Kind", bound=Schedule, covariant=True)
+Kind = TypeVar("Kind", bound=Schedule)
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class OnSeveralAxes(Protocol[Kind]):
-    """An algorithm, of the sizes of its axes, major first, and what options it has."""
-
-    def __call__(self, *shape: int, **options: int) -> Kind: ...
 
 
 def listed(
@@ -42,13 +36,13 @@ def listed(
     all_reduce: str | None = None,
     formerly: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Put an algorithm into the list of its kind.
+    """Add an algorithm to the registry.
 
     Args:
         kind: `GATHERS`, `STAGED` or `ALL_TO_ALLS`.
-        name: its name, if that is not the function's.
-        all_reduce: of a gather, the name of the all-reduce by it, if that is another.
-        formerly: of stages, a name that is still understood.
+        name: its name, if not that of the function.
+        all_reduce: the name of a gather's all-reduce, if not that of the gather.
+        formerly: a former name of stages, still accepted.
     """
 
     def add(function: Function) -> Function:
@@ -63,14 +57,14 @@ def listed(
     return add
 
 
-def along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
-    """Let an algorithm for one axis serve several, as a product."""
+def along_each_axis(one_axis: Callable[..., Kind]) -> Callable[..., Kind]:
+    """Extend an algorithm for one axis to several, as a product."""
 
     @wraps(one_axis)
     def several(*shape: int, **options: int) -> Kind:
         return product([one_axis(n, **options) for n in shape])
 
-    of_one = signature(one_axis)  # what `help` shows is of several
+    of_one = signature(one_axis)  # `help` shows the signature for several axes
     n, *options = of_one.parameters.values()
     shape = n.replace(name="shape", kind=n.VAR_POSITIONAL)
     vars(several)["__signature__"] = of_one.replace(parameters=[shape, *options])
@@ -80,7 +74,7 @@ def along_each_axis(one_axis: Callable[..., Kind]) -> OnSeveralAxes[Kind]:
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 #: The collectives that schedules serve.
 COLLECTIVES = ("all_gather", "psum_scatter", *ALL_REDUCES, "all_to_all")
-#: The literature's names of collectives that are called otherwise in `jax.lax`.
+#: The names in the literature of collectives to which `jax.lax` gives others.
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
 
@@ -94,7 +88,7 @@ def in_lax(collective: str) -> str:
 
 
 def names(collective: str) -> tuple[str, ...]:
-    """The names of the algorithms that a collective can run by.
+    """The names of the algorithms of a collective.
 
     Raises:
         ValueError: no such collective.
@@ -119,10 +113,10 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
 
 
 def listed_name(collective: str, name: str) -> str:
-    """The name that `names` lists, of an algorithm that may be called otherwise too.
+    """The name that `names` lists for an algorithm that has several.
 
-    An all-reduce has former names, and a gather may be called as the all-reduce by it. What is
-    no such name comes back as it is.
+    All-reduces have former names, and a gather may also be named by its all-reduce. Any other
+    string is returned as it is.
 
     >>> algorithms.listed_name("psum", "exchange")
     'recursive_doubling'
@@ -150,7 +144,8 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
             another kind or another number of ranks.
         ScheduleError: (a ValueError) the schedule is wrong; or, a SizeError, there is none of
             this shape.
-        TypeError, ScheduleError: the function that makes it raises what is chained to this.
+        TypeError, ScheduleError: the function that makes the schedule raised; its error is the
+            cause.
 
     >>> algorithms.build("all_gather", "ring", (4,)) == algorithms.ring(4)
     True
@@ -167,7 +162,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     if isinstance(algorithm, str):
         algorithm = library[listed_name(collective, algorithm)]
     made = _called(algorithm, shape) if callable(algorithm) else algorithm
-    # Any: what a caller made is looked at below.
+    # Any: the loop below checks what a caller made.
     stages: tuple[Any, ...] = (
         made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
     )
@@ -185,10 +180,10 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
 
 
 def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
-    """What an algorithm makes; what it raises says whose it is."""
+    """The result of an algorithm; an error that it raises names the call."""
     try:
         return algorithm(*shape)
-    except ScheduleError:  # says all
+    except ScheduleError:  # its message is enough
         raise
     except Exception as error:
         call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"

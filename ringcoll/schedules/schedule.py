@@ -66,7 +66,7 @@ def _hashable(move: Any) -> Move:
 
 
 def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
-    """A given sequence as a tuple: a list cannot be hashed."""
+    """A sequence as a tuple, because a list cannot be hashed."""
     try:
         return tuple(given)
     except TypeError as error:
@@ -98,7 +98,7 @@ class Schedule:
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
 
-    @cached_property  # the class is frozen, and loops ask for it
+    @cached_property  # many loops use it
     def size(self) -> int:
         """The number of ranks."""
         return prod(self.shape)
@@ -218,7 +218,7 @@ Kind = TypeVar("Kind", bound=Schedule)
 
 
 def in_lanes(*schedules: Kind) -> Kind:
-    """Run schedules of one lane and the same shape side by side; each carries its share.
+    """Run schedules of one lane and one shape at the same time; each carries its share.
 
     Raises:
         ScheduleError: they differ in shape, or one has several lanes.
@@ -251,7 +251,7 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
         raise ScheduleError("product takes schedules of one number of lanes")
     shape = tuple(p for s in schedules for p in s.shape)
     kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
-    moving = kind is AllToAllSchedule  # then every rank holds all slots from the start
+    moving = kind is AllToAllSchedule  # every rank starts with all slots
     held = list(range(prod(shape))) if moving else [0]
     rounds: list[Round] = []
     for factor in factors:
@@ -272,17 +272,17 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
 
 @lru_cache(maxsize=512)
 def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
-    """The rounds in runs (start, stop): single rounds, and long runs that only forward.
+    """The rounds in runs (start, stop): single rounds, and long runs of forwarding.
 
-    In a run of more than `unroll_up_to` rounds every move sends exactly the shards that it
-    brought in the round before.
+    In a run of more than `unroll_up_to` rounds, every move sends exactly the shards that arrived
+    by it in the round before.
     """
     runs, start = [], 0
     while start < len(schedule.rounds):
         stop = start + 1
         while stop < len(schedule.rounds) and _forwards(schedule, stop):
             stop += 1
-        long = stop - start > max(unroll_up_to, 2)  # up to two of its rounds are written out anyway
+        long = stop - start > max(unroll_up_to, 2)  # a loop writes out two rounds anyway
         runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
         start = stop
     return runs

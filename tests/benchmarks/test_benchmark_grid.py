@@ -11,21 +11,21 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 from benchmarks.__main__ import main
-from benchmarks.compiled import compile_cache, compiling, grid, halves
-from benchmarks.compiled.figures import Figures
+from benchmarks.compiled import block_halves, compiling, grid, program_cache
 from benchmarks.compiled.grid import Cell, Times
+from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import BUILT_IN, with_gradient
 from ringcoll import overlap
 
 CELL = Cell("all_gather_matmul", "forward", "v5e:4x2", 28672, 512)
 
 
-@pytest.mark.parametrize("name", halves.FORMS)
+@pytest.mark.parametrize("name", block_halves.FORMS)
 def test_all_programs_of_a_half_compute_the_same(name):
     mesh, shape = make_mesh(8), "16x32x2048"
     results = []
     for algorithm in ("auto", "ring", *BUILT_IN):
-        function, operands = halves.half(name, shape, algorithm, mesh, jnp.float32)
+        function, operands = block_halves.half(name, shape, algorithm, mesh, jnp.float32)
         rng = np.random.default_rng(0)
         made = jax.tree.map(
             lambda of, rng=rng: jax.device_put(
@@ -58,7 +58,7 @@ def test_the_grid_is_that_of_the_issue():
         (Times(100, None, None), ""),
     ],
 )
-def test_a_cell_is_marked_where_auto_is_slower_than_the_quickest_other(times, said):
+def test_a_cell_is_marked_where_auto_is_slower_than_the_fastest_other(times, said):
     assert str(times) == said
 
 
@@ -90,7 +90,7 @@ def test_the_page_tells_of_all_that_was_found_in_any_run(monkeypatch, tmp_path, 
     assert len(json.loads(page.with_suffix(".json").read_text())) == 4
 
 
-def test_what_was_refused_is_no_time_and_turns_the_status(monkeypatch, tmp_path, capsys):
+def test_a_refused_program_has_no_time_and_sets_the_status(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "find_all", lambda *_: ([found("auto", 2)], ["why"]))
     assert main(["overlap", "--grid", "--page", str(tmp_path / "page.md")]) == 1
     assert "0 of 576" in (said := capsys.readouterr().out)
@@ -112,7 +112,7 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
         function=lambda x: x + 1, topology="v5e:2x2", folder=tmp_path, profile=False, **options
     ):
         before = len(calls)
-        program, seconds = compile_cache.compiled(
+        program, seconds = program_cache.compiled(
             folder, topology, function, (x,), options, profile
         )
         assert (program.text, program.temporaries, program.notes[0]) == ("text", 3, "note")
@@ -129,5 +129,5 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
     assert made(profile=True) == 1  # there was no profile, so it is not kept
     assert made(profile=True) == 1
     for package in ("libtpu", "jax-cuda13-pjrt"):
-        monkeypatch.setattr(compile_cache, "installed", lambda _, of=package: {of: "another"})
+        monkeypatch.setattr(program_cache, "installed", lambda _, of=package: {of: "another"})
         assert made() == 1

@@ -58,7 +58,7 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
         ([("ring", 0.50), ("bruck", 0.60)], "bruck", "ring"),
     ],
 )
-def test_tune_chooses_what_is_clearly_faster(rivals, before, expected):
+def test_tune_chooses_clearly_faster_algorithms(rivals, before, expected):
     rows = [made_row(LAX, 1.0)]
     rows += [made_row(name, ratio, spread=sum(spread)) for name, ratio, *spread in rivals]
     assert tune.choose(rows, before).algorithm == expected

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.compiled import claim, claims, pages
-from benchmarks.compiled.claim import Claim, ClaimedProgram
+from benchmarks.compiled import check_claims, pages, recorded_claims
+from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram
 
 SCALE = ClaimedProgram.of("scale", {"bytes": "64M", "ranks": "64", "form": "ring"})
 MATMUL = {
@@ -32,7 +32,7 @@ def claimed(total=TOTAL, exposed=2.0, temporaries=64 * MIB, **others):
 
 @pytest.mark.parametrize("page", sorted({table.page for table in pages.tables()}))
 def test_tables_show_what_is_claimed(page):
-    text, _ = pages.written(page, pages.tables(), claim.load())
+    text, _ = pages.written(page, pages.tables(), recorded_claims.load())
     assert text == (pages.ROOT / page).read_text(encoding="utf-8"), "claims --write"
 
 
@@ -48,7 +48,7 @@ UNCLAIMED = {
 
 
 def test_every_table_is_claimed():
-    every, found = pages.tables(), claim.load()
+    every, found = pages.tables(), recorded_claims.load()
     missing = [pages.written(page, every, found)[1] for page in {table.page for table in every}]
     assert {name for names in missing for name in names} == UNCLAIMED
 
@@ -66,7 +66,7 @@ def test_prose_has_no_figures_that_nothing_computes_again(page):
 def test_every_claim_is_shown():
     """A figure that no page shows any more is one that nobody should have to keep true."""
     shown = set(pages.programs(pages.tables()))
-    assert [one.which.command for one in claim.load() if one.which not in shown] == []
+    assert [one.which.command for one in recorded_claims.load() if one.which not in shown] == []
 
 
 @pytest.mark.parametrize("name", sorted({table.run for table in pages.tables()}))
@@ -96,11 +96,11 @@ def test_a_command_is_one_that_a_reader_can_type(name):
         (claimed(total=2 * TOTAL, exposed=50.0), ["time", "exposure"]),
     ],
 )
-def test_what_is_off_by_more_than_the_tolerance_is_said(now, words):
+def test_figures_beyond_the_tolerance_are_named(now, words):
     assert claimed().off(now) == words
 
 
-def test_what_is_hidden_on_gpus_is_compared_to_the_last_collective():
+def test_hidden_collectives_on_gpus_are_compared_exactly():
     gpu = Claim(COMPILED, "", "", 0.0, hidden=(7, 7))
     assert gpu.off(gpu) == []
     assert gpu.off(replace(gpu, hidden=(6, 7))) == ["hidden collectives"]
@@ -109,8 +109,8 @@ def test_what_is_hidden_on_gpus_is_compared_to_the_last_collective():
 def test_claims_are_saved_as_they_are_loaded(tmp_path):
     file = tmp_path / "claims.json"
     several = [claimed(hidden=(1, 2)), Claim(SCALE, "1", "", 3.0)]
-    claim.save(several, file)
-    assert sorted(claim.load(file), key=str) == sorted(several, key=str)
+    recorded_claims.save(several, file)
+    assert sorted(recorded_claims.load(file), key=str) == sorted(several, key=str)
     rows = json.loads(file.read_text(encoding="utf-8"))
     assert rows["tolerance"]["time"] == 0.02
     assert {row["kind"] for row in rows["claims"]} == {"compiled", "modelled"}
@@ -120,9 +120,9 @@ def test_claims_are_saved_as_they_are_loaded(tmp_path):
 @pytest.mark.parametrize(("off", "status"), [(1.0, 0), (1.019, 0), (1.03, 1)])
 def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, status):
     table = "an all-reduce at scale"
-    known = {one.which: one for one in claim.load()}
+    known = {one.which: one for one in recorded_claims.load()}
     made = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
-    monkeypatch.setattr(claim, "find", made)
+    monkeypatch.setattr(recorded_claims, "find", made)
     assert main(["claims", "--table", table]) == status
     said = capsys.readouterr().out
     assert "--form torus/3-D --ranks 65536" in said
@@ -130,8 +130,8 @@ def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, statu
 
 
 def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
-    old = [replace(one, jax="0.1", compiler="libtpu 1") for one in claim.load()]
-    monkeypatch.setattr(claim, "load", lambda: old)
+    old = [replace(one, jax="0.1", compiler="libtpu 1") for one in recorded_claims.load()]
+    monkeypatch.setattr(recorded_claims, "load", lambda: old)
     with pytest.raises(SystemExit) as ended:
         main(["claims", "--table", "an all-reduce at scale"])
     assert ended.value.code == 2
@@ -140,24 +140,26 @@ def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
     assert "--update saves what is found" in said.err
 
 
-def test_without_a_compiler_what_is_modelled_is_compared(monkeypatch):
+def test_without_a_compiler_modelled_claims_are_compared(monkeypatch):
     def version(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(claim, "version", version)
+    monkeypatch.setattr(recorded_claims, "version", version)
     assert main(["claims", "--table", "an all-reduce at scale"]) == 0
-    assert not [which for which in claims.here(claim.load()) if which.run != "scale"]
+    assert not [
+        which for which in check_claims.here(recorded_claims.load()) if which.run != "scale"
+    ]
 
 
-def test_what_is_claimed_of_no_version_is_red(monkeypatch, capsys):
-    first, *others = [one for one in claim.load() if one.which.run == "scale"]
-    monkeypatch.setattr(claim, "load", lambda: others)
+def test_a_program_without_any_claim_is_red(monkeypatch, capsys):
+    first, *others = [one for one in recorded_claims.load() if one.which.run == "scale"]
+    monkeypatch.setattr(recorded_claims, "load", lambda: others)
     assert main(["claims", "--table", "an all-reduce at scale"]) == 1
     assert "1 of these have no claim for any version" in capsys.readouterr().out
-    assert first.which not in claims.here(others)
+    assert first.which not in check_claims.here(others)
 
 
-def test_update_claims_what_is_found_and_writes_the_page(monkeypatch, tmp_path, capsys):
+def test_update_saves_claims_and_writes_the_page(monkeypatch, tmp_path, capsys):
     (tmp_path / "page.md").write_text("Before.\n<!-- table t -->\n<!-- end -->\nAfter.\n")
     table = pages.PageTable(
         name="t",
@@ -176,9 +178,9 @@ def test_update_claims_what_is_found_and_writes_the_page(monkeypatch, tmp_path, 
     monkeypatch.setattr(pages, "tables", lambda: [table])
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     file = tmp_path / "claims.json"
-    load, save = claim.load, claim.save
-    monkeypatch.setattr(claim, "load", lambda: load(file))
-    monkeypatch.setattr(claim, "save", lambda found: save(found, file))
+    load, save = recorded_claims.load, recorded_claims.save
+    monkeypatch.setattr(recorded_claims, "load", lambda: load(file))
+    monkeypatch.setattr(recorded_claims, "save", lambda found: save(found, file))
     assert main(["claims", "--table", "t", "--update"]) == 0
     assert (tmp_path / "page.md").read_text() == (
         "Before.\n<!-- table t -->\n|  | ring | both |\n| --- | --- | --- |\n"

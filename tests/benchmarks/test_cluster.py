@@ -56,7 +56,7 @@ def measured(path, *arguments):
 
 @as_root
 @pytest.mark.parametrize("links", ["star", "ring"])
-def test_what_crosses_links_is_what_schedules_say(links, tmp_path, capfd):
+def test_bytes_on_links_are_those_of_the_schedules(links, tmp_path, capfd):
     made = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
     algorithms = "ring,two_ended,direct"
     how = "--collective", "all_gather", "--algorithm", algorithms
@@ -75,7 +75,7 @@ def test_what_crosses_links_is_what_schedules_say(links, tmp_path, capfd):
 
 @as_root
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_hosts_go_with_who_made_them(how):
+def test_hosts_end_with_the_process_that_made_them(how):
     command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
@@ -120,7 +120,7 @@ def test_auto_is_held_against_the_best(tmp_path, capfd):
     assert rows["auto"]["resolved"] == picked
 
 
-def test_a_process_that_fails_is_said(capfd):
+def test_a_failed_process_is_reported(capfd):
     assert main(["cluster", "--loopback", "--hosts", "2", "wire", "-g", "3"]) == 1
     assert "-g 3: there are 2 devices" in capfd.readouterr().out
 
@@ -162,9 +162,7 @@ def test_bounds(hosts, local, links, collective, bound):
         (2, "star", "all_gather", "ring@4x2", 6, 6),
     ],
 )
-def test_what_is_sent_and_how_long_that_keeps_a_link(
-    local, links, collective, algorithm, price, paid
-):
+def test_bytes_and_time_on_a_link(local, links, collective, algorithm, price, paid):
     n = 4 * local
     row = Measurement(collective, "", "float32", n, algorithm, algorithm, n, n, 1, 1, 1.0)
     wire = Wire(4, local, links, 1, 1)
@@ -172,7 +170,7 @@ def test_what_is_sent_and_how_long_that_keeps_a_link(
     assert wire.paid(row).link == paid
 
 
-def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
+def test_each_collective_runs_by_its_own_algorithms():
     both = ["all_gather", "all_to_all"]
     assert chosen(both, "ring,bruck,ring@2x2,pairwise,auto", 2, 2) == {
         "all_gather": ["ring", "bruck", "ring@2x2", "auto"],
@@ -193,7 +191,7 @@ def test_each_collective_runs_by_those_of_the_algorithms_that_it_has():
         (["psum"], "ring,ring@2x2", 4, 1),
     ],
 )
-def test_an_algorithm_that_none_of_the_collectives_has_is_refused(collectives, asked, hosts, local):
+def test_an_algorithm_of_no_chosen_collective_is_refused(collectives, asked, hosts, local):
     bad = asked.removeprefix("ring,")
     complaint = f"--algorithm {asked}: no '{bad}'; choose from .*ring, .* or all"
     with pytest.raises(SystemExit, match=complaint):

@@ -21,7 +21,7 @@ SLEEPER = "import sys, time; print('I am', sys.argv[-1], flush=True); "
         ("time.sleep(99)", 1, "process 1, None:"),
     ],
 )
-def test_nobody_waits_for_who_has_failed_or_hangs(program, seconds, words):
+def test_no_process_waits_for_one_that_failed_or_hangs(program, seconds, words):
     with pytest.raises(RuntimeError, match=words) as failed:
         together((1, 1), "-c", SLEEPER + program, seconds=seconds)
     assert "process 0, None:" in str(failed.value)

@@ -53,7 +53,7 @@ def test_everything_is_drawn():
     assert any(0 in shape for call in calls for shape in call.shapes)
 
 
-def test_what_the_soak_draws_tells_wide_sums_from_narrow_and_leaf_from_leaf():
+def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
     """Else it could not see an option that is ignored, or dims that are another leaf's."""
     calls = [draw(1, i, 8) for i in range(2000)]
     dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
@@ -118,7 +118,7 @@ def faults_where(monkeypatch, wrong):
     return [(fault.call.number, list(fault.shown_by)) for fault in found]
 
 
-def test_what_is_wrong_is_tried_alone(monkeypatch):
+def test_a_wrong_call_is_tried_alone(monkeypatch):
     assert faults_where(monkeypatch, lambda numbers: [""] * len(numbers)) == []
     two = lambda numbers: ["wrong" * (number == 2) for number in numbers]  # noqa: E731
     assert faults_where(monkeypatch, two) == [(2, [2])]
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_tried_alone(monkeypatch):
     assert faults_where(monkeypatch, raises) == [(2, [2])]
 
 
-def test_what_is_wrong_only_together_is_said_with_its_neighbours(monkeypatch):
+def test_a_fault_of_several_calls_names_its_neighbours(monkeypatch):
     together = lambda numbers: ["wrong" * (len(numbers) > 1 and i == 2) for i in numbers]  # noqa: E731
     assert faults_where(monkeypatch, together) == [(2, [0, 1, 2, 3])]
     both = lambda numbers: ["a" * (i == 1) or together(numbers)[k] for k, i in enumerate(numbers)]  # noqa: E731
@@ -163,7 +163,7 @@ known = pytest.mark.skipif(not memory.is_known(), reason="this system does not s
 
 
 @known
-def test_what_is_live_is_what_is_not_freed():
+def test_live_memory_is_memory_not_freed():
     before = memory.sample(0).live
     made = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
     assert 0.9 < (memory.sample(0).live - before) / 2**25 < 1.1
@@ -212,7 +212,7 @@ def test_flags_that_make_no_sense_are_refused(flags, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_a_training_step_that_is_wrong_is_said_and_replayed(monkeypatch, capsys):
+def test_a_wrong_training_step_is_reported_and_replayed(monkeypatch, capsys):
     monkeypatch.setattr(soak.steps, "draw", lambda seed, number, devices: (seed, number, devices))
     monkeypatch.setattr(soak.steps, "differing", lambda step: ["a leaf"] if step[1] == 1 else [])
     monkeypatch.setattr(soak, "faults", lambda calls: [])

@@ -41,7 +41,7 @@ def test_the_index_names_all(capsys):
     assert "None" not in said
 
 
-def test_one_is_printed_wholly(capsys):
+def test_one_algorithm_is_printed_in_full(capsys):
     assert main(["explain", "bruck"]) == 0
     said = capsys.readouterr().out
     assert "bruck (all-gather, reduce-scatter)" in said
@@ -53,13 +53,13 @@ def test_one_is_printed_wholly(capsys):
     assert "  (+1, [0]) in lane 0  (-1, [0]) in lane 1\n" in capsys.readouterr().out
 
 
-def test_what_is_no_algorithm_is_refused(capsys):
+def test_an_unknown_algorithm_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["explain", "rign"])
     assert "choose from" in capsys.readouterr().err
 
 
-def test_who_reads_may_stop():
+def test_a_closed_pipe_is_no_error():
     reads, writes = os.pipe()
     os.close(reads)  # as `head` does that has seen enough
     command = [sys.executable, "-m", "ringcoll", "explain"]

@@ -75,7 +75,7 @@ def test_fit_through_noise():
     assert 0.01 < residual < 0.1
 
 
-def test_fit_gives_nothing_to_what_was_never_paid_or_cannot_be_told_apart():
+def test_fit_gives_zero_to_coefficients_that_the_samples_do_not_determine():
     model = Model(3e-5, 2e-10, 1e-10)  # (a reduce-scatter adds what it sends)
     for collective, beta in [("all_gather", 2e-10), ("psum_scatter", 3e-10)]:
         found, _ = fit(samples(model, collective=collective, algorithms=["ring"]))
@@ -100,7 +100,7 @@ def test_fit_is_the_least_squares_with_no_negative_coefficient(seed, count):
 
 
 @pytest.mark.parametrize("bad", [[], [Sample(1, 2, 3, 0.0)], [Sample(1, 2, 3, float("nan"))]])
-def test_fit_refuses_what_took_no_time(bad):
+def test_fit_refuses_samples_without_time(bad):
     with pytest.raises(ValueError, match="fit needs samples of more than 0 seconds, got "):
         fit(bad)
 

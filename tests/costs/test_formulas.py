@@ -36,7 +36,7 @@ def test_a_form_is_recognised(form, count):
     assert recognised({n: count(n) for n in RANKS}) == Formula(form)
 
 
-def test_what_fits_powers_of_two_alone_says_so():
+def test_a_form_for_powers_of_two_says_so():
     digits = {n: F(sum(d.bit_count() for d in range(n)), n) for n in RANKS}
     assert str(recognised(digits)) == "(log2 n)/2 (n = 2^k)"
     assert recognised({n: digits[n] for n in TWOS}) == Formula("(log2 n)/2")

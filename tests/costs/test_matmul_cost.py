@@ -177,7 +177,7 @@ def errors():
 
 
 @pytest.mark.parametrize("kind", ["bare", "hidden"])
-def test_prices_are_within_what_is_said_of_compiled_programs(kind):
+def test_prices_are_within_the_stated_error_of_compiled_programs(kind):
     """As `ringcoll.costs.matmul` says: half within 3 %, nine of ten within 11, all within 24."""
     found = sorted(errors()[kind])
     assert len(found) > 20

@@ -79,7 +79,7 @@ def test_a_torus_of_many_ranks():
     assert price("psum", "torus", (16,) * 3, network=(16,) * 3).link == F(16**3 - 1, 3)
 
 
-def test_what_cannot_be_routed_is_refused_in_words():
+def test_bad_routes_are_refused_in_words():
     paid = price("all_gather", "direct", (2**12,), network=(2**12,))
     assert (paid.startups, paid.link) == (2**12 - 1, 2**21)
     for route, network in ((on_torus, (64, 64)), (on_hosts, 64)):

@@ -77,7 +77,7 @@ def test_calls_are_listed_in_order_and_with_their_place():
     ]
 
 
-def test_what_the_algorithm_stands_for_is_said():
+def test_the_algorithm_and_its_schedule_are_named():
     table = Table((TableRow("psum", "cpu", "bruck"),))
     by = [
         calls(lambda x, a=a: ringcoll.psum(x, "x", algorithm=a))[0].partition(" by ")[2]
@@ -97,7 +97,7 @@ def test_gradients_are_calls_as_well():
     assert [call.split(" ")[0] for call in found] == ["all_gather", "psum_scatter"]
 
 
-def test_what_cannot_be_traced_is_raised_as_it_is():
+def test_an_error_of_tracing_passes_unchanged():
     with pytest.raises(ValueError, match="no algorithm 'rign'; choose from"):
         calls(lambda x: ringcoll.psum(x, "x", algorithm="rign"))
 
@@ -252,7 +252,7 @@ def test_axes_left_to_the_compiler_are_not_marked_and_work():
     assert not LOG.last
 
 
-def test_a_deadline_waits_for_what_was_dispatched_and_leaves_no_thread():
+def test_a_deadline_waits_for_dispatched_work_and_leaves_no_thread():
     program = jax.jit(mapped(lambda x: lax.fori_loop(0, 200, lambda _, x: ringcoll.pmax(
         x, "x", algorithm="recursive_doubling"), x)))  # fmt: skip
 
@@ -303,7 +303,7 @@ def left(program, then, grace):
     return results[0]
 
 
-def test_an_exception_beside_a_healthy_step_is_not_one_of_a_rank_that_is_stuck(held, capfd):
+def test_an_exception_beside_a_healthy_step_reports_no_stuck_rank(held, capfd):
     program, let = held
     results = left(program, threading.Timer(0.2, let.set).start, grace=60)
     assert not LOG.stuck()
@@ -355,13 +355,13 @@ def test_an_exception_passes(capfd):
         ({"seconds": 1, "grace": -1}, "grace=-1; pass a number of seconds, from 0 to"),
     ],
 )
-def test_a_deadline_that_is_none_is_refused(arguments, complaint):
+def test_a_deadline_out_of_range_is_refused(arguments, complaint):
     with pytest.raises(ValueError, match=complaint), debug.deadline(**arguments):
         pass
 
 
 @pytest.mark.parametrize("is_set", [True, False])
-def test_what_a_table_picks_between_hosts_is_named(is_set, monkeypatch):
+def test_the_choice_of_a_table_between_hosts_is_named(is_set, monkeypatch):
     monkeypatch.setattr(by_schedule, "on_hosts", lambda mesh, *_: OnHosts(mesh.size, 1))
     table = Table(
         (

@@ -162,7 +162,7 @@ def test_messages_of_other_dtypes_are_not_exchanged(ends):
         assert "values" not in end.text
 
 
-def test_who_leaves_a_rank_stuck_may_finish_what_is_done_at_the_end(ends):
+def test_a_process_with_a_stuck_rank_runs_its_exit_hooks(ends):
     left, gone = ends[HOOK]
     assert gone.status == 1
     assert left.status == STATUS, left
@@ -170,7 +170,7 @@ def test_who_leaves_a_rank_stuck_may_finish_what_is_done_at_the_end(ends):
     assert "\nthe hook has run\n" in left.text
 
 
-def test_what_is_alike_is_not_refused(ends):
+def test_equal_programs_are_not_refused(ends):
     for end in ends[ALIKE]:
         assert end.status == 0, end
         assert "['psum over x=2 by ring (schedule " in end.text

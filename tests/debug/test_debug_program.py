@@ -90,7 +90,7 @@ def kept(policy, **more):
         ),
     ],
 )
-def test_what_makes_another_program_is_seen(one, other, monkeypatch):
+def test_a_difference_between_programs_shows(one, other, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)  # then the devices are another's
     first, second = described(one, X), described(other, X)
     assert first == described(one, X)
@@ -103,7 +103,7 @@ def test_a_program_on_devices_of_its_own_is_the_same_on_every_process():
     assert len({str(described(mapped(total, Mesh(each, "x")), X)) for each in orders}) == 1
 
 
-def test_what_changes_all_programs_is_seen(monkeypatch):
+def test_a_difference_of_the_environment_shows(monkeypatch):
     before = environment()
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/own --xla_force_host_platform_device_count=2")
     mine = environment()
@@ -187,7 +187,7 @@ print(*environment(), *found.calls, *found.arguments, *found.program, sep="\\n")
 """
 
 
-def test_nothing_of_a_process_is_in_the_text(monkeypatch):
+def test_the_text_has_nothing_that_differs_by_process(monkeypatch):
     texts = []
     for seed in "12":
         monkeypatch.setenv("PYTHONHASHSEED", seed)

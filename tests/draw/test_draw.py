@@ -35,7 +35,7 @@ def wanted(collective, rank, n):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_the_last_frame_is_what_the_collective_gives_and_all_is_paid_for(collective, shape):
+def test_the_last_frame_is_the_result_and_messages_match_the_price(collective, shape):
     for algorithm in runnable(collective, *shape):
         made = plan(collective, algorithm, shape)
         run, n = frames(made), prod(shape)
@@ -50,7 +50,7 @@ def test_the_last_frame_is_what_the_collective_gives_and_all_is_paid_for(collect
             assert sent * (n if made.whole else 1) == made.paid.sent
 
 
-def test_what_was_sent_away_is_no_longer_held_but_a_shard_is_kept():
+def test_a_sent_sum_is_given_away_but_a_sent_shard_is_kept():
     start, first, *_ = frames(plan("reduce_scatter", "ring", (4,)))
     assert start.held[2] == ((frozenset([2]),) * 4,)
     assert [sorted(cell) for cell in first.held[2][0]] == [[2, 3], [2], [2], []]
@@ -87,7 +87,7 @@ def test_a_schedule_that_is_wrong_does_not_run():
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("algorithm", runnable("all_gather", 5))
-def test_words_say_for_every_rank_what_is_sent(collective, algorithm):
+def test_captions_match_the_messages_of_every_rank(collective, algorithm):
     made = plan(collective, algorithm, (5,))
     for frame, (_, phase, number) in zip(frames(made)[1:], made.numbered(), strict=True):
         said = set()
@@ -167,7 +167,7 @@ def test_text_fits_the_terminal(collective, algorithm, shape):
         assert len(lines) < 400
 
 
-def test_lanes_are_said_apart_where_they_differ():
+def test_lanes_are_shown_apart_if_they_differ():
     said = as_text(plan("all_gather", "bidirectional_ring", (3,)))
     assert "1/2 of everything" in said
     assert re.search(r"^0 +0 +\.\|1\* +2\*\|\.$", said, re.M)
@@ -175,7 +175,7 @@ def test_lanes_are_said_apart_where_they_differ():
     assert re.search(r"^3 lane 1 +\. +\. +\. +3 +\. +5\* +\. +\.$", narrow, re.M)
 
 
-def test_rounds_that_repeat_are_said_once():
+def test_equal_rounds_are_described_once():
     said = as_text(plan("psum", "ring", (512,)))
     assert "rounds 1 to 511" in said
     assert "rounds 512 to 1022" in said
@@ -240,7 +240,7 @@ def test_the_page_of_any_function(name, tmp_path):
     assert strange.count("<script>") == 1
 
 
-def test_the_page_prices_what_makes_such_a_torus():
+def test_the_page_prices_only_devices_with_such_a_torus():
     flat, deep = (as_page(plan("psum", "ring", shape)) for shape in ((4, 2, 1), (2, 2, 2)))
     assert '<th scope="row">v5e' in flat
     assert "v5e" not in deep
@@ -273,16 +273,13 @@ def raises(n):
         ("all_gather --algorithm exchange -n 4", "no algorithm 'exchange'"),
         ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
         ("psum --algorithm ring -n 0", "'0' is not a shape"),
-        ("psum --algorithm ring -n 4xx2", "'4xx2' is not a shape"),
         ("psum --algorithm ring", "arguments are required: -n/--ranks"),
         ("psum --function math:none_such -n 4", "'math:none_such' is not a module:function"),
-        ("psum --function test_draw:my_star -n 4x2", "called with (4, 2), the sizes"),
         ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
         ("psum --function test_draw:SHAPES -n 4", "'test_draw:SHAPES' is a list; name a function"),
         ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
         ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
-        ("psum --algorithm ring -n 2 --svg /none/such.svg", "No such file or directory"),
     ],
 )
 def test_the_command_refuses_in_words(arguments, said, capsys):

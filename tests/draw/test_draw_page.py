@@ -133,7 +133,7 @@ def test_nothing_is_wider_than_the_page(opened, name):
             assert code["x"] > picture["x"] + picture["width"]
 
 
-def test_motion_is_reduced_for_those_who_ask(opened):
+def test_motion_is_reduced_on_request(opened):
     name = "getComputedStyle(document.querySelector('.frame')).animationName"
     assert opened("ring").evaluate(name) == "appear"
     assert opened("ring", reduced_motion="reduce").evaluate(name) == "none"

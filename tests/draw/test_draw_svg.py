@@ -42,7 +42,7 @@ def test_a_picture_has_a_box_for_every_rank_and_an_arrow_for_every_message(
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
-def test_arrows_come_from_who_sends_and_point_at_who_receives(collective, algorithm, shape):
+def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
     tag, made = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
     for number, frame in enumerate(frames(made)):
         one = ElementTree.fromstring(as_svg(made, number))

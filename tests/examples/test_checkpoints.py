@@ -37,7 +37,7 @@ def test_an_earlier_state_replaces_later_ones_only_when_the_run_saves(saved):
     assert {path.name for path in saved.iterdir()} == {"2", "4"}
 
 
-def test_what_was_put_aside_is_put_back_if_the_run_ends_while_it_saves(saved, monkeypatch):
+def test_replaced_states_are_restored_if_the_run_ends_while_it_saves(saved, monkeypatch):
     checkpoints = training.Checkpoints(saved, 2)
     checkpoints.restore(2, small())
     monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: 1 / 0)

@@ -20,7 +20,7 @@ WORDS = {
     "arrays": ("CPU 0,1,2,3", "all_to_all: lax = ringcoll, exactly", "[30, 31, 32, 33]"),
     "classifier": ("lax.pmean", "28 collective-permute"),
     "collectives": (
-        "softmax over a sharded dimension: expected = lax = ringcoll, but for",
+        "softmax over a sharded dimension: expected = lax = ringcoll, except",
         "rows to columns: expected = lax = ringcoll, exactly",
         "random numbers of each rank's own",
     ),
@@ -55,7 +55,7 @@ def test_the_index_has_every_tutorial():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_shows_what_it_is_there_for(name, tmp_path, monkeypatch):
+def test_a_tutorial_runs_and_prints_its_results(name, tmp_path, monkeypatch):
     arguments = ("--output", tmp_path) if name == "profiling" else ()
     done = run(monkeypatch, name, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +64,7 @@ def test_it_runs_and_shows_what_it_is_there_for(name, tmp_path, monkeypatch):
 
 def test_a_mesh_is_chosen_where_one_fits(monkeypatch):
     done = run(monkeypatch, "mesh_chooser", "--fsdp")
-    assert "the quickest that fits: 64 x 1" in done.stdout, done.stdout + done.stderr
+    assert "the fastest that fits: 64 x 1" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_mesh_of_no_devices_is_refused(monkeypatch):

@@ -114,7 +114,7 @@ def places(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["none/such.svg", "folder", "file/below.svg"])
-def test_what_cannot_be_written_is_refused(tmp_path, places, place):
+def test_a_file_that_cannot_be_written_is_refused(tmp_path, places, place):
     for act in (files.check, lambda path: files.write(path, "new")):
         with pytest.raises(OSError, match=places[place]):
             act(tmp_path / place)
@@ -138,8 +138,7 @@ WRITES = [
     (main, "cost psum", "plot"),
     (main, "overlap --example ring_matmul", "draw"),
     (main, "overlap --example ring_matmul", "text"),
-    *[(benchmarks, "", name) for name in ("json", "csv", "plot")],
-    *[(benchmarks, of, "json") for of in ("loop", "join", "matmul", "overlap", "layers", "fsdp")],
+    *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "fsdp")],
     *[(benchmarks, of, "json") for of in ("wire", "skew")],
     *[(benchmarks, of, "draw") for of in ("overlap", "layers", "fsdp")],
     (benchmarks, "scale", "plot"),
@@ -172,10 +171,7 @@ def test_a_default_is_looked_at_too(tmp_path, monkeypatch, capsys):
     ("arguments", "said"),
     [
         ("draw psum --algorithm ring -n 2 --svg a.png", "--svg a.png: '.png' is not one of .svg"),
-        ("draw psum --algorithm ring -n 2 --html a.xyz", "'.xyz' is not one of .html, .htm"),
         ("cost psum --plot a.xyz", "--plot a.xyz: Format 'xyz' is not one of "),
-        ("cost psum --plot times", "--plot times: Format '' is not one of "),
-        ("overlap --example ring_matmul --draw a.xyz", "--draw a.xyz: Format 'xyz' is not one of "),
     ],
 )
 def test_unknown_endings_are_refused_before_the_work(

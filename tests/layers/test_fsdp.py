@@ -226,7 +226,7 @@ def test_gradients_reduced_under_their_products(name, check_vma, policy):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_scanned_block_may_close_over_what_is_traced(check_vma, policy):
+def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
     """Over what has a gradient too, and what is no float, and under `jit` and `remat`."""
     rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)
     params, x = {"w": rng.standard_normal((3, 8, 8))}, rng.standard_normal((8, 8))

@@ -61,7 +61,7 @@ def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("spec", [P(), P("y", None), P(None, "y"), P("y", "z")])
-def test_what_arrives_may_have_been_whole_or_be_sharded_further(spec, check_vma):
+def test_a_gathered_kernel_may_be_unsharded_or_sharded_further(spec, check_vma):
     """Small kernels are not sharded at all; others over an axis of tensor parallelism too."""
     w, x = (np.arange(64, dtype=np.float32).reshape(8, 8) % k - 3 for k in (7, 5))
     columns = P("y", "z" if "z" in spec else None)

@@ -104,7 +104,7 @@ def trained(policy, length, width=64, **how):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fused", [True, False])
-def test_what_is_gathered_is_not_kept(policy, fused):
+def test_gathered_parameters_are_not_kept(policy, fused):
     """Of each layer a few x are kept, of [2, 64], and not its parameters, of [64, 64]."""
 
     def held(length):

@@ -55,12 +55,6 @@ CALLS = {
         TypeError,
         "mlp: x is float32, up is bfloat16; cast them to one dtype (fsdp.gather(..., dtype=)",
     ),
-    "a part": (lambda: tp.mlp({"up": ones(8, 6)}, X, "x"), KeyError, "no 'down' in the parameters"),
-    "no such attribute": (
-        lambda: tp.mlp(N, X, "x"),
-        KeyError,
-        "no 'up' in the parameters (int)",
-    ),
     "rows": (
         lambda: tp.row_linear(ones(6, 5), X, "x"),
         ValueError,
@@ -95,16 +89,6 @@ CALLS = {
         lambda: tp.embed({"embedding": ones(5, 8)}, ones(2, 4), "x"),
         TypeError,
         "embed: the tokens are of float32; pass integers",
-    ),
-    "a sequence of tokens": (
-        lambda: tp.embed({"embedding": ones(5, 8)}, jnp.zeros((2, 6), int), "x"),
-        ValueError,
-        "embed: the sequence of 6 does not divide",
-    ),
-    "labels that are floats": (
-        lambda: tp.cross_entropy(X, ones(2, 3), "x"),
-        TypeError,
-        "cross_entropy: the labels are of float32",
     ),
     "labels of another shape": (
         lambda: tp.cross_entropy(X, jnp.zeros((3, 2), int), "x"),
@@ -151,11 +135,6 @@ CALLS = {
         ValueError,
         "w/kernel has 3 dimensions, its spec ",
     ),
-    "to gather over an axis that is not there": (
-        lambda: fsdp.gather({"w": X}, {"w": P("x")}, "nope"),
-        NameError,
-        "unbound axis name: nope",
-    ),
     "replicas over an axis that is not there": (
         lambda: fsdp.gather({"w": X}, {"w": P()}, "x", replicas="nope"),
         NameError,
@@ -179,22 +158,17 @@ CALLS = {
     "a bias of another size": (
         lambda: tp.column_linear({"kernel": ones(8, 5), "bias": ones(1)}, X, "x"),
         ValueError,
-        "column_linear: the bias is (1,), what it is added to (2, 12, 5)",
+        "column_linear: the bias is (1,), the result without it (2, 12, 5)",
     ),
     "no tokens": (
         lambda: tp.row_linear(ones(8, 5), ones(8), "x"),
         ValueError,
-        "row_linear: x is (8,), kernel is (8, 5); x has tokens, and then the dimensions",
+        "row_linear: x is (8,), kernel is (8, 5); let x end in the dimensions of the kernel",
     ),
     "positions of a part": (
         lambda: tp.attention(HEADS, X, "x", positions=jnp.arange(3)),
         ValueError,
         "attention: positions are (3,), the whole sequence is of 12; pass [s] or [b, s]",
-    ),
-    "no axis, of what is replicated": (
-        lambda: tp.column_linear(ones(8, 5), X, "nope", sequence_parallel=False),
-        NameError,
-        "unbound axis name: nope",
     ),
     "a kernel that is not sharded so": (
         lambda: fsdp.linear(ones(3, 5), X, "x"),
@@ -207,11 +181,6 @@ CALLS = {
         ),
         ValueError,
         "scan_layers: the leading dimensions of the leaves are [(2,), (3,)]; stack",
-    ),
-    "no layers": (
-        lambda: fsdp.scan_layers(min, {"a": ones(0, 3)}, X, {"a": P()}, "x"),
-        ValueError,
-        "stack one or more layers",
     ),
     "sharded layers": (
         lambda: fsdp.scan_layers(min, {"a": ones(2, 3)}, X, {"a": P("x")}, "x"),

@@ -106,7 +106,7 @@ def test_of_logits_no_float32_is_kept():
     assert {x.dtype for x in wide} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_tokens_that_are_none_make_nans():
+def test_tokens_outside_the_vocabulary_make_nans():
     mesh, table = make_mesh(2), {"embedding": np.arange(24, dtype=np.float32).reshape(12, 2)}
     tokens = np.array([[0, 5, 6, 11, 12, -1, 3, 99]])
 

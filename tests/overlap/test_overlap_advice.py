@@ -72,7 +72,7 @@ def test_an_all_reduce_for_a_scatter_is_one():
     assert said.endswith("`matmul_reduce_scatter` would take at best 1300 us (modelled)")
 
 
-def test_a_sum_over_what_is_gathered_is_no_quicker():
+def test_a_sum_over_the_gathered_dimension_is_no_faster():
     # Every round adds the whole result: 4 x 1,000,000 bytes, 400 us.
     columns = GATHER[1].replace("dimensions={0}", "dimensions={1}")
     assert advice(GATHER[0], columns, dot("y", "g")).endswith(
@@ -83,7 +83,7 @@ def test_a_sum_over_what_is_gathered_is_no_quicker():
     assert "would take" in advice(GATHER[0], columns, right)
 
 
-def test_values_are_followed_through_what_hands_them_on():
+def test_values_are_traced_through_copies_and_casts():
     inner = f"""%handed (a: f32[500,500]) -> f32[500,500] {{
   %a = {SHAPE} parameter(0)
   %c = {SHAPE} copy(%a)
@@ -100,7 +100,7 @@ def test_values_are_followed_through_what_hands_them_on():
     assert said.startswith("multiply, then scatter at r: 375 us exposed, ")
 
 
-def test_values_are_followed_into_what_is_announced():
+def test_values_are_traced_into_asynchronous_calls():
     """As tpu7x's programs have it: the operands come by an update, in a tuple."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
@@ -180,7 +180,7 @@ def test_a_line_of_source_is_named():
     )
 
 
-def test_what_is_not_seen_through_is_named_alone():
+def test_an_untraceable_operand_names_the_collective_alone():
     assert advice(start("s"), done("d", "s"), dot("y", "d"), *GATHER) == (
         "s (collective-permute): 1001 us exposed"
     )
@@ -190,7 +190,7 @@ def test_what_is_not_seen_through_is_named_alone():
     assert advice(f"%y = {SHAPE} add(%x, %w)", SCATTER) == "r (reduce-scatter): 375 us exposed"
 
 
-def test_nothing_is_said_where_nothing_is_exposed():
+def test_there_is_no_advice_if_nothing_is_exposed():
     assert advice(dot("y")) == ""
     assert advice(GATHER[0], BEGUN, dot("y"), f"%e = {SHAPE} all-gather-done(%s)") == ""
 

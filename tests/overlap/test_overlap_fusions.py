@@ -62,7 +62,7 @@ def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
     assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
 
 
-def test_a_matmul_does_not_move_the_buffers_of_what_is_spread_over_it():
+def test_a_matmul_does_not_move_the_buffers_of_a_transfer_spread_over_it():
     """It reads two MB and writes one, 300 us; the operand that it hands on is not written."""
     lines = [line.replace("1000000", "350000") for line in SPREAD]
     assert us(overlap.report(program(*lines, before=ASYNC), chip=CHIP), "compute") == (350,)
@@ -107,7 +107,7 @@ def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
     assert (row.count, row.matmuls, row.asynchronous) == (1, 2, True)
 
 
-def test_a_collective_of_what_a_spread_one_multiplied_is_its_own():
+def test_a_collective_after_a_spread_one_counts_by_itself():
     # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
     lines = [
         *SPREAD[:4],
@@ -143,7 +143,7 @@ def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
 @pytest.mark.parametrize(
     ("kind", "wire"), [("reduce-scatter", 375), ("all-gather", 1500), ("all-reduce", 750)]
 )
-def test_a_call_that_is_announced_begins_with_its_update(start, key, kind, wire):
+def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
     """What runs on a tpu7x's sparse cores; libtpu writes the second form since 0.0.52."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
@@ -169,7 +169,7 @@ def test_a_call_that_is_announced_begins_with_its_update(start, key, kind, wire)
     assert [row.matmuls for row in made.rows] == [1]
 
 
-def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():
+def test_an_asynchronous_call_that_sends_nothing_is_free_and_noted():
     body = f"""%formats (a: f32[500,500]) -> f32[500,500] {{
   %a = {SHAPE} parameter(0)
   ROOT %c = {SHAPE} copy(%a)
@@ -187,7 +187,7 @@ def test_an_announced_call_that_sends_nothing_is_free_and_said_to_be():
     assert any("sparse cores" in line for line in made.assumptions)
 
 
-def test_of_a_conditional_with_nothing_exposed_the_longest_branch_is_taken():
+def test_a_conditional_without_exposure_takes_its_longest_branch():
     branches = "".join(
         f"%{name} (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
         f"  %w = {SHAPE} parameter(1)\n  ROOT {dot('in_' + name, cycles=cycles)}\n}}\n\n"
@@ -254,12 +254,12 @@ def moved(before):
     return 10e9 * overlap.report(program(*lines, before=before), chip=CHIP).compute
 
 
-def test_of_what_a_fusion_within_a_fusion_slices_the_slice_counts():
+def test_a_slice_in_a_nested_fusion_counts_as_the_slice():
     # All of x, a tenth of w, the index, and a tenth of a MB written.
     assert moved(SLICED + PRODUCT) == pytest.approx(1_000_000 + 100_000 + 4 + 100_000)
 
 
-def test_what_a_fusion_slices_twice_counts_once_and_what_it_also_reads_whole_counts_whole():
+def test_two_slices_count_once_and_a_full_read_counts_whole():
     half = "%n = f32[50,500] convert(%part)\n  ROOT %narrow = f32[25,500] slice(%n)"
     halved = SLICED.replace("ROOT %narrow = f32[50,500] convert(%part)", half)
     sum_too = f"%e = {SHAPE} add(%a, %b)\n  ROOT %d = f32[500,50] convolution(%e, %c)"
@@ -268,7 +268,7 @@ def test_what_a_fusion_slices_twice_counts_once_and_what_it_also_reads_whole_cou
     assert moved(SLICED + both) == pytest.approx(1_000_000 + 1_000_000 + 4 + 100_000)
 
 
-def test_a_fusion_that_cuts_an_array_into_several_reads_what_it_cuts():
+def test_a_fusion_that_cuts_an_array_reads_its_parts():
     body = f"""%cut (v: f32[500,500]) -> (f32[100,500], f32[50,500], f32[500,500]) {{
   %v = {SHAPE} parameter(0)
   %head = f32[100,500] slice(%v), slice={{[0:100], [0:500]}}

@@ -30,7 +30,7 @@ def programs() -> dict:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("both", "hops"), [("", 7), (" both", 14)])
-def test_what_auto_sends_has_a_matmul_under_it(programs, form, both, hops):
+def test_messages_of_auto_have_a_matmul_under_them(programs, form, both, hops):
     report = programs[f"{form} auto{both}"]
     assert report["verdict"] == "green", report["text"]
     assert {row["kind"] for row in report["rows"]} == {"collective-permute"}

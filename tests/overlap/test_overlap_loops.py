@@ -97,7 +97,7 @@ def test_many_turns_with_a_carried_permute_are_counted_without_being_run():
     assert made.rows[1].matmuls == 100_000
 
 
-def test_a_loop_of_no_turns_hands_on_what_it_was_given():
+def test_a_loop_of_no_turns_returns_its_operands():
     body = (done("x", "p1"), start("s"), dot("y"), *WHOLE)
     text = carried(*body, turns=0, before=[start("s0")], after=[done("z", "q1")])
     made = overlap.report(text, chip=CHIP)

@@ -53,7 +53,7 @@ def test_names_without_a_percent_sign():
         (HIDDEN[: HIDDEN.index("%y =") + 30] + "\n}\n", r"cannot be read: '  %y = f32"),
     ],
 )
-def test_what_is_no_scheduled_hlo_is_refused(text, complaint):
+def test_text_that_is_not_scheduled_hlo_is_refused(text, complaint):
     with pytest.raises(overlap.HloError, match=complaint):
         overlap.report(text, chip=CHIP)
 
@@ -176,7 +176,7 @@ def test_a_library_matmul_of_a_gpu_counts():
     assert (row.matmuls, row.bare, row.flops) == (1, 0, 2 * 500**3)
 
 
-def test_a_gpus_permute_that_is_run_in_the_stream_blocks():
+def test_a_synchronous_permute_of_a_gpu_blocks_the_stream():
     flag = 'backend_config={"collective_backend_config":{"is_sync":%s,"is_pipelined":false}}'
     for said in ("true", "false"):
         lines = f"{start('s')}, {flag % said}", done("d", "s"), dot("y", "d")
@@ -184,7 +184,7 @@ def test_a_gpus_permute_that_is_run_in_the_stream_blocks():
         assert (row.asynchronous, row.count, row.bare) == (said == "false", 1, 1)
 
 
-def test_a_matmul_on_another_stream_of_a_gpu_is_under_what_runs_meanwhile():
+def test_a_matmul_on_another_stream_of_a_gpu_counts_under_transfers():
     matmul = (
         "%m = ((f32[500,500]{1,0}, f32[500,500]{1,0}), f32[500,500]{1,0}) fusion-start(%x, %w), "
         'async_execution_thread="parallel", kind=kCustom, calls=%matmul'
@@ -284,7 +284,7 @@ def does_not_trace(mesh):
         ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_in_a_line(capsys, monkeypatch, arguments, complaint):
+def test_a_compiler_error_is_one_line(capsys, monkeypatch, arguments, complaint):
     """Compiled for the devices that are there, as if they were a host of GPUs."""
     real = overlap.topology.mesh
     monkeypatch.setattr(
@@ -317,7 +317,7 @@ def returns_nothing(mesh):
     return lambda x: None, operands
 
 
-def test_what_compiles_to_nothing_is_refused():
+def test_a_function_without_results_is_refused():
     function, operands = returns_nothing(make_mesh(8))
     with pytest.raises(ValueError, match="it returns no array, so nothing is compiled"):
         overlap.compile_for("h200:8", function, *operands)

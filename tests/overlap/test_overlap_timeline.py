@@ -35,13 +35,13 @@ def totals(*lines, **options):
     return us(made, "total", "compute", "memory", "exposed")
 
 
-def test_what_stands_between_start_and_done_hides_it():
+def test_work_between_start_and_done_hides_a_transfer():
     assert totals(start("s"), dot("y"), done("d", "s")) == (1001, 1000, 0, 1)
     assert totals(start("s"), dot("y", cycles=400_000), done("d", "s")) == (1001, 400, 0, 601)
     assert totals(start("s"), dot("y"), dot("z", "y"), done("d", "s")) == (2000, 2000, 0, 0)
 
 
-def test_what_stands_before_or_after_hides_nothing():
+def test_work_before_or_after_hides_nothing():
     assert totals(dot("y"), start("s", "y"), done("d", "s")) == (2001, 1000, 0, 1001)
     assert totals(start("s"), done("d", "s"), dot("y", "d")) == (2001, 1000, 0, 1001)
 
@@ -100,7 +100,7 @@ def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
         ("all-to-all", 500),
     ],
 )
-def test_a_built_in_collective_takes_what_its_links_allow_and_is_exposed(opcode, seconds):
+def test_a_built_in_collective_takes_the_least_time_of_its_links_and_is_exposed(opcode, seconds):
     assert totals(dot("y"), blocking(opcode), dot("z")) == (2000 + seconds, 2000, 0, seconds)
 
 
@@ -133,7 +133,7 @@ def test_groups_in_every_notation(groups, seconds):
         ("{{3,1},{0,2}}", [[3, 1], [0, 2]]),
     ],
 )
-def test_who_is_in_a_group(text, groups):
+def test_forms_of_replica_groups(text, groups):
     root = parse(program(blocking("all-gather", groups=text))).entry.root
     assert transfers.groups(root, 4) == groups
 
@@ -150,7 +150,7 @@ def test_an_addition_is_priced_by_its_bytes_not_by_its_estimate():
     assert any("23% of the compute time from bytes" in line for line in made.assumptions)
 
 
-def test_how_far_estimates_were_off_is_said_of_the_chip_that_it_was_measured_on():
+def test_the_error_of_estimates_is_that_of_the_chip():
     def said(chip, **options):
         lines = overlap.report(program(dot("y")), chip=chip, **options).assumptions
         return next(line for line in lines if "of the compute time from" in line)
@@ -162,7 +162,7 @@ def test_how_far_estimates_were_off_is_said_of_the_chip_that_it_was_measured_on(
     assert said("v6e", profile={"y": 10_000_000}).endswith("of the generated code")
 
 
-def test_the_profile_comes_first_and_counts_for_what_is_alike():
+def test_the_profile_comes_first_and_serves_equal_instructions():
     # y and z do the same; v does it in fewer cycles by the compiler's own estimate.
     lines = [dot("y"), dot("z", "y"), dot("v", "z", cycles=500_000)]
     made = overlap.report(program(*lines), chip=CHIP, profile={"y": 2_000_000})
@@ -170,7 +170,7 @@ def test_the_profile_comes_first_and_counts_for_what_is_alike():
     assert made.sources == pytest.approx({"profile": 4e-3, "estimate": 5e-4})
 
 
-def test_what_moves_more_than_its_cycles_allow_waits_for_the_memory():
+def test_an_instruction_takes_at_least_its_time_in_memory():
     # Three arrays of 1 MB at 10 GB/s take 300 us.
     fast = dot("y", cycles=100_000)
     made = overlap.report(program(fast), chip=CHIP)
@@ -193,7 +193,7 @@ def test_a_matmul_without_an_estimate_is_priced_by_its_flops_or_bytes():
     assert us(slow, "total") == (2500,)
 
 
-def test_a_slice_and_an_update_in_place_cost_what_they_touch():
+def test_a_slice_and_an_update_in_place_cost_the_bytes_they_touch():
     body = """%update (q0: f32[500,500], q1: f32[1,500], q2: s32[]) -> f32[500,500] {
   %q0 = f32[500,500]{1,0:T(8,128)} parameter(0)
   %q1 = f32[1,500]{1,0:T(8,128)} parameter(1)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 from support import python
 
-from benchmarks.compiled import claim
+from benchmarks.compiled import recorded_claims
 
 pytestmark = [
     pytest.mark.tpu_aot,
@@ -29,7 +29,7 @@ def programs() -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_ring_that_multiplies_what_it_sends_is_overlapped(programs):
+def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
     report = programs["overlapped"]
     assert report["verdict"] == "green", report["text"]
     assert [row["kind"] for row in report["rows"]] == ["collective-permute"] * 7
@@ -50,7 +50,7 @@ def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(pr
 
 def test_the_headline_is_true(programs):
     """What README says of our matmuls and the plain forms on three TPUs, compiled again."""
-    series = {tuple(one.jax.split(".")[:2]) for one in claim.load() if one.compiler}
+    series = {tuple(one.jax.split(".")[:2]) for one in recorded_claims.load() if one.compiler}
     if tuple(version("jax").split(".")[:2]) not in series:
         pytest.skip(f"nothing is claimed of this version of JAX, only of {sorted(series)}")
     # Red with a compiler that has no claims: CI would not notice else. (--update claims them.)
@@ -61,13 +61,13 @@ def test_the_headline_is_true(programs):
 
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("matmul", ["gathers", "scatters"])
-def test_our_matmuls_hide_what_they_send_and_the_built_in_forms_do_not(programs, matmul, both):
+def test_our_matmuls_hide_their_messages_and_the_built_in_forms_do_not(programs, matmul, both):
     ours, plain = (programs[f"{matmul}{both} {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.02, ours["text"]
     assert plain["verdict"].startswith("red: "), plain["text"]
 
 
-def test_a_tensor_parallel_mlp_hides_what_it_sends_and_the_built_in_form_does_not(programs):
+def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not(programs):
     """Of five products eight parts each hide what is sent, but for what the first must wait."""
     ours, plain = (programs[f"gated_mlp {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.05, ours["text"]
@@ -148,7 +148,7 @@ def test_all_gathers_that_the_compiler_spreads_are_read(programs):
     assert all(row["matmuls"] == 1 and row["exposed"] == 0 for row in spread)
 
 
-def test_the_times_are_near_what_the_chip_can_do(programs):
+def test_times_are_near_the_rates_of_the_chip(programs):
     for name in ("overlapped", "plain", "layers"):
         report = programs[name]
         assert report["compute"] == pytest.approx(report["flops"] / 197e12, rel=0.2)
@@ -197,7 +197,7 @@ def test_the_command_compiles_an_example(tmp_path):
 
 def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
     (tmp_path / "own.py").write_text(
-        "from ringcoll.overlap.examples import example\n"
+        "from ringcoll.commands.overlap_examples import example\n"
         "def program(mesh):\n"
         "    return example('all_gather_then_matmul', mesh, (1024, 1024, 2048))\n",
         encoding="utf-8",

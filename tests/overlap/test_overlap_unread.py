@@ -35,7 +35,7 @@ SUMS = f"""%sums (a: f32[500,500]) -> f32[500,500] {{
 """
 
 
-def test_what_is_known_is_read():
+def test_known_instructions_are_read():
     assert unread(program(start("s"), dot("y"), done("d", "s"), blocking("all-gather"))) == set()
     assert unread(program(kernel(), dot("y"))) == set()
 
@@ -63,7 +63,7 @@ def test_a_kernel_in_a_fusion_or_in_a_computation_that_is_started():
 
 
 @pytest.mark.parametrize("opcode", ["send", "recv", "infeed", "outfeed"])
-def test_what_waits_for_others(opcode):
+def test_instructions_that_wait_for_others_are_unread(opcode):
     lines = [f"%o = ({SHAPE}, u32[], token[]) {opcode}(%x, %x), is_host_transfer=true"]
     if opcode in ("send", "recv"):
         lines.append(f"%e = token[] {opcode}-done(%o)")
@@ -81,7 +81,7 @@ def test_collectives_that_are_not_known_or_run_in_an_unknown_way():
     assert unread(program(fused, before=MATMUL + twice)) == {"o"}
 
 
-def test_what_is_left_open_or_ends_without_a_start():
+def test_transfers_without_an_end_or_a_start_are_unread():
     assert unread(program(start("s"), dot("y"))) == {"s"}
     assert unread(program(dot("y"), done("d", "y"))) == {"d"}
 

@@ -88,7 +88,7 @@ def test_recursive_doubling_runs_on_powers_of_two():
     assert not exists("all_gather", "recursive_doubling", (4, 3))
 
 
-def test_recursive_doubling_names_what_runs_on_any_number():
+def test_recursive_doubling_names_algorithms_for_any_number_of_ranks():
     for shape in [(3,), (48,), (4, 6), (3, 1, 2)]:
         with pytest.raises(SizeError, match=r"power of two, got \d+ ranks; .*'bruck'"):
             build("all_gather", "recursive_doubling", shape)
@@ -101,7 +101,7 @@ def test_of_several_axes_on_one_axis_is_the_bidirectional_ring(name, n):
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4), (4, 2), (2, 3, 1), (3, 3, 3)], ids=str)
-def test_a_hamiltonian_passes_on_what_came_last_and_its_lanes_share_no_link(shape):
+def test_a_hamiltonian_forwards_the_last_shard_and_its_lanes_share_no_link(shape):
     schedule = build("all_gather", "hamiltonian", shape)
     came = dict.fromkeys(range(schedule.lanes), (0,))
     assert len(schedule.rounds) == schedule.size - 1
@@ -275,7 +275,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_build_says_what_is_wrong(arguments, message):
+def test_errors_of_build(arguments, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the message is compared in full)
         build(*arguments)
     assert str(error.value) == message

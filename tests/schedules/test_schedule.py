@@ -98,7 +98,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("schedule", "message"), BROKEN)
-def test_check_says_what_is_wrong(schedule, message):
+def test_errors_of_check(schedule, message):
     with pytest.raises(ScheduleError) as error:
         schedule.check()
     assert str(error.value) == message
@@ -145,7 +145,7 @@ def test_where_there_is_one_rank_nothing_is_missing(kind):
         (((2,), ((Move(1, 0),),)), f"the offsets of {Move(1, 0)!r}: 0 is no list"),
     ],
 )
-def test_what_is_no_schedule_at_all_is_refused_when_it_is_made(arguments, message):
+def test_malformed_schedules_are_refused_when_they_are_made(arguments, message):
     with pytest.raises(ScheduleError) as error:
         Schedule(*arguments)
     assert str(error.value) == message
@@ -191,7 +191,7 @@ MUTATED_SHAPES = [(2,), (3,), (4,), (5,), (2, 2), (2, 3), (3, 1)]
 
 @settings(deadline=None, max_examples=400)
 @given(mutants("all_gather", MUTATED_SHAPES))
-def test_check_passes_what_runs_and_nothing_else(schedule):
+def test_check_passes_exactly_the_schedules_that_run(schedule):
     right = passes(schedule)
     event(str(right))
     assert right == runs(gathered, schedule)
@@ -200,7 +200,7 @@ def test_check_passes_what_runs_and_nothing_else(schedule):
 
 @settings(deadline=None, max_examples=400)
 @given(mutants("all_to_all", MUTATED_SHAPES))
-def test_check_of_all_to_all_passes_what_runs_and_nothing_else(schedule):
+def test_check_of_all_to_all_passes_exactly_the_schedules_that_run(schedule):
     event(str(passes(schedule)))
     assert passes(schedule) == runs(exchanged, schedule)
 

@@ -1,4 +1,4 @@
-"""A claim: the figures that a page states of a program that was compiled or modelled, not run.
+"""Claims: the figures on the pages of programs that were compiled or modelled, but not run.
 
 `claims.json` holds all claims, `benchmarks.compiled.pages` shows them in tables, and
 `python -m benchmarks claims` computes them again.
@@ -15,33 +15,33 @@ import jax
 
 from benchmarks.collectives import scale
 from benchmarks.compiled import compiling, fsdp, grid, layers
-from benchmarks.compiled.figures import Figures
+from benchmarks.compiled.program_figures import Figures
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
 
 FILE = Path(__file__).with_name("claims.json")
-#: How far off a claim may be: a share of its time, points of exposure, a share of its temporaries
-#: (or a MiB).
+#: How far a claim may be off: a share of its time, points of exposure, a share of its temporaries
+#: (or 1 MiB).
 TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
 
-#: The commands that compile programs, and what makes a program of their flags.
+#: The commands that compile programs, and functions from their flags to programs.
 COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
     "fsdp": fsdp.program_of,
 }
-#: The commands that only model, and what computes seconds from their flags.
+#: The commands that only model, and functions from their flags to seconds.
 MODELLED = {"scale": scale.seconds_of}
 
 
 @dataclass(frozen=True)
 class ClaimedProgram:
-    """Which program: a command of `python -m benchmarks`, and its flags.
+    """A program by its command in `python -m benchmarks`, and its flags.
 
     Attributes:
         run: the command.
         flags: names and values, sorted.
-        profile: whether times are those of the compiler's static profile.
+        profile: whether times are from the compiler's static profile.
     """
 
     run: str
@@ -55,34 +55,34 @@ class ClaimedProgram:
 
     @property
     def command(self) -> str:
-        """What a reader types to see it."""
+        """The command that prints its figures."""
         flags = [f"--{name} {value}" for name, value in self.flags]
         return " ".join(["python -m benchmarks", self.run, *flags, *["--profile"] * self.profile])
 
     @property
     def compiler(self) -> str:
-        """The compiler for its topology, with its version; "" if nothing is compiled."""
+        """The name and version of the compiler for its topology; "" if nothing is compiled."""
         if self.run in MODELLED:
             return ""
         name = "jax-cuda13-pjrt" if gpus.is_named(dict(self.flags)["topology"]) else "libtpu"
         try:
             return f"{name} {version(name)}"
         except PackageNotFoundError:
-            return f"no {name}"  # of which nothing is claimed
+            return f"no {name}"  # no claim has this compiler
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What was found of a program.
+    """The figures of a program.
 
     Attributes:
         which: the program.
-        jax, compiler: the versions that it was found with; compiler is "" if it is modelled.
-        total_us: microseconds; 0 where a program's text holds no times.
+        jax, compiler: the versions that gave these figures; compiler is "" if it is modelled.
+        total_us: microseconds; 0 if the text of the program has no times.
         exposed_percent: the percentage of the time that is exposed communication.
         temporaries, program: bytes; None if nothing is compiled.
-        profiled: whether times are of the profile, which the compiler cannot make of every program.
-        hidden: how many collectives have a matmul under them, and how many there are; None where
+        profiled: whether times are from the profile; the compiler cannot profile every program.
+        hidden: how many collectives have a matmul under them, and how many there are; None if
             there are times.
     """
 
@@ -120,10 +120,10 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
 
     Args:
         which: the program.
-        cache: a folder of compiled programs; see `benchmarks.compiled.compile_cache`.
+        cache: a folder of compiled programs; see `benchmarks.compiled.program_cache`.
 
     Raises:
-        Exception: what JAX and the compiler raise.
+        Exception: JAX or the compiler raises.
     """
     flags = dict(which.flags)
     if which.run in MODELLED:
@@ -134,7 +134,7 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
 
 
 def of_found(which: ClaimedProgram, found: Figures) -> Claim:
-    """What was found of a compiled program, as a claim."""
+    """The figures of a compiled program as a claim."""
     hidden = [sum(column) for column in zip((0, 0), *found.hidden.values(), strict=True)]
     return Claim(
         which,
@@ -182,6 +182,6 @@ def _row(claim: Claim) -> dict[str, Any]:
     return {"command": which.command, "kind": kind, **flags, **rest}
 
 
-def quickest(claims: Sequence[Claim]) -> Claim:
+def fastest(claims: Sequence[Claim]) -> Claim:
     """The claim with the least time."""
     return min(claims, key=lambda claim: claim.total_us)

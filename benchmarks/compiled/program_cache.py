@@ -1,9 +1,9 @@
 """A cache of compiled programs: a program that is in the folder is not compiled again.
 
 The key of a program is everything that it is compiled from: the program as JAX lowers it, the
-compiler and its options, the topology and the order of its devices. So no program is mistaken for
-another, and equal programs of different names are compiled once. Costs are not kept: they are
-read off the text each time.
+compiler and its options, the topology and the order of its devices. So two different programs never
+share an entry, and equal programs with different names are compiled once. The cache keeps no costs:
+they are computed from the text each time.
 """
 
 import gzip
@@ -57,9 +57,9 @@ def compiled(
         topology, function, *operands, compiler_options=options, profile=profile
     )
     seconds = time.perf_counter() - start
-    if path is not None and bool(program.profile) == profile:  # else another try may find one
+    if path is not None and bool(program.profile) == profile:  # else the next try may get one
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The network is not kept: it is read off the mesh again.
+        # The network is not kept, because the mesh gives it again.
         kept = {"program": asdict(replace(program, network=None)), "seconds": seconds}
         write(path, gzip.compress(json.dumps(kept).encode()))
     return program, seconds

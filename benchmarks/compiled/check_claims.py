@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from benchmarks.compiled import claim, compiling, pages
-from benchmarks.compiled.claim import Claim, ClaimedProgram
+from benchmarks.compiled import compiling, pages, recorded_claims
 from benchmarks.compiled.pages import PageTable
+from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram
 from benchmarks.measuring import report
 from ringcoll.commands.arguments import in_a_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which claims, and what to do with what is found."""
+    """Declare which claims to compute, and what to do with the figures."""
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group()
     names = [table.name for table in pages.tables()]
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find and compare, or write; returns the exit status."""
-    jax.config.update("jax_platforms", "cpu")  # nothing is run: ask for no accelerator
-    every, claims = pages.tables(), claim.load()
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
+    every, claims = pages.tables(), recorded_claims.load()
     if args.write:
         return _write(every, claims)
     asked = [table for table in every if args.all or table.name in (args.table or ())]
@@ -84,7 +84,7 @@ def _find(
     for which in bar:
         claimed = known.get(which)
         try:
-            now = claim.find(which, args.cache)
+            now = recorded_claims.find(which, args.cache)
         except Exception as error:  # a compiler may refuse a program; the others still count
             table.add_row(
                 which.command, *_cells(claimed), "", "", "", f"failed: {in_a_line(error)}"
@@ -103,7 +103,7 @@ def _find(
                 if (one.which, one.jax, one.compiler) != (which, now.jax, now.compiler)
             ]
             claims = [*kept, now]
-            claim.save(claims)
+            recorded_claims.save(claims)
         elif words:
             status = 1
     report.show(f"Claims for {_versions()}", table)

@@ -1,8 +1,8 @@
 """The halves of a transformer block as programs: a gated MLP, and grouped-query attention.
 
-Each is one gather, several products of what is gathered, and one reduce-scatter. Attention itself
-is left out, because it sends nothing and would take most of the time: query, key and value are
-added up, and the result goes on to the last product.
+Each is one gather, several products with the gathered array, and one reduce-scatter. An addition
+of query, key and value stands for the attention itself, which sends nothing and would take most of
+the time.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Programs to look at: an all-gather or a reduce-scatter beside a matmul, in several forms."""
+"""Example programs: an all-gather or a reduce-scatter with a matmul, in several forms."""
 
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
@@ -18,7 +18,7 @@ from ringcoll.collectives.permute import ppermute
 Example = tuple[Callable, tuple[Any, ...]]
 #: The axis over which ranks share a matmul, or several.
 Axes = str | tuple[str, ...]
-#: m, k and f: a layer and, mirrored, the one after it.
+#: m, k and f of one layer; the layer after it has k and f swapped.
 SIZES = (8192, 8192, 28672)
 
 
@@ -28,13 +28,13 @@ def all_gather_then_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
 
 
 def ring_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
-    """x: [m/n, k], w: [k, f/n] -> [m, f/n], each shard multiplied while the next comes."""
+    """x: [m/n, k], w: [k, f/n] -> [m, f/n], each shard multiplied while the next one travels."""
     n, rank = lax.axis_size(axes), lax.axis_index(axes)
     rows = x.shape[0]
     out = lax.pcast(jnp.zeros((n * rows, w.shape[1]), x.dtype), axes, to="varying")
     for step in range(n):
         shard = x
-        if step < n - 1:  # sent before it is multiplied
+        if step < n - 1:  # send before the matmul
             x = ppermute(x, axes, [(r, (r + 1) % n) for r in range(n)])
         out = lax.dynamic_update_slice(out, shard @ w, ((rank - step) % n * rows, 0))
     return out
@@ -56,12 +56,12 @@ def matmul_reduce_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
 
 
 def _up(axes: Axes) -> tuple:
-    """The operands' dimensions (0, 1, 2 are m, k, f), how these are sharded, and the result's."""
+    """Dimensions (0, 1, 2 are m, k, f) and sharding of both operands; sharding of the result."""
     return ((0, 1), P(axes, None)), ((1, 2), P(None, axes)), P(None, axes)
 
 
 def _down(axes: Axes) -> tuple:
-    """The same of the layer after it."""
+    """The same for the layer after it."""
     return ((0, 2), P(None, axes)), ((2, 1), P(axes, None)), P(axes, None)
 
 
@@ -72,7 +72,6 @@ _FORMS: Mapping[str, tuple[Callable, Callable[[Axes], tuple]]] = {
     "matmul_then_psum_scatter": (matmul_then_psum_scatter, _down),
     "matmul_reduce_scatter": (matmul_reduce_scatter, _down),
 }
-#: Their names.
 NAMES = tuple(_FORMS)
 
 
@@ -81,7 +80,7 @@ def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Examp
 
     Args:
         name: one of `NAMES`.
-        mesh: its ranks.
+        mesh: where it runs.
         sizes: m, k and f, each a multiple of the number of ranks.
 
     Returns:

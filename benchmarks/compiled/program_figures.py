@@ -1,4 +1,4 @@
-"""What was found of a program that was compiled and not run, and the tables of it."""
+"""The figures of programs that were compiled and not run, and tables of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from ringcoll.overlap import Report
 
 @dataclass(frozen=True)
 class Figures:
-    """What one program costs.
+    """The cost of one program.
 
     Attributes:
-        which: which program it is: the heads and cells of the first columns.
-        total, exposed, communication: microseconds, 0 where its text holds no times.
-        hidden: by kind of collective, how many have a matmul under them, and of how many.
+        which: names the program: heads and cells of the first columns.
+        total, exposed, communication: microseconds; 0 if its text has no times.
+        hidden: by kind of collective, how many have a matmul under them, and how many there are.
     """
 
     which: dict[str, str]
@@ -40,7 +40,7 @@ class Figures:
 
 
 def hidden_of(seen: Report) -> dict[str, tuple[int, int]]:
-    """By kind of collective, how many have a matmul under them, and of how many."""
+    """By kind of collective, how many have a matmul under them, and how many there are."""
     hidden: Counter[str] = Counter()
     every: Counter[str] = Counter()
     for row in seen.rows:
@@ -50,7 +50,7 @@ def hidden_of(seen: Report) -> dict[str, tuple[int, int]]:
 
 
 def print_timed(found: Sequence[Figures]) -> None:
-    """A table of programs with times, each beside the built-in forms of the same."""
+    """Print programs with times, each with ratios to the built-in forms of the same program."""
     figures = (
         "total\nus", "exposed\n%", "above\n%", "plain\nover it", "built in\nover it",
         "temp\nMiB", "program\nKiB", "compile\ns",
@@ -77,7 +77,7 @@ def print_timed(found: Sequence[Figures]) -> None:
 
 
 def print_counted(found: Sequence[Figures]) -> None:
-    """A table of programs whose text holds no times, as of GPUs: what is hidden is counted."""
+    """Print programs whose text has no times, as for GPUs, with counts of hidden collectives."""
     made = report.table(*found[0].which, "with a matmul under them", "temp\nMiB", "compile\ns")
     for one in found:
         made.add_row(

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from support import make_mesh
 
-from benchmarks.compiled import formulations, rivals
+from benchmarks.compiled import ring_formulations, rivals
 from benchmarks.compiled.programs import FORMS
 
 OPERANDS = {"all_gather_matmul": ((16, 5), (5, 24)), "matmul_reduce_scatter": ((16, 24), (24, 3))}
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
-@pytest.mark.parametrize("form", formulations.FORMS)
+@pytest.mark.parametrize("form", ring_formulations.FORMS)
 def test_every_formulation_is_the_plain_form(form, n):
     x, w = (
         np.arange(a * n * b * n, dtype=np.float32).reshape(a * n, b * n) % 7 - 3
@@ -27,8 +27,8 @@ def test_every_formulation_is_the_plain_form(form, n):
 
     plain = run(case.plain)
     chex.assert_trees_all_equal(plain, x @ w)
-    for name in formulations.NAMES:
-        chex.assert_trees_all_equal(run(formulations.formulation(form, name)), plain)
+    for name in ring_formulations.NAMES:
+        chex.assert_trees_all_equal(run(ring_formulations.formulation(form, name)), plain)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])

@@ -1,17 +1,17 @@
-"""The same ring written in many ways, to see what makes a compiler overlap it.
+"""One ring written in many ways, to see which of them a compiler overlaps.
 
-A formulation is a name such as "2lanes-joined-tied", of which each part is a choice:
+A formulation has a name such as "2lanes-joined-tied"; each part of the name is a choice:
 
-  1lane, 2lanes  whole shards one way round, or half of each either way
+  1lane, 2lanes  whole shards in one direction, or half of each shard in either direction
   joined         the halves of two lanes multiplied as one matmul, not as two
-  tied           a barrier a round, over what came and what was made of the round before
-  loop           a `fori_loop` in place of rounds written out
+  tied           a barrier in each round, over the shards that arrive and the products so far
+  loop           a `fori_loop` instead of one round after the other
 
-`python -m benchmarks overlap --formulations` compiles them all, and the rings of others. The engine
-of the library is those that won, for any schedule. A gather is 2lanes-joined-tied; if its products
-are added up, it is a loop without barriers (`adding` of `benchmarks.compiled.rivals`). A scatter is
-2lanes-joined-tied-loop, or runs by turns where the wire is the longer part
-(`ringcoll.runtime.turns`). `overlap.md` says what wins where, and why.
+`python -m benchmarks overlap --algorithm LIST` compiles them. The engine of the library uses the
+best of them, for any schedule. A gather is 2lanes-joined-tied; if its products are added up, it is
+a loop without barriers (`adding` of `benchmarks.compiled.rivals`). A scatter is
+2lanes-joined-tied-loop, or runs by turns where messages take longer than products
+(`ringcoll.runtime.turns`). `overlap.md` says which is best where, and why.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def _scattered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: b
     rows = x.shape[0] // n // lanes
 
     def made(i, w):
-        """This rank's products for the blocks whose sums it adds to in round i."""
+        """This rank's products for the blocks whose sums arrive in round i."""
         places = [
             rank_after(-1 - i if lane == 0 else 1 + i) * lanes + lane for lane in range(lanes)
         ]
@@ -105,11 +105,11 @@ def _turns(turns: int, step: Callable, state, loop: bool):
 
 
 def rank_after(further) -> Array:
-    """The number of the rank that is `further` places after this one, round the ring."""
+    """The number of the rank `further` places after this one on the ring."""
     return (lax.axis_index("x") + further) % lax.axis_size("x")
 
 
 def hop(x: Array, shift: int) -> Array:
-    """x of the rank that is `shift` places before this one."""
+    """The x of the rank `shift` places before this one."""
     n = lax.axis_size("x")
     return lax.ppermute(x, "x", [(rank, (rank + shift) % n) for rank in range(n)])
