@@ -99,13 +99,15 @@ def _gather_and_multiply(
         model = auto.machine(device_kind())
         sizes = options.sizes()
         form = Form(*auto.to_gather(gather, x, others, sizes, model))
+        on_gpus = auto.to_gather_on_gpus(gather, x, others, prod(sizes), device_kind())
+        gpus = form._replace(algorithm=on_gpus)
         between = Form(auto.to_gather_between(gather, x, others, prod(sizes)))
 
         def run(form: Form, x: Array, others: list[Array]) -> Any:
             chosen = replace(options, algorithm=form.algorithm)
             return _gather_and_multiply(chosen, gather, x, others, keep, form.late)
 
-        return by_platform(options.axes, form, between, run, x, others)
+        return by_platform(options.axes, form, gpus, between, run, x, others)
     if options.algorithm != LAX:
         with named("all_gather_einsum", options.algorithm, "all_gather"):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
@@ -229,12 +231,13 @@ def multiply_and_scatter(
             algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
+        gpus = Form(auto.to_scatter_on_gpus(scatter, pairs, prod(sizes), device_kind()))
         between = Form(auto.to_scatter_between(scatter, pairs, prod(sizes), jax.__version__))
 
         def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
             return multiply_and_scatter(replace(options, algorithm=form.algorithm), scatter, pairs)
 
-        return by_platform(options.axes, form, between, run, pairs)
+        return by_platform(options.axes, form, gpus, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
     if options.algorithm == LAX:
