@@ -15,6 +15,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 from benchmarks.collectives import scale, sweep, tune
 from benchmarks.compiled import check_claims, fsdp, layers, matmul, overlap
 from benchmarks.hosts import cluster, failures, skew, wire
+from benchmarks.machines import fit, measured
 from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
 from ringcoll.collectives import choice
@@ -30,6 +31,8 @@ COMMANDS = {
     "fsdp": fsdp,
     "scale": scale,
     "claims": check_claims,
+    "machines": fit,
+    "measured": measured,
     "cluster": cluster,
     "wire": wire,
     "skew": skew,

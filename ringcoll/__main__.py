@@ -13,11 +13,18 @@ from typing import Any
 import jax
 
 from ringcoll import __version__
-from ringcoll.commands import arguments, cost, draw, explain, overlap
+from ringcoll.commands import arguments, cost, draw, explain, fit, overlap, predict
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
-COMMANDS = {"draw": draw, "cost": cost, "explain": explain, "overlap": overlap}
+COMMANDS = {
+    "draw": draw,
+    "cost": cost,
+    "predict": predict,
+    "machine": fit,
+    "explain": explain,
+    "overlap": overlap,
+}
 
 
 def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:

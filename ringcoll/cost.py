@@ -1,4 +1,10 @@
-"""What a collective costs in seconds; the public name of `ringcoll.costs.model`."""
+"""What a collective costs in seconds; the public name of `costs.model` and what goes with it."""
 
+from ringcoll.costs.machines import DEVICES as DEVICES
+from ringcoll.costs.machines import KINDS as KINDS
+from ringcoll.costs.machines import SWITCHES as SWITCHES
 from ringcoll.costs.model import *  # noqa: F403 - the names in its __all__
-from ringcoll.costs.model import __all__ as __all__
+from ringcoll.costs.model import __all__ as _of_the_model
+from ringcoll.costs.prediction import predict as predict
+
+__all__ = [*_of_the_model, "DEVICES", "KINDS", "SWITCHES", "predict"]

@@ -14,7 +14,7 @@ mesh = overlap.mesh(TOPOLOGY)
 forms = {
     "gather": "all_gather_matmul",
     "scatter": "matmul_reduce_scatter",
-    # By columns: nothing is added up, so that "auto" hides it.
+    # By columns: nothing is added up, so that it is hidden.
     "weights": "weight_gather_columns",
 }
 
@@ -36,11 +36,11 @@ def reported(form, algorithm, both=False, **options):
 reports = {
     f"{form} {algorithm}{' both' if both else ''}": reported(form, algorithm, both)
     for form in forms
-    for algorithm in ("auto", "lax")
+    for algorithm in ("ring", "lax")
     for both in (False, True)
 }
 reports["both ways"] = reported("gather", "bidirectional_ring")
 reports["both ways, two at once"] = reported("gather", "bidirectional_ring", **TWO)
-reports["regather"] = reported("gather", "auto/regather", both=True)
+reports["regather"] = reported("gather", "ring/regather", both=True)
 reports["kinds"] = [device.device_kind for device in mesh.devices.flat]
 json.dump(reports, sys.stdout)

@@ -14,7 +14,7 @@ from benchmarks.measuring import report
 from benchmarks.measuring.options import listed
 from ringcoll.commands.arguments import PictureFile, size, writing
 from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
-from ringcoll.commands.plot import Curve, plot
+from ringcoll.commands.plot import PlotLine, plot
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 TPU, GPU, NETWORK, LOCAL = "v5p", "h200", "infiniband400", 8
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     ranks, forms = args.ranks, [form for form in FORMS if form.name in args.form]
     title = f"all_reduce of {bytes_in_words(args.bytes)}, modelled"
     lines = [
-        Curve(form.name, ranks, [_seconds(form, n, args.bytes) for n in ranks]) for form in forms
+        PlotLine(form.name, ranks, [_seconds(form, n, args.bytes) for n in ranks]) for form in forms
     ]
     table = report.table("ranks", *(form.name for form in forms))
     for i, n in enumerate(ranks):

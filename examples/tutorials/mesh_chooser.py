@@ -72,7 +72,7 @@ class Transformer:
 
         # Along `model`: two forward passes, and a backward pass with twice the work.
         shard = 2 * share * of.width
-        hop = machine.alpha + machine.beta * shard / 2
+        hop = machine.latency + machine.beta * shard / 2
         wire = 3 * of.layers * len(self.linears) * (model - 1) * hop
         exposed, rounds = 0.0, rounds_of("bidirectional_ring", model)
         for weights in self.linears if model > 1 else ():

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringcoll.commands import arguments, machine
 from ringcoll.commands.machine import Machine, Seconds
-from ringcoll.commands.plot import Curve, plot
+from ringcoll.commands.plot import PlotLine, plot
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.counts import Price
 from ringcoll.costs.model import Range, fastest
@@ -197,7 +197,7 @@ def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
     if len(rows) == 1:
         sizes = [round(b) for b in np.geomspace(LEAST, MOST, 100).tolist()]
         lines = [
-            Curve(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()
+            PlotLine(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()
         ]
         title = f"{args.collective} on {rows[0].machine.name} x {args.device}, modelled"
         marks = [one.least for one in _ranges(rows[0])[1:]]
@@ -209,6 +209,6 @@ def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
             axes = len(row.machine.shape)
             label = name if axes == 1 else f"{name}, {axes} axes"
             points.setdefault(label, []).append((row.machine.ranks, seconds(args.bytes[0])))
-    lines = [Curve(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
+    lines = [PlotLine(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
     title = f"{args.collective} of {bytes_in_words(args.bytes[0])} on {args.device}, modelled"
     plot(args.plot, title, "ranks", lines, lambda n: f"{n:g}")

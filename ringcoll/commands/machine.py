@@ -9,13 +9,20 @@ from math import prod
 from ringcoll.commands import arguments
 from ringcoll.costs import slices
 from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
-from ringcoll.costs.model import DEVICES, SWITCHES, Model, seconds, seconds_on_hosts
-from ringcoll.io.text import seconds_in_words
+from ringcoll.costs.machines import DEVICES, SWITCHES
+from ringcoll.costs.model import Model, seconds, seconds_on_hosts
+from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.schedules.registry import Algorithm
 
 MODELS = {**DEVICES, **SWITCHES}
-_CONSTANTS = {"alpha": "of a message", "beta": "of a byte sent", "gamma": "of a byte added"}
+_CONSTANTS = {
+    "alpha": "of a message",
+    "hop": "of a link that a message passes",
+    "beta": "of a byte sent",
+    "gamma": "of a byte added",
+}
 OUTER = "ethernet100"
+_SOME_SIZES = (2**10, 2**20, 2**26, 2**30)
 Shape = tuple[int, ...]
 #: Seconds of so many bytes of the full vector.
 Seconds = Callable[[float], float]
@@ -180,7 +187,12 @@ def lines(machines: Sequence[Machine]) -> Iterator[str]:
 
 
 def _constants(model: Model) -> str:
+    if wire := model.wire:
+        some = (f"{seconds_in_words(wire(b))} of {bytes_in_words(b)}" for b in _SOME_SIZES)
+        return f"a message, measured: {', '.join(some)}"
     said = f"alpha {seconds_in_words(model.alpha)}"
+    if model.hop:
+        said += f", hop {seconds_in_words(model.hop)}"
     for name, second in (("beta", model.beta), ("gamma", model.gamma)):
         said += f", {name} 1/({1e-9 / second:.4g} GB/s)" if second else f", {name} 0"
     return said
@@ -192,7 +204,10 @@ def _outer(args: argparse.Namespace) -> Model:
 
 def _changed(model: Model, args: argparse.Namespace, prefix: str) -> Model:
     given = {name: getattr(args, prefix + name, None) for name in _CONSTANTS}
-    return replace(model, **{name: value for name, value in given.items() if value is not None})
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "alpha" in changes or "beta" in changes:  # they stand for what was measured
+        changes["wire"] = None
+    return replace(model, **changes)
 
 
 def shapes(text: str) -> list[Shape]:

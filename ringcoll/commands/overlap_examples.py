@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from ringcoll import matmuls
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.permute import ppermute
+from ringcoll.runtime.value_types import device_kind
 
 #: A function and the shapes of its operands, on a mesh.
 Example = tuple[Callable, tuple[Any, ...]]
@@ -42,7 +43,7 @@ def ring_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
 
 def all_gather_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
     """The same by `ringcoll.all_gather_matmul`."""
-    return matmuls.all_gather_matmul(x, w, axes)
+    return matmuls.all_gather_matmul(x, w, axes, algorithm=_overlapping())
 
 
 def matmul_then_psum_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
@@ -52,7 +53,12 @@ def matmul_then_psum_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
 
 def matmul_reduce_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
     """The same by `ringcoll.matmul_reduce_scatter`."""
-    return matmuls.matmul_reduce_scatter(x, w, axes)
+    return matmuls.matmul_reduce_scatter(x, w, axes, algorithm=_overlapping())
+
+
+def _overlapping() -> str:
+    """What overlaps: "auto", but on GPUs the ring, since "auto" prefers the built-in there."""
+    return "ring" if (device_kind() or "").startswith("NVIDIA") else "auto"
 
 
 def _up(axes: Axes) -> tuple:

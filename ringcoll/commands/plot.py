@@ -11,19 +11,20 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
 _STYLES = ("-", (0, (4, 2)))
 
 
-class Curve(NamedTuple):
-    """An algorithm: seconds at each place."""
+class PlotLine(NamedTuple):
+    """An algorithm: seconds at each place; and those that were measured there, as points."""
 
     name: str
     places: Sequence[float]
     seconds: Sequence[float]
+    measured: Sequence[float] = ()
 
 
 def plot(
     path: Path,
     title: str,
     along: str,
-    lines: Sequence[Curve],
+    lines: Sequence[PlotLine],
     in_words: Callable[[float], str] = str,
     marks: Sequence[float] = (),
 ) -> None:
@@ -45,6 +46,8 @@ def plot(
     for i, line in enumerate(lines):
         colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
         axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
+        if line.measured:
+            axes.plot(line.places, line.measured, ".", color=colour)
     for mark in marks:
         axes.axvline(mark, color="#bbbbbb", linewidth=0.8, linestyle=":")
         axes.annotate(

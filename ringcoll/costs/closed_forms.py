@@ -92,6 +92,7 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
     """
     terms = [
         (recognised({n: paid.startups for n, paid in prices.items()}), "alpha"),
+        (recognised({n: paid.hops for n, paid in prices.items()}), "hop"),
         (recognised({n: paid.link / n for n, paid in prices.items()}), "B beta"),
     ]
     if adding:
@@ -110,8 +111,8 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
 
 
 def at(n: int, paid: Price, adding: bool = True) -> str:
-    """The seconds as `closed_form`, with numbers for n ranks: "7 alpha + 7/8 B beta"."""
-    counts = [(paid.startups, "alpha"), (paid.link / n, "B beta")]
+    """The seconds as `closed_form`, with numbers for n ranks: "7 alpha + 7 hop + 7/8 B beta"."""
+    counts = [(paid.startups, "alpha"), (paid.hops, "hop"), (paid.link / n, "B beta")]
     if adding:
         counts.append((paid.additions / n, "B gamma"))
     return _sum((str(count), unit) for count, unit in counts)

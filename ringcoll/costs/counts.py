@@ -37,10 +37,10 @@ Counted = TypeVar("Counted")
 class Price:
     """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
 
-    `messages` are the messages that a rank sends. `startups` are the alphas that it pays one
-    after the other. On a switch, where a rank has one port, that is one for each message. On a
-    physical ring or torus a port is an axis and a direction. There a round pays one for each link
-    that the farthest message passes, and one for each further message by the same port.
+    `messages` are the messages that a rank sends. `startups` are those that start one after the
+    other. On a switch, where a rank has one port, these are all. On a physical ring or torus a
+    port is an axis and a direction, and messages by different ports start at the same time. `hops`
+    are the links that the farthest message of each round passes; a switch has none.
 
     `sent` is what leaves a rank. `raw` is the part of it in messages without a partial sum; these
     keep the operand's width, whatever the dtype of the sums. `link` is the load of the busiest
@@ -50,6 +50,7 @@ class Price:
     rounds: int = 0
     messages: int = 0
     startups: int = 0
+    hops: int = 0
     sent: Fraction = Fraction(0)
     raw: Fraction = Fraction(0)
     link: Fraction = Fraction(0)
@@ -83,8 +84,9 @@ def price(
     >>> paid = pricing.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
     (3, 3, Fraction(7, 1))
-    >>> pricing.price("all_gather", "bruck", (8,), network=(8,)).startups  # 1 + 2 + 4 links
-    7
+    >>> paid = pricing.price("all_gather", "bruck", (8,), network=(8,))
+    >>> paid.startups, paid.hops  # 1 + 2 + 4 links
+    (3, 7)
     """
     run = _phases(collective, algorithm, shape)
     alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
@@ -129,7 +131,7 @@ def price_on_hosts(
     )
     for phase, kinds, one in zip(run, routed, alone, strict=True):
         for times, *loads in kinds:
-            whole = (Load(startups, phase.shards * link) for startups, link in loads)
+            whole = (one._replace(link=phase.shards * one.link) for one in loads)
             rounds.append(HostRound(times, *whole))
         additions += _paid(phase, one, False).additions
     return HostsPrice(tuple(rounds), additions)
@@ -242,16 +244,17 @@ def price_backward(
                 raw += len(move.offsets)
         added |= {(move.lane, o) for move in moves for o in move.offsets}
     sent = Fraction(shards, schedule.lanes)
-    startups, link = messages, sent
+    load = Load(messages, 0, sent)
     if network is not None:
         rings = None if closed is None else tuple(closed)
-        startups, link = on_torus(schedule, tuple(network), rings)
+        load = on_torus(schedule, tuple(network), rings)
     return Price(
         rounds=len(schedule.rounds),
         messages=messages,
-        startups=startups,
+        startups=load.startups,
+        hops=load.hops,
         sent=sent,
         raw=Fraction(raw, schedule.lanes),
-        link=link,
+        link=load.link,
         additions=sent,
     )

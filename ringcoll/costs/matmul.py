@@ -145,7 +145,7 @@ def hidden_seconds(
         slicing = sliced * came.shards / ranks * model.memory
         total += slicing + seconds + adding
         if going:
-            hop = model.alpha + model.beta * shard_bytes * going.load
+            hop = model.latency + model.beta * shard_bytes * going.load
             under = _covered(pieces, shard_bytes * going.load, model)
             if came is made[0] and joining and under >= seconds:
                 under += filled

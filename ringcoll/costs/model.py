@@ -9,19 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import isqrt
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from ringcoll.costs.counts import HostsPrice, Price
+from ringcoll.costs.curves import Curve
 from ringcoll.costs.routes import Load
 from ringcoll.costs.slices import SIDES
 
 __all__ = [
-    "DEVICES",
-    "KINDS",
-    "SWITCHES",
     "Model",
     "Range",
     "Sample",
@@ -38,21 +35,26 @@ __all__ = [
 class Model:
     """Rates of a machine: alpha, seconds a message; beta, a byte on a link; gamma, a byte added.
 
-    alpha is paid for each of the `startups` of a price. Messages that leave by different ports at
-    once share one alpha; a message that goes far pays one for every link. axes are the axes of
-    the torus or grid that the links make; a switch has none. From all_reduces ranks on, the
+    alpha starts a message, and is paid for each of the `startups` of a price: messages that leave
+    by different ports at once share one. hop is paid for each link that a message passes. A
+    message to a neighbour so takes alpha + hop + beta a byte. axes are the axes of the torus or
+    grid that the links make; a switch has none, and no hop. From all_reduces ranks on, the
     built-in reduce-scatter is an all-reduce; 0 means never.
 
     For matmuls, delta is seconds a floating-point operation, and start is seconds that a matmul
     takes besides its operations. far is seconds a byte read from the main memory. near is the
     same for the memory beside the core, which holds near_bytes. Compilers reckon
     reckoned_alpha and reckoned_beta a byte for a hop, and start it early or late by that.
+
+    wire, where a message was measured at many sizes, is its seconds by its bytes. It then stands
+    for alpha and beta.
     """
 
     alpha: float
     beta: float
     gamma: float
     delta: float = 0.0
+    hop: float = 0.0
     axes: int = 1
     start: float = 0.0
     far: float = 0.0
@@ -61,6 +63,16 @@ class Model:
     all_reduces: int = 0
     reckoned_alpha: float = 0.0
     reckoned_beta: float = float("inf")
+    wire: Curve | None = None
+
+    @property
+    def latency(self) -> float:
+        """Seconds besides its bytes that a message to a neighbour takes once it has started.
+
+        A matmul waits for that alone: it is assumed, not measured, that messages which are started
+        ahead start beside the compute. A network without hops has its alpha.
+        """
+        return self.hop or self.alpha
 
     def reckons(self, size: float) -> float:
         """Seconds that compilers reckon for a hop of so many bytes, by which they order it."""
@@ -88,12 +100,20 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
 
     >>> paid = pricing.price("all_gather", "ring", (8,), network=(8,))
     >>> print(f"{cost.seconds(paid, 2**20, cost.DEVICES['v5e']):.1e}")
-    1.7e-04
+    1.8e-04
     """
     raw = float(paid.raw / paid.sent) if paid.sent else 1.0
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
     added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
-    return model.alpha * paid.startups + model.beta * link_bytes + model.gamma * added_bytes
+    load = Load(paid.startups, paid.hops, paid.link)
+    return _sending(load, link_bytes, model) + model.gamma * added_bytes
+
+
+def _sending(load: Load, link_bytes: float, model: Model) -> float:
+    """The seconds of messages; by a measured wire, all are taken to be of one size."""
+    if model.wire and load.startups:
+        return load.startups * model.wire(link_bytes / load.startups)
+    return model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
 
 
 def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
@@ -115,7 +135,7 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
     """
 
     def wire(load: Load, model: Model) -> float:
-        return model.alpha * load.startups + model.beta * float(load.link) * shard_bytes
+        return _sending(load, float(load.link) * shard_bytes, model)
 
     rounds = (n * max(wire(near, inner), wire(far, outer)) for n, near, far in paid.rounds)
     return sum(rounds) + inner.gamma * float(paid.additions) * shard_bytes
@@ -207,93 +227,6 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
             best, best_error = x, error
     alpha, beta, gamma = (best / np.where(size > 0, size, 1)).tolist()
     return Model(alpha, beta, gamma), float(np.median(abs(scaled @ best - 1)))
-
-
-def _tpu(
-    link: float,
-    memory: float,
-    flops: float,
-    axes: int,
-    share: float,
-    near: float,
-    near_mib: int,
-    reckoned: tuple[float, float],
-    all_reduces: int = 0,
-) -> Model:
-    """Of rates: bytes a second one way of a link, bytes of memory, operations of a matmul.
-
-    Then: at what share of the memory's rate a matmul reads it; the bytes a second of the memory
-    beside the core, and the MiB that it holds; what compilers reckon for a hop (seconds, bytes a
-    second); `Model.all_reduces`.
-    """
-    rates = (1 / link, 3 / memory, 1 / flops)
-    reads = (1 / (share * memory), 1 / near, near_mib * 2**20)
-    alpha, rate = reckoned
-    return Model(1e-6, *rates, axes, _START, *reads, all_reduces, alpha, 1 / rate)
-
-
-# What is not published is read off programs that libtpu 0.0.52 compiled for 8 devices on
-# 2026-11-22: `python -m ringcoll overlap --text` prints them. Cycles are `estimated_cycles`.
-# share and near: matmuls of 16 rows by [8192, 3584], or by [3584, 8192], 58.7 MB, take 99.3 us
-#   from the main memory on v5e, 35.2 on v5p, 42.5 on v6e, 22.0 on tpu7x; from the memory beside
-#   the core 11.5 on v5e and 9.4 on v6e; half as wide, 4.9 on v5p and 4.8 on tpu7x.
-# near_mib: compilers hold 112 MiB on v5e (v5e:2x2) and 28, but not 56, on v5p and tpu7x: the
-#   core's memory, of 128 or 64 MiB, less the 16 that kernels have by default.
-# start: what matmuls of 64 to 256 rows take beside their operations (v6e: 10.6 us at 128 rows,
-#   19.4 at 256; of operations, 8.2 and 16.4).
-# reckoned: hops of 1 and 2 MiB were started before a matmul or after it by how long slices take to
-#   be placed (`costs.matmul.PLACING`): on v5p 1 MiB counts as 3.1 to 3.7 us and 2 MiB as 3.7 to
-#   5.1; on v6e as 3.2 to 3.9 and 5.4 to 6.7; on v5e 0.5 MiB as 10.0 to 10.2, 8 MiB as 156 at
-#   least. On tpu7x, whose hops were in time, it is taken for the rate of the link.
-# all_reduces: the slices in `tests/costs/test_cost.py`.
-
-_START = 3e-6
-
-#: Modelled, not measured: 1 us a message and link (an assumption); a link
-#: carries, each way, nine tenths of the rate published for a port (50 or 100 GB/s);
-#: additions run at the rate of the memory, matmuls at that of bf16. Published at
-#: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x, whose device is half a chip. Price with
-#: the `network` of the slice, and `closed`, which of its axes are rings (`ringcoll.costs.slices`).
-DEVICES: Mapping[str, Model] = MappingProxyType(
-    {
-        "v5e": _tpu(45e9, 810e9, 197e12, 2, 0.73, 5.1e12, 112, (0.3e-6, 53e9), 16),
-        "v5p": _tpu(90e9, 2760e9, 459e12, 3, 0.60, 6.0e12, 48, (1.5e-6, 620e9), 8),
-        "v6e": _tpu(90e9, 1640e9, 918e12, 2, 0.84, 6.2e12, 112, (1.5e-6, 480e9), 16),
-        "tpu7x": _tpu(90e9, 3690e9, 1153e12, 3, 0.72, 6.1e12, 48, (1.5e-6, 90e9)),
-    }
-)
-
-
-def _switch(alpha: float, port: float, memory: float = float("inf")) -> Model:
-    """Of rates: bytes a second one way of a port, bytes of memory."""
-    return Model(alpha, 1 / port, 3 / memory, axes=0)
-
-
-#: Modelled, not measured: ports to a switch. Of GPUs, what is published for NVLink one way
-#: (450 of 900 GB/s) and memory: nvidia.com/en-us/data-center/h100, h200. Of networks, what the
-#: name says in Gbit/s, by definition; additions are not counted. The alphas are assumptions.
-SWITCHES: Mapping[str, Model] = MappingProxyType(
-    {
-        "h100": _switch(3e-6, 450e9, 3.35e12),
-        "h200": _switch(3e-6, 450e9, 4.8e12),
-        "infiniband400": _switch(5e-6, 400e9 / 8),
-        "ethernet100": _switch(20e-6, 100e9 / 8),
-        "ethernet10": _switch(30e-6, 10e9 / 8),
-    }
-)
-
-#: As `device.device_kind` calls them.
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "TPU v5 lite": "v5e",
-        "TPU v5e": "v5e",
-        "TPU v5": "v5p",
-        "TPU v5p": "v5p",
-        "TPU v6 lite": "v6e",
-        "TPU v6e": "v6e",
-        "TPU7x": "tpu7x",
-    }
-)
 
 
 def links(ranks: int, model: Model) -> int:

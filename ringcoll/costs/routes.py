@@ -20,9 +20,10 @@ MOST_MESSAGES = 2**22
 
 
 class Load(NamedTuple):
-    """The alphas that are paid one after the other, and the shards on the busiest link."""
+    """Messages that start one after the other, links passed, and shards on the busiest link."""
 
     startups: int
+    hops: int
     link: Fraction
 
 
@@ -50,17 +51,18 @@ def on_torus(
         closed: which of them are rings; None: all. The others are lines, along which
             `slices.along` places the ranks.
 
-    Startups are the most messages that leave a rank by one port (an axis and a direction), and
-    one more for every link after the first that the farthest message passes.
+    Startups are the most messages that leave a rank by one port (an axis and a direction); those
+    by other ports start at the same time. Hops are the links that the farthest message passes.
 
     Raises:
         ScheduleError: it cannot be routed: see `MOST_MESSAGES`.
     """
-    startups, halves = 0, 0
+    total = np.zeros(3, int)
     for kind, times in _kinds(schedule).items():
-        started, load = _round_on_torus(schedule, kind, network, closed or (True,) * len(network))
-        startups, halves = startups + times * started, halves + times * load
-    return Load(startups, Fraction(halves, 2 * schedule.lanes))
+        rings = closed or (True,) * len(network)
+        total += times * np.array(_round_on_torus(schedule, kind, network, rings))
+    startups, hops, halves = total.tolist()
+    return Load(startups, hops, Fraction(halves, 2 * schedule.lanes))
 
 
 def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
@@ -79,7 +81,7 @@ def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
         for there, ports in ((False, 1), (True, local)):  # a rank's port, a host's
             those = (source // local != target // local) == there
             busiest = _most(source[those] // ports, shards[those])  # none gets more than it sends
-            loads.append(Load(_most(source[those]), Fraction(busiest, schedule.lanes)))
+            loads.append(Load(_most(source[those]), 0, Fraction(busiest, schedule.lanes)))
         rounds.append(HostRound(times, *loads))
     return rounds
 
@@ -114,8 +116,8 @@ def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
 
 def _round_on_torus(
     schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
-) -> tuple[int, int]:
-    """Startups, and the load of the busiest link in half lane shares."""
+) -> tuple[int, int, int]:
+    """Startups, hops, and the load of the busiest link in half lane shares."""
     # On a torus of its own shape, what one rank sends is what all send.
     alike = schedule.shape == network and all(closed)
     ranks = np.arange(1 if alike else schedule.size)
@@ -141,7 +143,7 @@ def _round_on_torus(
         at[axis] = there[axis]
     # Of ties, each message goes whole, by the port that fewer leave by.
     one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
-    return int(one_port.max()) + max(int(far.max(initial=0)) - 1, 0), max(loads)
+    return int(one_port.max()), int(far.max(initial=0)), max(loads)
 
 
 def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...]) -> np.ndarray:

@@ -7,7 +7,8 @@ from importlib.resources import files
 from string import Template
 
 from ringcoll.costs.counts import Price
-from ringcoll.costs.model import DEVICES, seconds
+from ringcoll.costs.machines import DEVICES
+from ringcoll.costs.model import seconds
 from ringcoll.draw.captions import Names, explained, parts
 from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.picture import Picture
@@ -110,7 +111,8 @@ def _counts(plan: Plan, paid: Price) -> list[list[str]]:
         ["Each rank", "", "of 64 MiB"],
         ["rounds", f"{paid.rounds}", ""],
         ["messages sent", f"{paid.messages}", ""],
-        ["alphas one after the other", f"{paid.startups}", ""],
+        ["messages started one after the other", f"{paid.startups}", ""],
+        ["links passed one after the other", f"{paid.hops}", ""],
         *([name, f"{x}", f"{float(x) * 64:.4g} MiB"] for name, x in vectors.items()),
     ]
 

@@ -6,13 +6,15 @@ the measurements in `ringcoll.collectives.table`.)
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from ringcoll.collectives.table import LAX
+from ringcoll.costs import machines
 from ringcoll.costs.counts import price
+from ringcoll.costs.machines import DEVICES, KINDS, MACHINES, Device
 from ringcoll.costs.matmul import (
     APART,
     COPIED,
@@ -25,7 +27,8 @@ from ringcoll.costs.matmul import (
     rounds,
     rounds_of,
 )
-from ringcoll.costs.model import DEVICES, KINDS, Model, links, scatter_links
+from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.prediction import predict
 from ringcoll.costs.slices import rings
 from ringcoll.io.strict_json import version
 from ringcoll.matmuls.labels import Gather, Scatter
@@ -45,9 +48,11 @@ TILE = 128
 #: the built-in collective, then to halves.
 SURE = 1.02
 _SURE = {LAX: 1.0, HIDDEN: SURE, HIDDEN_ON_SEVERAL_AXES: SURE, TWO_ENDED: SURE**2}
-#: The algorithms of other platforms. The devices of a CPU share its cores. The scheduler for GPUs
-#: keeps one permute in flight, so the second direction would be exposed.
-BY_PLATFORM: Mapping[str, str] = MappingProxyType({"cpu": LAX, "cuda": "ring", "rocm": "ring"})
+#: What hides a collective on GPUs: their scheduler keeps one permute in flight, so a second
+#: direction would be exposed.
+HIDDEN_ON_GPUS = "ring"
+#: The GPU by whose measurements "auto" goes, if the device is another.
+GPU = "h100"
 #: Between hosts on CPU, whose runtime sends one message at a time.
 BETWEEN_HOSTS = "ring"
 #: How many times as long, at most, the ring takes there as a built-in that sends as many bytes.
@@ -159,6 +164,65 @@ def _by_joining(
     }
 
 
+def to_gather_on_gpus(
+    gather: Gather, x: Any, others: Sequence[Any], ranks: int, device_kind: str | None
+) -> str:
+    """The algorithm that gathers x on GPUs, if the devices may be some."""
+    if _is_no_gpu(device_kind) or not _are_known(x, *others):
+        return LAX
+    works = _works(gather, x, others, ranks)
+    return _quickest(on_gpus("all_gather", works, _bytes(x), ranks, device_kind))
+
+
+def to_scatter_on_gpus(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, device_kind: str | None
+) -> str:
+    """The algorithm that scatters a sum of products on GPUs, if the devices may be some."""
+    if _is_no_gpu(device_kind) or not _are_known(*(x for pair in pairs for x in pair)):
+        return LAX
+    work, block = _summed(scatter, pairs, ranks)
+    return _quickest(on_gpus("psum_scatter", [work], block, ranks, device_kind))
+
+
+def on_gpus(
+    collective: str, works: Sequence[Work], shard_bytes: int, ranks: int, device_kind: str | None
+) -> dict[str, float]:
+    """Seconds on GPUs of matmuls with a built-in collective, and of the ring under them.
+
+    By measured collectives and permutes (`ringcoll.costs.machines`); the matmuls run at the rate of
+    large ones. A permute is far slower a byte than a built-in collective, so the ring is faster
+    only where a permute is shorter than the products of a round.
+    """
+    device = gpu(device_kind)
+    hop = predict("ppermute", shard_bytes, ranks, device)
+    model = replace(device.model, alpha=hop, beta=0.0)
+    bare = predict(collective, ranks * shard_bytes, ranks, device)
+    return {
+        LAX: bare + sum(piece_seconds(work, 1, model, False) for work in works),
+        HIDDEN_ON_GPUS: hidden_seconds(
+            works, shard_bytes, ranks, model, rounds_of(HIDDEN_ON_GPUS, ranks)
+        ),
+    }
+
+
+def _is_no_gpu(device_kind: str | None) -> bool:
+    return device_kind == "cpu" or device_kind in KINDS
+
+
+def gpu(device_kind: str | None) -> Device:
+    """The machine of a GPU; `GPU` if nobody measured it."""
+    try:
+        found = machines.find(device_kind or GPU)
+    except ValueError:
+        return MACHINES[GPU]
+    return found if found.curves else MACHINES[found.like or GPU]
+
+
+def _quickest(seconds: Mapping[str, float]) -> str:
+    """The least; a tie goes to the built-in collective."""
+    return min(seconds, key=lambda name: seconds[name] * (1 if name == LAX else SURE))
+
+
 def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
     """The algorithm that gathers x between hosts on CPU."""
     if not _are_known(x, *others):
@@ -232,7 +296,7 @@ def pairs_pay(
         return False
     model, n = machine(device_kind), schedule.size
     works = _works(gather, x, others, n)
-    hop = model.alpha + model.beta * _bytes(x) / schedule.lanes
+    hop = model.latency + model.beta * _bytes(x) / schedule.lanes
     again = sum(work.again for work in works)
     is_near = model.holds(again)
     if is_near and not model.holds(again + 2 * _bytes(x)):
@@ -312,7 +376,7 @@ def turns_pay(
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = _summed(scatter, pairs, ranks)
-    hop = model.alpha + model.beta * block / 2
+    hop = model.latency + model.beta * block / 2
     return hop > work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
 
 

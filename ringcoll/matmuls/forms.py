@@ -11,10 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 from jax import lax
 
 from ringcoll.collectives.table import LAX
-from ringcoll.matmuls import auto
 from ringcoll.runtime.hosts import are_cpu_processes, by_hosts
 
 T = TypeVar("T")
+
+#: The devices of a CPU share its cores, so nothing is hidden there within a process.
+PLAIN_ON = ("cpu",)
 
 
 class Form(NamedTuple):
@@ -27,6 +29,7 @@ class Form(NamedTuple):
 def by_platform(
     axes: tuple[Hashable, ...],
     form: Form,
+    gpus: Form,
     between: Form,
     run: Callable[..., T],
     *operands: Any,
@@ -35,18 +38,18 @@ def by_platform(
 
     Args:
         axes: the axes of the collective.
-        form: for TPUs; `auto.BY_PLATFORM` has the algorithms of other platforms.
-        between: for CPUs, if the ranks are on several hosts.
+        form: for TPUs.
+        gpus: for GPUs.
+        between: for CPUs, if the ranks are on several hosts. Those of one process share its cores:
+            for them it is the built-in collective.
         run: computes the matmul in a form.
         operands: of `run`.
     """
-    others = {}
-    if form.algorithm != LAX:
-        for platform, algorithm in auto.BY_PLATFORM.items():
-            others[platform] = partial(run, form._replace(algorithm=algorithm))
+    plain = form._replace(algorithm=LAX)
+    forms = dict.fromkeys(PLAIN_ON, plain) | {"cuda": gpus, "rocm": gpus}
+    others = {name: partial(run, one) for name, one in forms.items() if one != form}
     if between.algorithm != LAX and are_cpu_processes():
-        plain, hidden = (partial(run, one) for one in (Form(LAX), between))
-        others["cpu"] = partial(by_hosts, axes, plain, hidden)
+        others["cpu"] = partial(by_hosts, axes, partial(run, plain), partial(run, between))
     if not others:
         return run(form, *operands)
     return lax.platform_dependent(*operands, default=partial(run, form), **others)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ringcoll.costs.model import DEVICES, KINDS
+from ringcoll.costs.machines import DEVICES, KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Chip:
     link: float  # bytes, one way, of one link to a neighbour
     flops: float  # bf16
     hbm: float  # bytes
-    hop: float = 1e-6  # seconds before the first byte arrives at a neighbour
+    hop: float = 1e-6  # seconds for each link that a message passes, once it has started
 
     @property
     def vmem(self) -> float:
@@ -29,7 +29,8 @@ class Chip:
 
 def _chip(name: str, clock: float) -> Chip:
     model = DEVICES[name]
-    return Chip(name, clock, 1 / model.beta, 1 / model.delta, 1 / model.memory, model.alpha)
+    rates = (1 / model.beta, 1 / model.delta, 1 / model.memory)
+    return Chip(name, clock, *rates, model.latency)
 
 
 #: The rates of `ringcoll.cost.DEVICES`. With these clocks, the compiler's cycles for a matmul that
@@ -54,8 +55,9 @@ def chip(name: str) -> Chip:
     Raises:
         ValueError: the chip is unknown.
     """
-    if name in CHIPS or name in KINDS:
-        return CHIPS[KINDS.get(name, name)]
+    known = KINDS.get(name, name)
+    if known in CHIPS:
+        return CHIPS[known]
     raise ValueError(
         f"overlap knows no chip named {name!r}, only {', '.join(CHIPS)}; pass chip= the name of "
         "one of these, or an overlap.Chip with its constants"

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from ringcoll.costs.model import DEVICES, KINDS
+from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.slices import closed
 from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed

@@ -104,11 +104,12 @@ def test_words():
 
 
 def test_switches_are_the_stated_constants():
-    rates = {name: 1e-9 / model.beta for name, model in SWITCHES.items()}
-    assert {name: round(rate, 2) for name, rate in rates.items()} == {
-        **{"h100": 450, "h200": 450},
-        **{"infiniband400": 50, "ethernet100": 12.5, "ethernet10": 1.25},
+    rates = {name: round(1e-9 / model.beta, 2) for name, model in SWITCHES.items()}
+    assert {name: rates[name] for name in ("h100", "h200", "b200")} == {
+        **{"h100": 450, "h200": 450, "b200": 900}
     }
+    networks = {"infiniband400": 50, "ethernet100": 12.5, "ethernet10": 1.25}
+    assert {name: rates[name] for name in networks} == networks
     assert all(model.axes == 0 for model in SWITCHES.values())
     assert {**DEVICES, **SWITCHES} == MODELS
 
@@ -118,8 +119,9 @@ def test_switches_are_the_stated_constants():
 
 def test_a_row_for_each_number_of_ranks(capsys):
     said = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M", "--network", "torus")
-    assert "modelled on v5e: alpha 1 us, beta 1/(45 GB/s)" in said
-    assert "two_ended           ceil((n-1)/2) alpha + ceil((n-1)/2)/n B beta\n" in said
+    assert "modelled on v5e: alpha 0.9 us, hop 1 us, beta 1/(45 GB/s)" in said
+    starts = "ceil((n-1)/2) alpha + ceil((n-1)/2) hop"
+    assert f"two_ended           {starts} + ceil((n-1)/2)/n B beta\n" in said
     rows = [line.split() for line in said.splitlines() if line[:2] in ("3 ", "8 ")]
     three, eight = rows[:2]
     assert "-" in three  # recursive_doubling
@@ -127,7 +129,7 @@ def test_a_row_for_each_number_of_ranks(capsys):
     for name, time in zip(GATHERS, times, strict=False):
         taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
         assert time.rstrip("*") == seconds_in_words(taken)
-    assert " ".join(eight).endswith("7 alpha + 7/16 B beta")
+    assert " ".join(eight).endswith("7 alpha + 7 hop + 7/16 B beta")
     assert (
         "\n- recursive_doubling: recursive halving and doubling need a power of two, got 3 ranks"
         in said
@@ -163,9 +165,11 @@ def test_at_a_crossover_the_fastest_changes(capsys):
 
 
 def test_ones_own_schedule_and_network(capsys):
-    own = "--function ringcoll.algorithms:two_ended --algorithm ring --alpha 1 --beta 0 --gamma 0"
-    said = cost(capsys, "all_gather", "--ranks", "8", *own.split())
-    assert "two_ended  4 s*   4 alpha + 1/2 B beta  ceil((n-1)/2) alpha" in said
+    own = "--function ringcoll.algorithms:two_ended --algorithm ring"
+    constants = "--alpha 1 --hop 0 --beta 0 --gamma 0"
+    said = cost(capsys, "all_gather", "--ranks", "8", *own.split(), *constants.split())
+    of_eight, any_n = "4 alpha + 4 hop + 1/2 B beta", "ceil((n-1)/2) alpha"
+    assert f"two_ended  4 s*   {of_eight}  {any_n}" in said
     assert "ring       7 s " in said
     assert "bruck" not in said
     on_rows = cost(capsys, "all_gather", "--ranks", "8", "--network", "4x2", "--bytes", "1K,1M")
@@ -242,7 +246,7 @@ def test_functions_of_some_numbers_only(capsys):
     assert "sizes of the axes: KeyError: 3 (" in said
     said = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
                 "--function", f"{__name__}:given", "--network", "torus")  # fmt: skip
-    assert "given               (n-1) alpha + (n-1)/n B beta" in said
+    assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in said
     said = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
     assert "recursive_doubling (--function)  " in said  # beside the library's
     said = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
@@ -256,7 +260,7 @@ def test_functions_of_some_numbers_only(capsys):
             "8",
             [
                 "all_gather on 8 x v5e, modelled",
-                "2.06M",
+                "3.914M",
                 "bidirectional_ring = torus",
                 "bytes of the full",
             ],
@@ -276,8 +280,8 @@ def test_scale(capsys, tmp_path):
     assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
     row = capsys.readouterr().out.partition("\n  64 ")[2].split("\n")[0]
     on_a_ring = price("psum", "ring", (64,), (64,))
-    assert row.split("us")[0].strip() == "150"
-    assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "150 us"
+    assert row.split("us")[0].strip() == "597"
+    assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "597 us"
     on_a_cube = price("psum", "torus", (4, 4, 4), (4, 4, 4))
     assert seconds_in_words(seconds(on_a_cube, 2**20 / 64, DEVICES["v5p"])) in row
     on_hosts = price_on_hosts("psum", "ring", (8, 8), 8)

@@ -24,22 +24,21 @@ def test_seconds_are_the_sum_of_startups_bytes_and_additions():
     assert modelled(paid, 100, Model(1, 10, 100), 2) == pytest.approx(6 + 10 * 800 + 100 * 600)
 
 
-def test_alpha_is_paid_for_each_message_by_the_same_port_and_each_further_link():
-    alpha = Model(1, 0, 0)
-    assert modelled(price("psum_scatter", "direct", (9,)), 100, alpha) == 8
-    assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, alpha) == 4 + 3
-    assert (
-        modelled(price("psum_scatter", "direct", (3, 3), network=(3, 3)), 100, alpha) == 2
-    )  # along one, then the other
+def test_alpha_is_paid_for_each_message_by_the_same_port_and_a_hop_for_each_link():
+    machine = Model(100, 0, 0, hop=1)
+    assert modelled(price("psum_scatter", "direct", (9,)), 100, machine) == 800
+    assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, machine) == 404
+    along_one_then_the_other = price("psum_scatter", "direct", (3, 3), network=(3, 3))
+    assert modelled(along_one_then_the_other, 100, machine) == 202
 
 
 def test_device_models_are_the_stated_constants():
-    assert set(DEVICES) == {"v5e", "v5p", "v6e", "tpu7x"}
+    assert list(DEVICES) == ["tpu7x", "v4", "v5e", "v5p", "v6e"]
     paid = price("psum_scatter", "bidirectional_ring", (8,), network=(8,))
     time = modelled(paid, 1e9, DEVICES["v5e"])
-    assert time == pytest.approx(7 * 1e-6 + 3.5 * 1e9 / 45e9 + 7 * 3 * 1e9 / 810e9)
-    assert [round(1e-9 / m.beta) for m in DEVICES.values()] == [45, 90, 90, 90]
-    assert [round(3e-9 / m.gamma) for m in DEVICES.values()] == [810, 2760, 1640, 3690]
+    assert time == pytest.approx(7 * 1.9e-6 + 3.5 * 1e9 / 45e9 + 7 * 3 * 1e9 / 810e9)
+    assert [round(1e-9 / m.beta) for m in DEVICES.values()] == [90, 45, 45, 90, 90]
+    assert [round(3e-9 / m.gamma) for m in DEVICES.values()] == [3690, 1228, 810, 2760, 1640]
 
 
 # -- fit --

@@ -67,44 +67,54 @@ def half(p):
     return -(-(p - 1) // 2)
 
 
+def once(p):
+    return p - 1
+
+
+def twice(p):
+    return 2 * (p - 1)
+
+
 def far(p):
     """The links that messages of shifts 1, 2, 4, ... pass on a ring."""
     return sum(min(2**k, p - 2**k) for k in range(lg(p)))
 
 
-# Startups on a switch, with one port a rank, and on a physical ring, with two, where what goes
-# far pays for every link. (Tables that
-# charge a bidirectional ring p-1 alphas and two_ended ceil((p-1)/2) speak of two ports; those that
-# charge an all-to-all p-1, of one.)
+# Startups on a switch, with one port a rank; startups on a physical ring, with two; and the links
+# that messages pass there. (Tables that charge a bidirectional ring p-1 alphas and two_ended
+# ceil((p-1)/2) speak of two ports; those that charge an all-to-all p-1, of one.)
 # fmt: off
 STARTUPS = [
-    ("all_gather", "ring", ANY, lambda p: p - 1, lambda p: p - 1),
-    ("all_gather", "bidirectional_ring", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
-    ("all_gather", "torus", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
-    ("all_gather", "hamiltonian", ANY, lambda p: 2 * (p - 1), lambda p: p - 1),
-    ("all_gather", "two_ended", ANY, lambda p: p - 1, half),
-    ("all_gather", "bruck", ANY, lg, far),
-    ("all_gather", "recursive_doubling", TWOS, lg, lambda p: p - 1),
-    ("psum_scatter", "direct", ANY, lambda p: p - 1, lambda p: max(half(p) + p // 2 - 1, 0)),
-    ("psum", "ring", ANY, lambda p: 2 * (p - 1), lambda p: 2 * (p - 1)),
-    ("psum", "two_ended", ANY, lambda p: 2 * (p - 1), lambda p: 2 * half(p)),
-    ("psum", "direct", ANY, lambda p: 2 * (p - 1), lambda p: 2 * max(half(p) + p // 2 - 1, 0)),
-    ("psum", "halving_doubling", TWOS, lambda p: 2 * lg(p), lambda p: 2 * (p - 1)),
-    ("psum", "recursive_doubling", TWOS, lg, lambda p: p - 1),
-    ("psum", "one_shot", ANY, lg, far),
-    ("all_to_all", "pairwise", ANY, lambda p: p - 1, lambda p: p * p // 4),
-    ("all_to_all", "bruck", ANY, lg, far),
+    ("all_gather", "ring", ANY, once, once, once),
+    ("all_gather", "bidirectional_ring", ANY, twice, once, once),
+    ("all_gather", "torus", ANY, twice, once, once),
+    ("all_gather", "hamiltonian", ANY, twice, once, once),
+    ("all_gather", "two_ended", ANY, once, half, half),
+    ("all_gather", "bruck", ANY, lg, lg, far),
+    ("all_gather", "recursive_doubling", TWOS, lg, lg, once),
+    ("psum_scatter", "direct", ANY, once, half, lambda p: p // 2),
+    ("psum", "ring", ANY, twice, twice, twice),
+    ("psum", "two_ended", ANY, twice, lambda p: 2 * half(p), lambda p: 2 * half(p)),
+    ("psum", "direct", ANY, twice, lambda p: 2 * half(p), lambda p: 2 * (p // 2)),
+    ("psum", "halving_doubling", TWOS, lambda p: 2 * lg(p), lambda p: 2 * lg(p), twice),
+    ("psum", "recursive_doubling", TWOS, lg, lg, once),
+    ("psum", "one_shot", ANY, lg, lg, far),
+    ("all_to_all", "pairwise", ANY, once, once, lambda p: p * p // 4),
+    ("all_to_all", "bruck", ANY, lg, lg, far),
 ]
 # fmt: on
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "sizes", "on_a_switch", "on_a_ring"), STARTUPS)
-def test_startups_are_the_closed_form(collective, algorithm, sizes, on_a_switch, on_a_ring):
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "sizes", "on_a_switch", "on_a_ring", "links"), STARTUPS
+)
+def test_startups_are_the_closed_form(collective, algorithm, sizes, on_a_switch, on_a_ring, links):
     for p in sizes:
         paid = price(collective, algorithm, (p,))
-        assert paid.startups == paid.messages == on_a_switch(p)
+        assert (paid.startups, paid.hops) == (paid.messages, 0) == (on_a_switch(p), 0)
         paid = price(collective, algorithm, (p,), network=(p,))
-        assert (paid.startups, paid.messages) == (on_a_ring(p), on_a_switch(p))
+        assert (paid.startups, paid.hops) == (on_a_ring(p), links(p))
+        assert paid.messages == on_a_switch(p)
 
 
 # On a physical ring: bytes on the busiest link, each direction, in full vectors.
@@ -168,7 +178,8 @@ def test_no_link_of_a_square_torus_is_idle(shape):
 def test_stages_on_a_physical_ring():
     # Partners 4, 2 and 1 away; from 4 away, half goes either way: 2, 2 and 1 vectors a link.
     paid = price("psum", "recursive_doubling", (8,), network=(8,))
-    assert (paid.startups, paid.sent, paid.link) == (4 + 2 + 1, 3 * 8, 5 * 8)
+    assert (paid.startups, paid.hops) == (3, 4 + 2 + 1)
+    assert (paid.sent, paid.link) == (3 * 8, 5 * 8)
     # On their own axes of a torus, partners are nearer: 1 and 1, and 1/2 on an axis of 2.
     assert price("psum", "recursive_doubling", (4, 2), network=(4, 2)).link == F(5, 2) * 8
     with pytest.raises(ScheduleError, match=r"network \(4,\) is not of 8 ranks"):
@@ -256,7 +267,8 @@ def test_links_and_ports_are_those_of_the_busiest(data, network):
     paid = price("all_gather", schedule, shape, network)
     assert paid.link == sum(max(load.values()) for load, *_ in rounds)
     busiest = [max(map(fewest, starts.values())) for _, starts, _ in rounds]
-    assert paid.startups == sum(busiest) + sum(farthest - 1 for *_, farthest in rounds)
+    assert paid.startups == sum(busiest)
+    assert paid.hops == sum(farthest for *_, farthest in rounds)
 
 
 # -- bytes --

@@ -120,7 +120,7 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     def to_gather(gather, *_):
         return auto.HIDDEN, tuple(filter(late, range(len(gather.products))))
 
-    monkeypatch.setattr(auto, "BY_PLATFORM", {})
+    monkeypatch.setattr(forms, "PLAIN_ON", ())
     monkeypatch.setattr(auto, "to_gather", to_gather)
     monkeypatch.setattr(auto, "to_scatter", lambda *_: auto.HIDDEN)
     compared(n, {}, check_vma)
@@ -151,7 +151,8 @@ def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
                 x + {"bidirectional_ring": 1, "ring": 1, "lax": 2, "two_ended": 3}[form.algorithm]
             )
 
-        return by_platform(("x",), Form("bidirectional_ring"), Form("two_ended"), run, x)
+        tpus, gpus, between = map(Form, ("bidirectional_ring", "ring", "two_ended"))
+        return by_platform(("x",), tpus, gpus, between, run, x)
 
     run = jax.shard_map(call, mesh=make_mesh(2), in_specs=P(), out_specs=P())
     assert jax.jit(run)(jnp.float32(0)) == 2
@@ -169,7 +170,8 @@ def test_every_platform_has_its_form(platform, algorithm):
         return x + numbers[form.algorithm]
 
     def call(x):
-        return by_platform(("x",), Form("bidirectional_ring", (1,)), Form("two_ended"), run, x)
+        tpus, gpus = Form("bidirectional_ring", (1,)), Form("ring")
+        return by_platform(("x",), tpus, gpus, Form("two_ended"), run, x)
 
     text = jax.jit(call).trace(1).lower(lowering_platforms=(platform,)).as_text()
     found = {*map(int, re.findall(r"dense<(\d+)>", text))}

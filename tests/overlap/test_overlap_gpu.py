@@ -31,8 +31,8 @@ def programs() -> dict:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("both", "hops"), [("", 7), (" both", 14)])
-def test_messages_of_auto_have_a_matmul_under_them(programs, form, both, hops):
-    report = programs[f"{form} auto{both}"]
+def test_messages_of_the_ring_have_a_matmul_under_them(programs, form, both, hops):
+    report = programs[f"{form} ring{both}"]
     assert report["verdict"] == "green", report["text"]
     assert {row["kind"] for row in report["rows"]} == {"collective-permute"}
     assert sum(row["count"] for row in report["rows"]) == hops  # some are of a loop
@@ -43,7 +43,7 @@ def test_messages_of_auto_have_a_matmul_under_them(programs, form, both, hops):
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_built_in_forms_turn_the_assertion_red(programs, form, both):
-    ours, plain = (programs[f"{form} {algorithm}{both}"] for algorithm in ("auto", "lax"))
+    ours, plain = (programs[f"{form} {algorithm}{both}"] for algorithm in ("ring", "lax"))
     assert plain["verdict"].startswith("red: "), plain["text"]
     assert plain["flops"] == ours["flops"] > 0
     assert any(row["bare"] and not row["asynchronous"] for row in plain["rows"])
@@ -58,7 +58,7 @@ def test_of_a_gather_once_more_for_the_gradient_one_hop_is_bare_at_most(programs
 
 @pytest.mark.exhaustive
 def test_of_two_directions_one_is_bare_unless_the_compiler_is_told(programs):
-    """Why "auto" goes one way round; once this fails, it need not."""
+    """Why the ring goes one way round on GPUs; once this fails, it need not."""
     shares = [programs[f"both ways{told}"]["exposed_share"] for told in ("", ", two at once")]
     assert shares == [0.5, 0]
     assert len(programs["both ways"]["rows"]) == 14

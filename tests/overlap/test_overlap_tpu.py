@@ -228,5 +228,5 @@ def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
     assert "is exposed communication, more than the 5.0% allowed" in done.stderr
     made = json.loads(done.stdout)
     (row,) = made["rows"]
-    assert (row["kind"], row["at"]) == ("all-gather", "overlap_examples.py:27 all_gather")
+    assert (row["kind"], row["at"]) == ("all-gather", "overlap_examples.py:28 all_gather")
     assert made["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}

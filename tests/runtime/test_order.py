@@ -14,7 +14,8 @@ from support import crossed, data, make_mesh
 import ringcoll
 from ringcoll.overlap.hlo import parse
 from ringcoll.runtime import engine
-from ringcoll.runtime.barriers import Beforehand, WhenReady, order_of_work
+from ringcoll.runtime.barriers import Beforehand, order_of_work
+from ringcoll.runtime.cpu.when_ready import WhenReady
 
 N = 4
 
@@ -110,7 +111,7 @@ def test_nothing_is_changed(dtype, shape):
     for steps in (1, 2, 3):
         np.testing.assert_array_equal(WhenReady().late(x, steps), x)
     np.testing.assert_array_equal(WhenReady().apart(WhenReady().after(x, [x])), x)
-    assert int(WhenReady().in_turn(jnp.int32(7), [x, x])) == 7
+    assert int(WhenReady().after(jnp.int32(7), [x, x])) == 7
 
 
 def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monkeypatch):

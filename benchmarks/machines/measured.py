@@ -1,0 +1,265 @@
+"""The model against every published measurement: its error by machine, collective, size and ranks.
+
+    python -m benchmarks measured
+    python -m benchmarks measured --device h100,gb300
+    python -m benchmarks measured --points
+    python -m benchmarks measured --plot measured.svg
+    python -m benchmarks measured --write
+
+The model is `ringcoll.cost.predict`. Three judgements: of the model as it is; of models that were
+fitted without what they are judged on (a source, or a number of ranks); and whether the model
+knows which of two ways is the faster, where both were measured.
+"""
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.machines import fit, points, wheel
+from benchmarks.machines.points import Point
+from benchmarks.measuring import report
+from ringcoll import cost
+from ringcoll.commands.arguments import PictureFile, writing
+from ringcoll.commands.plot import PlotLine, plot
+from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.io.files import write
+from ringcoll.io.text import bytes_in_words, seconds_in_words
+
+MIB = 2**20
+PAGE = Path(__file__).parents[1] / "pages" / "measured.md"
+_BEGIN, _END = "<!-- measured -->", "<!-- end -->"
+#: The sizes of a table, from the first to below the next.
+_SIZES = (0, 2**14, 2**20, 2**24, 2**28)
+
+
+class Table(NamedTuple):
+    """A title, the names of columns, and rows of cells."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add = parser.add_argument
+    add("--device", metavar="LIST", help="only these machines")
+    add("--points", action="store_true", help="a row for each measurement")
+    add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
+    where = "measured points, and the line of the model (svg, png)"
+    add("--plot", type=PictureFile, metavar="FILE", help=where)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; returns the exit status."""
+    measured, notes = everything()
+    if args.device:
+        wanted = args.device.split(",")
+        measured = [one for one in measured if one.device in wanted]
+        if not measured:
+            args.error(f"--device {args.device}: no measurement is of it")
+    for note in notes:
+        print(note)
+    if args.points:
+        names = ("device", "collective", "ranks", "hosts", "bytes", "measured", "off by")
+        _show(Table("modelled over measured", names, [row(one) for one in measured]))
+    for table in tables(measured):
+        _show(table)
+    if args.write:
+        write(PAGE, written(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
+    if args.plot:
+        with writing(args, "plot"):
+            _plot(args.plot, measured)
+    return 0
+
+
+def _show(table: Table) -> None:
+    shown = report.table(*table.columns)
+    for cells in table.rows:
+        shown.add_row(*cells)
+    report.show(table.title, shown)
+
+
+def tables(measured: Sequence[Point]) -> list[Table]:
+    """All judgements."""
+    names = ("points", "median off", "from 1 MiB", "below", "modelled / measured")
+    found = [
+        Table(
+            f"error by {title}",
+            (title, *names),
+            [
+                (str(name), str(len(some)), *errors(some))
+                for name, some in grouped(measured, key).items()
+            ],
+        )
+        for title, key in BY.items()
+    ]
+    rows = []
+    for (device, without), some in held_out(measured).items():
+        pairs = [(one.bytes, off(one, fitted)) for one, fitted in some]
+        large, small = ([o for b, o in pairs if (b >= MIB) == big] for big in (True, False))
+        shown = (_median([o for _, o in pairs]), _median(large), _median(small))
+        rows.append((device, without, str(len(some)), *shown))
+    columns = ("machine", "fitted without", *names[:-1])
+    found.append(Table("judged on what was not fitted", columns, rows))
+    right, pairs_of_two = winners(measured)
+    if pairs_of_two:
+        title = "the faster of a ring of permutes and the built-in, both measured"
+        found.append(Table(title, ("pairs", "right"), [(str(pairs_of_two), str(right))]))
+    return found
+
+
+def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:
+    """A page with these tables in place of those between its marks."""
+    lines = [f"- {note}" for note in notes]
+    for table in found:
+        lines += ["", f"**{table.title[0].upper()}{table.title[1:]}**", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in (table.columns, *table.rows)]
+        lines.insert(len(lines) - len(table.rows), f"|{' --- |' * len(table.columns)}")
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    text = "\n".join(lines)
+    return f"{before}{_BEGIN}\n{text}\n\n{_END}{after}"
+
+
+def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Point, Device]]]:
+    """Points, each with its machine fitted without their source, or without their ranks.
+
+    A source is left out of a machine that another source measured too, and a number of ranks
+    where others of the same collective are left.
+    """
+    found: dict[tuple[str, str], list[tuple[Point, Device]]] = {}
+    kinds: list[tuple[str, Callable[[Point], Any]]] = [
+        ("source", lambda one: one.source),
+        ("ranks", lambda one: one.ranks),
+    ]
+    for name, of_device in grouped(measured, lambda one: one.device).items():
+        if MACHINES[name].ranks_a_host < 2:
+            continue
+        for kind, key in kinds:
+            for value, judged in grouped(of_device, key).items():
+                rest = [one for one in of_device if key(one) != value]
+                fitted = fit.device(name, rest)
+                known = [one for one in judged if _is_known(one, fitted)]
+                if known:
+                    found[name, f"{kind} {value}"] = [(one, fitted) for one in known]
+    return found
+
+
+def _is_known(one: Point, fitted: Device) -> bool:
+    return bool(fitted.curves.get((one.collective, one.hosts > 1)))
+
+
+def winners(measured: Sequence[Point]) -> tuple[int, int]:
+    """Of the pairs of a ring of permutes and the built-in, measured on one machine: right, all.
+
+    A ring of n ranks takes n-1 permutes of 1/n of the bytes; an all-reduce twice as many.
+    """
+    permutes = {
+        (one.device, one.ranks, one.bytes): one.seconds
+        for one in measured
+        if one.collective == "ppermute"
+    }
+    right = pairs = 0
+    for one in measured:
+        permute = permutes.get((one.device, one.ranks, one.bytes / one.ranks))
+        if permute is None or one.collective not in ("all_gather", "psum_scatter", "psum"):
+            continue
+        ring = (one.ranks - 1) * permute * (1 + (one.collective == "psum"))
+        by_ring = cost.predict(one.collective, one.bytes, one.ranks, one.device, "ring")
+        pairs += 1
+        right += (by_ring < modelled(one)) == (ring < one.seconds)
+    return right, pairs
+
+
+def _plot(path: str, measured: Sequence[Point]) -> None:
+    """All-gathers and all-reduces of the most ranks of each machine on one host."""
+    lines = []
+    for name, some in grouped(measured, lambda one: (one.device, one.collective)).items():
+        if name[1] not in ("all_gather", "psum"):
+            continue
+        most = max(one.ranks for one in some)
+        chosen = sorted((one for one in some if one.ranks == most), key=lambda one: one.bytes)
+        if len(chosen) < 4:
+            continue
+        sizes = [one.bytes for one in chosen]
+        label = f"{name[0]} {name[1]}, {most} ranks"
+        times = [one.seconds for one in chosen]
+        lines.append(PlotLine(label, sizes, [modelled(one) for one in chosen], times))
+    title = "measured (points) and modelled (lines)"
+    plot(path, title, "bytes", lines, lambda size: bytes_in_words(round(size)))
+
+
+def everything() -> tuple[list[Point], list[str]]:
+    """The measurements that are compared, and what was left out, in words."""
+    published, untimed = points.read()
+    notes = [f"left out: {untimed} without a time"] if untimed else []
+    try:
+        inside = wheel.points()
+        published = [one for one in published if not one.source.startswith("XLA:GPU")]
+    except wheel.TableError as error:
+        inside = []
+        notes.append(f"without the table of GB200 and GB300: {error}")
+    found = [*published, *inside]
+    left = Counter(one.why_left_out for one in found if one.why_left_out)
+    notes += [f"left out: {number}, {why}" for why, number in left.items()]
+    return [one for one in found if not one.why_left_out], notes
+
+
+def modelled(one: Point, device: Device | None = None) -> float:
+    """The seconds by the model; by another device than the one that is known."""
+    hosts = f"{one.hosts} hosts" if one.hosts > 1 else None
+    if one.device in cost.DEVICES:
+        hosts = "line" if "no wrap" in one.topology else None
+    return cost.predict(one.collective, one.bytes, one.ranks, device or one.device, topology=hosts)
+
+
+def off(one: Point, device: Device | None = None) -> float:
+    """How far the model is off, as a part of what was measured."""
+    return abs(modelled(one, device) / one.seconds - 1)
+
+
+def row(one: Point) -> tuple[str, ...]:
+    took = seconds_in_words(one.seconds)
+    ratio = f"{modelled(one) / one.seconds:.2f}"
+    size = bytes_in_words(round(one.bytes))
+    return one.device, one.collective, str(one.ranks), str(one.hosts), size, took, ratio
+
+
+def errors(some: Sequence[Point]) -> tuple[str, ...]:
+    """Median errors: of all, from 1 MiB on, below; and the median ratio."""
+    large = [one for one in some if one.bytes >= MIB]
+    small = [one for one in some if one.bytes < MIB]
+    ratio = median(modelled(one) / one.seconds for one in some)
+    shown = (_median([off(one) for one in which]) for which in (some, large, small))
+    return (*shown, f"{ratio:.3f}")
+
+
+def _median(found: Sequence[float]) -> str:
+    return f"{median(found):.1%}" if found else "-"
+
+
+def grouped(some: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, list[Point]]:
+    groups: dict[Any, list[Point]] = defaultdict(list)
+    for one in some:
+        groups[key(one)].append(one)
+    return dict(sorted(groups.items()))
+
+
+def _at_size(nbytes: float) -> str:
+    """Between which sizes; in the order of their sizes."""
+    least = max(i for i, size in enumerate(_SIZES) if size <= nbytes)
+    return f"{least + 1}: from {bytes_in_words(_SIZES[least])}"
+
+
+BY: dict[str, Callable[[Point], Any]] = {
+    "machine": lambda one: one.device,
+    "collective": lambda one: one.collective,
+    "ranks": lambda one: one.ranks,
+    "size": lambda one: _at_size(one.bytes),
+    "source": lambda one: one.source,
+    "all": lambda one: "all",
+}

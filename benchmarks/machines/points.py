@@ -1,0 +1,64 @@
+"""Published measurements of collectives, with their sources.
+
+`points.csv` holds 1,247 of them. Its columns are source, url_or_repo_path, hardware, chips,
+topology, collective, bytes, dtype, time_us, busbw_GBps and notes; `bytes` are counted as nccl-tests
+counts them: the larger of what a rank passes and gets.
+"""
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringcoll.algorithms import in_lax
+from ringcoll.costs import machines
+
+FILE = Path(__file__).with_name("points.csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: who published it, on what, and the seconds that it took."""
+
+    source: str
+    device: str  # the name of a machine of `ringcoll.costs.machines`
+    collective: str  # as in lax
+    ranks: int
+    hosts: int
+    topology: str
+    bytes: float
+    seconds: float
+    notes: str
+
+    @property
+    def why_left_out(self) -> str:
+        """Why it is no measurement of what the model prices; "" if it is one."""
+        if "NVLS_ENABLE=0" in self.notes or "NVLS off" in self.notes:
+            return "NVLS was switched off"
+        if re.search(r"one way|pairs", self.notes):
+            return "a permute of another pattern than a ring"
+        return ""
+
+
+def read(path: Path = FILE) -> tuple[list[Point], int]:
+    """The points of a file, and how many rows have no time."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    timed = [row for row in rows if row["time_us"]]
+    return [_point(row) for row in timed], len(rows) - len(timed)
+
+
+def _point(row: dict[str, str]) -> Point:
+    hosts = re.search(r"(\d+) (?:nodes|hosts)", row["topology"])
+    device = "gloo_infiniband" if "verbs" in row["topology"] else row["hardware"]
+    return Point(
+        row["source"],
+        machines.find(device).name,
+        in_lax(row["collective"]),
+        int(row["chips"]),
+        int(hosts[1]) if hosts else 1,
+        row["topology"],
+        float(row["bytes"]),
+        float(row["time_us"]) * 1e-6,
+        row["notes"],
+    )

@@ -1,0 +1,172 @@
+"""The measured table of collectives inside JAX's plugin for CUDA, read from the installed wheel.
+
+XLA's compiler for GPUs carries a table of collectives that its authors measured on H100, B200,
+GB200 and GB300: a serialised protocol buffer, `xla.gpu.DeviceHloInstructionProfiles`, in the shared
+library of the wheel `jax-cuda13-pjrt`. Its schema is `xla/service/gpu/model/hlo_op_profile.proto`
+of openxla/xla; what was run is in `xla/tools/collective_perf_table_gen.cc`. A few fields of the
+wire format are enough, so no schema is compiled.
+"""
+
+import mmap
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.machines.points import Point
+from ringcoll.algorithms import in_lax
+
+WHEEL = "jax-cuda13-pjrt"
+#: The keys of the table, and the names of the machines.
+KEYS: Mapping[bytes, str] = {
+    b"sm_90": "h100",
+    b"sm_100_B200": "b200",
+    b"sm_100_GB200": "gb200",
+    b"sm_103": "gb300",
+}
+# The numbers of fields in the schemas.
+_ENTRIES, _INSTRUCTION, _THROUGHPUT = 1, 1, 6
+_OPCODE, _SHAPE, _PAIRS, _GROUPS = 2, 3, 52, 92
+_DIMENSIONS = 3
+_SOURCE, _TARGET = 1, 2
+_GROUP_COUNT, _GROUP_SIZE = 1, 2
+
+Fields = list[tuple[int, int | bytes]]
+
+
+class TableError(ValueError):
+    """There is no such table."""
+
+
+def points() -> list[Point]:
+    """All measurements in the table of the installed wheel.
+
+    The table has bytes a second; seconds follow. Of an entry whose rate was rounded to 0, nothing
+    is known.
+
+    Raises:
+        TableError: the wheel is not installed, or has no such table.
+    """
+    spec = find_spec("jax_plugins.xla_cuda13") if find_spec("jax_plugins") else None
+    if spec is None or spec.origin is None:
+        raise TableError(f"{WHEEL} is not installed; pip install -e '.[gpu]' brings it")
+    path = Path(spec.origin).with_name("xla_cuda_plugin.so")
+    if not path.exists():
+        raise TableError(f"{path} is not there: {WHEEL} {_version()} has no library of that name")
+    found = []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        for key, device in KEYS.items():
+            found += [point for entry in _table(library, key) if (point := _point(entry, device))]
+    if not found:
+        raise TableError(f"{path} of {WHEEL} {_version()} holds no table of collectives")
+    return found
+
+
+def _version() -> str:
+    try:
+        return version(WHEEL)
+    except PackageNotFoundError:
+        return "of no version"
+
+
+def _table(library: mmap.mmap, key: bytes) -> Iterator[bytes]:
+    """The entries below a key of the map: a field 1, the key, and a field 2, the value."""
+    head = b"\n" + bytes([len(key)]) + key + b"\x12"
+    start = library.find(head)
+    while start >= 0:
+        try:
+            length, begin = _varint(library, start + len(head))
+            entries = [v for k, v in _fields(library[begin : begin + length]) if k == _ENTRIES]
+        except (ValueError, IndexError):  # these bytes are of something else
+            entries = []
+        if entries:
+            return (entry for entry in entries if isinstance(entry, bytes))
+        start = library.find(head, start + 1)
+    return iter(())
+
+
+def _point(entry: bytes, device: str) -> Point | None:
+    """One measurement; None if its rate is unknown."""
+    fields = dict(_fields(entry))
+    rate = fields.get(_THROUGHPUT, 0)
+    instruction = _fields(_bytes(fields[_INSTRUCTION]))
+    parts = dict(instruction)
+    opcode = _bytes(parts[_OPCODE]).decode()
+    (elements,) = _numbers(_bytes(dict(_fields(_bytes(parts[_SHAPE])))[_DIMENSIONS]))
+    size = 4.0 * elements  # float32
+    notes = f"{WHEEL} {_version()}"
+    if opcode == "collective-permute":
+        pairs = [dict(_fields(_bytes(v))) for k, v in instruction if k == _PAIRS]
+        steps = [(int(pair.get(_SOURCE, 0)), int(pair.get(_TARGET, 0))) for pair in pairs]
+        ranks, name = 1 + max(max(step) for step in steps), "ppermute"
+        notes += f"; {_pattern(steps, ranks)}"
+        groups = 1
+    else:
+        shape = dict(_fields(_bytes(parts[_GROUPS])))
+        groups, ranks = int(shape[_GROUP_COUNT]), int(shape[_GROUP_SIZE])
+        name = in_lax(opcode.replace("-", "_"))
+    if name == "psum_scatter":
+        size *= ranks  # of its result
+    if not rate:
+        return None
+    # The rate is that of the result's bytes for a gather, of the operand's for a scatter.
+    topology = f"{groups * ranks} on NVSwitch; {groups} groups of {ranks} at once"
+    return Point("XLA's table", device, name, ranks, 1, topology, size, size / float(rate), notes)
+
+
+def _pattern(steps: list[tuple[int, int]], ranks: int) -> str:
+    if all(b == (a + 1) % ranks for a, b in steps):
+        return "ring +1"
+    return "pairs i<->i^1" if len(steps) == ranks else "one way i->i+n/2"
+
+
+# -- the wire format of protocol buffers: protobuf.dev/programming-guides/encoding --
+
+
+def _varint(data: mmap.mmap | bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def _fields(data: bytes) -> Fields:
+    """The fields of a message: their numbers, and their values (numbers, or bytes).
+
+    Raises:
+        ValueError: it is no message.
+    """
+    found: Fields = []
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        value: int | bytes
+        if kind == 0:
+            value, at = _varint(data, at)
+        else:
+            length, at = {1: (8, at), 5: (4, at)}.get(kind) or _varint(data, at)
+            value, at = data[at : at + length], at + length
+        if number == 0 or kind not in (0, 1, 2, 5) or at > len(data):
+            raise ValueError("no message of a protocol buffer")
+        found.append((number, value))
+    return found
+
+
+def _numbers(data: bytes) -> list[int]:
+    """Packed numbers."""
+    found, at = [], 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        found.append(value)
+    return found
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where a message should be")
+    return value

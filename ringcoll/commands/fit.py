@@ -1,0 +1,67 @@
+"""A machine from measurements: fit them, print the fit and its error, write the machine's file.
+
+    python -m ringcoll machine --fit points.csv
+    python -m ringcoll machine --fit nccl.txt --name mine --output mine.json
+    python -m ringcoll predict all_gather --ranks 8 --device mine.json
+
+The measurements are the output of nccl-tests, what `python -m benchmarks --json` writes, or a CSV
+file with the columns collective, bytes, ranks and seconds (or time_us), and, where there are any,
+algorithm and hosts. Without --fit, the machines that are known are listed, with their sources.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from ringcoll.commands import arguments
+from ringcoll.costs import machines
+from ringcoll.costs.fitting import fit_machine, read_timings
+from ringcoll.io.files import write
+
+
+class MachineFile(arguments.File):
+    """A file of a machine."""
+
+    endings = (".json",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add = parser.add_argument
+    add("--fit", metavar="FILE", help="measurements: nccl-tests' output, JSON of ours, or CSV")
+    add("--name", metavar="NAME", help="of the machine (the name of the file)")
+    add("--output", type=MachineFile, metavar="FILE", help="write the machine here, .json")
+    add("--show", metavar="NAME", help="print a machine that is known: its figures, their sources")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit or list; returns the exit status."""
+    if args.show:
+        try:
+            name = machines.find(args.show).name
+        except ValueError as error:
+            args.error(str(error))
+        data = json.loads((machines.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        print(f"{name}: {data['what']}; also {', '.join(data['also'])}")
+        for rate, (value, source) in data["rates"].items():
+            print(f"{rate} {value:.6g}: {source}")
+        for curve in data.get("curves", ()):
+            print(f"{curve['collective']} on {curve['ranks']} ranks: {curve['source']}")
+        return 0
+    if not args.fit:
+        for device in machines.MACHINES.values():
+            print(f"{device.name}: {device.what}")
+        return 0
+    name = args.name or Path(args.fit).stem
+    try:
+        text = Path(args.fit).read_text(encoding="utf-8")
+        data, lines = fit_machine(name, read_timings(text))
+    except (OSError, UnicodeDecodeError) as error:
+        args.error(f"--fit {args.fit}: {getattr(error, 'strerror', None) or 'is no text'}")
+    except ValueError as error:
+        args.error(f"--fit {args.fit}: {error}")
+    print(*lines, sep="\n")
+    if args.output:
+        with arguments.writing(args, "output"):
+            write(args.output, machines.text_of(data))
+    return 0

@@ -1,0 +1,66 @@
+"""The modelled time of one collective on a machine, by an algorithm or by the built-in.
+
+    python -m ringcoll predict all_gather --bytes 64M --ranks 8 --device h100
+    python -m ringcoll predict all_reduce --bytes 1K,1M --ranks 4x8 --device h200 --algorithm ring
+    python -m ringcoll predict all_gather --ranks 4 --device v5e --topology 8x4 --json
+
+Bytes are counted as nccl-tests does: the larger of what a rank passes and gets. The built-in is
+priced by published measurements where there are any; `python -m benchmarks measured` compares.
+"""
+
+import argparse
+import json
+
+from ringcoll.commands import arguments
+from ringcoll.costs.machines import MACHINES
+from ringcoll.costs.prediction import predict
+from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add = parser.add_argument
+    add("collective", help="all_gather, psum_scatter, psum, all_to_all, ppermute, ...")
+    add("--bytes", type=sizes, default="64M", metavar="LIST", help=f"(64M); {arguments.SIZES}")
+    add("-n", "--ranks", type=arguments.ranks, default="8", metavar="SHAPE", help="8, 4x4 (8)")
+    known = ", ".join(MACHINES)
+    add("--device", default="v5e", metavar="NAME", help=f"{known}; or the file of a machine (v5e)")
+    add("--algorithm", default="lax", metavar="NAME", help="lax is the built-in (lax)")
+    add("--dtype", default="float32", metavar="NAME", help="of the elements (float32)")
+    add("--topology", metavar="WORDS", help="a slice (8x4), line, ring, switch, '4 hosts'")
+    add("--json", action="store_true", help="print JSON")
+
+
+def sizes(text: str) -> list[int]:
+    """Sizes, with commas between them."""
+    return [arguments.size(one) for one in text.split(",")]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; returns the exit status."""
+    ranks = args.ranks[0] if len(args.ranks) == 1 else args.ranks
+    what = (args.algorithm, args.dtype, args.topology)
+    try:
+        taken = [predict(args.collective, b, ranks, args.device, *what) for b in args.bytes]
+    except ValueError as error:
+        args.error(str(error))
+    if args.json:
+        found = [
+            {
+                "collective": args.collective,
+                "bytes": size,
+                "ranks": ranks,
+                "device": args.device,
+                "algorithm": args.algorithm,
+                "dtype": args.dtype,
+                "topology": args.topology,
+                "seconds": seconds,
+            }
+            for size, seconds in zip(args.bytes, taken, strict=True)
+        ]
+        print(json.dumps(found, indent=1))
+        return 0
+    rows = zip(map(bytes_in_words, args.bytes), map(seconds_in_words, taken), strict=True)
+    print(f"modelled: {args.collective} by {args.algorithm} on {args.device}")
+    print(*aligned([("bytes", "time"), *rows]), sep="\n")
+    return 0

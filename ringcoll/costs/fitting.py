@@ -1,0 +1,291 @@
+"""A machine from measurements: read a table of them, fit it, and say how far the fit is off.
+
+A table is what nccl-tests prints, what `python -m benchmarks --json` writes, or a CSV file with a
+header: columns collective, bytes, ranks and seconds (or time_us), and, where there are any,
+algorithm and hosts. Bytes are counted as nccl-tests does.
+"""
+
+import csv
+import io
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringcoll.costs.counts import price
+from ringcoll.costs.curves import fit_curve
+from ringcoll.costs.model import Sample, fit
+from ringcoll.io.strict_json import shown
+from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
+
+__all__ = ["Timing", "fit_machine", "read_timings"]
+
+#: Fewer sizes do not tell what a start costs from what a byte costs.
+ENOUGH = 4
+_PERMUTE = "ppermute"
+_KNOWN = (*COLLECTIVES, _PERMUTE)
+_NAMES = {"alltoall": "all_to_all", "sendrecv": _PERMUTE, "broadcast": "pbroadcast"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One measurement of a table, and the line that it stands on."""
+
+    collective: str
+    bytes: float
+    ranks: int
+    seconds: float
+    algorithm: str = "lax"
+    hosts: int = 1
+    line: int = 0
+
+
+def read_timings(text: str) -> list[Timing]:
+    """The measurements of a table, in any of three formats.
+
+    Raises:
+        ValueError: it is no such table; the message has the line, and the cure.
+
+    >>> table = "collective,bytes,ranks,time_us\\nall_gather,1024,8,31.9\\n"
+    >>> fitting.read_timings(table)[0].ranks
+    8
+    """
+    if text.lstrip().startswith("{"):
+        return list(_of_json(text))
+    lines = text.splitlines()
+    if any(re.match(r"#\s+size\s+count\s+type", line) for line in lines):
+        return list(_of_nccl_tests(lines))
+    return list(_of_csv(text))
+
+
+def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
+    """The contents of a machine's file, and what was fitted, in lines.
+
+    Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
+    permutes, else from the algorithms of ours that were measured, else from the curves.
+
+    Args:
+        name: of the machine.
+        timings: at `ENOUGH` sizes or more of each collective, algorithm and number of ranks.
+
+    Raises:
+        ValueError: there are too few sizes to tell the start of a message from its rate.
+    """
+    groups: dict[tuple[str, str, int, int], list[Timing]] = defaultdict(list)
+    for one in timings:
+        groups[one.collective, one.algorithm, one.ranks, one.hosts].append(one)
+    curves, lines, ours = [], [], []
+    for (collective, algorithm, ranks, hosts), some in sorted(groups.items()):
+        sizes = sorted({one.bytes for one in some})
+        if len(sizes) < ENOUGH:
+            raise ValueError(
+                f"line {some[0].line}: {collective} by {algorithm} on {ranks} ranks has "
+                f"{len(sizes)} sizes; measure {ENOUGH} or more, to tell a start from a rate"
+            )
+        if algorithm != "lax":
+            ours += some
+            continue
+        curve, error = fit_curve((one.bytes, one.seconds) for one in some)
+        knots = [[round(size), float(f"{t:.4g}")] for size, t in curve.knots]
+        curves.append(
+            {
+                "collective": collective,
+                "ranks": ranks,
+                "hosts": hosts,
+                "points": len(some),
+                "error": round(error, 4),
+                "source": "measured by the user",
+                "knots": knots,
+            }
+        )
+        lines.append(
+            f"{collective} on {ranks} ranks: {len(some)} points, {len(knots)} knots, "
+            f"median error {error:.1%}"
+        )
+    alpha, beta, said = _rates(timings, ours)
+    most = max(one.ranks // one.hosts for one in timings)
+    data = {
+        "name": name,
+        "what": "measured by the user",
+        "also": [],
+        "axes": 0,
+        "ranks_a_host": max(most, 2),
+        "between": "ethernet100",
+        "rates": {
+            "start_seconds": [alpha, said],
+            "link_bytes_per_second": [1 / beta if beta else 1e15, said],
+        },
+        "curves": curves,
+    }
+    lines.append(f"{said}: {alpha * 1e6:.3g} us a message, {1e-9 / beta if beta else 0:.4g} GB/s")
+    return data, lines
+
+
+def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
+    """Seconds a message and a byte, and what they were fitted to."""
+    permutes = [one for one in timings if one.collective == _PERMUTE]
+    counted = [one for one in ours if one.collective != _PERMUTE]
+    if permutes:
+        samples = [Sample(1, one.bytes, 0, one.seconds) for one in permutes]
+        what = "permutes"
+    elif counted:
+        samples, what = [_sample(one) for one in counted], "algorithms"
+    else:  # as if a ring had done it
+        gathers = [one for one in timings if one.collective in ("all_gather", "psum_scatter")]
+        samples = [_sample(one, "ring") for one in gathers or timings]
+        what = "built-in collectives, as rings"
+    model, error = fit(samples)
+    return model.alpha, model.beta, f"fitted to {what}, median error {error:.0%}"
+
+
+def _sample(one: Timing, algorithm: str = "") -> Sample:
+    try:
+        paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
+    except ValueError as error:
+        raise ValueError(f"line {one.line}: {error}") from None
+    shard = one.bytes / one.ranks
+    added = float(paid.additions) * shard
+    return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)
+
+
+# -- three formats --
+
+
+def _of_csv(text: str) -> Iterator[Timing]:
+    rows = csv.reader(io.StringIO(text))
+    header = [name.strip() for name in next(rows, [])]
+    time = next((name for name in ("seconds", "time_us", "us") if name in header), "")
+    missing = [name for name in ("collective", "bytes") if name not in header]
+    missing += [] if time else ["seconds"]
+    ranks = next((name for name in ("ranks", "chips") if name in header), "")
+    missing += [] if ranks else ["ranks"]
+    if missing:
+        raise ValueError(
+            f"line 1: no column {', '.join(missing)} in {shown(','.join(header))}; a table has "
+            "collective, bytes, ranks and seconds (or time_us), or is nccl-tests' output, or JSON"
+        )
+    scale = 1.0 if time == "seconds" else 1e-6
+    found = 0
+    for row in rows:
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise ValueError(
+                f"line {rows.line_num}: {len(row)} cells under {len(header)} names; quote commas"
+            )
+        cells = dict(zip(header, map(str.strip, row), strict=True))
+        found += 1
+        yield _timing(
+            rows.line_num,
+            cells["collective"],
+            cells["bytes"],
+            cells[ranks],
+            cells[time],
+            scale,
+            cells.get("algorithm") or "lax",
+            cells.get("hosts") or "1",
+        )
+    if not found:
+        raise ValueError("line 1: no measurement below the header; give one in each line")
+
+
+def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
+    """Out of place, the first of the two times of a line."""
+    text = "\n".join(lines)
+    named = re.search(r"(\w+?)_perf", text)
+    if not named:
+        raise ValueError(
+            "line 1: the output names no test (all_gather_perf and so on); put `# all_gather_perf` "
+            "into its first line"
+        )
+    name = _NAMES.get(named[1], named[1])
+    ranks = len(re.findall(r"^#\s+Rank\s+\d+", text, re.MULTILINE))
+    hosts = len(set(re.findall(r"^#\s+Rank.*?\bon\s+(\S+)", text, re.MULTILINE))) or 1
+    if not ranks:
+        raise ValueError(
+            "line 1: no line '#  Rank  0 ...' says how many ranks there are; keep them"
+        )
+    found = 0
+    for number, line in enumerate(lines, 1):
+        cells = line.split()
+        if not cells or cells[0].startswith("#") or not cells[0].isdigit():
+            continue
+        if len(cells) < 8:
+            raise ValueError(
+                f"line {number}: {len(cells)} columns; nccl-tests prints size, count, type, redop, "
+                "root, time and more"
+            )
+        found += 1
+        yield _timing(number, name, cells[0], str(ranks), cells[5], 1e-6, "lax", str(hosts))
+    if not found:
+        raise ValueError("line 1: no line of times below the header; give the whole output")
+
+
+def _of_json(text: str) -> Iterator[Timing]:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}: no JSON: {error.msg}") from None
+    rows = data.get("rows") if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        raise ValueError("line 1: no list `rows`; give what `python -m benchmarks --json` wrote")
+    on = data.get("measured_on")
+    hosts = str(on.get("processes", 1)) if isinstance(on, dict) else "1"
+    found = 0
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not row.get("seconds"):
+            continue
+        names = [name for name in ("collective", "size", "ranks", "algorithm") if name not in row]
+        if names:
+            raise ValueError(f"line 1: row {number} has no {', '.join(names)}")
+        if row.get("resolved", row["algorithm"]) != row["algorithm"]:
+            continue  # "auto", which stands for another row
+        seconds = row["seconds"]
+        middle = seconds.get("median") if isinstance(seconds, dict) else seconds
+        name, size, ranks = (str(row[key]) for key in ("collective", "size", "ranks"))
+        found += 1
+        yield _timing(1, name, size, ranks, str(middle), 1.0, str(row["algorithm"]), hosts)
+    if not found:
+        raise ValueError("line 1: no row has a time; run the benchmark with times")
+
+
+def _timing(
+    line: int,
+    collective: str,
+    size: str,
+    ranks: str,
+    time: str,
+    scale: float,
+    algorithm: str,
+    hosts: str,
+) -> Timing:
+    name = in_lax(_NAMES.get(collective, collective))
+    if name not in _KNOWN:
+        raise ValueError(
+            f"line {line}: collective {shown(collective)} is not known; "
+            f"there are {', '.join(_KNOWN)}"
+        )
+    try:
+        made = Timing(
+            name, float(size), int(ranks), float(time) * scale, algorithm, int(hosts), line
+        )
+    except ValueError:
+        numbers = shown([size, ranks, time, hosts])
+        raise ValueError(
+            f"line {line}: {numbers}: bytes, ranks, time or hosts is no number"
+        ) from None
+    if not (0 < made.bytes < 2**63 and 0 < made.seconds < 1e9 and 1 <= made.hosts <= made.ranks):
+        raise ValueError(
+            f"line {line}: {made.bytes:g} bytes, {made.ranks} ranks, {made.seconds:g} s: give "
+            "bytes, ranks and a time above 0, and no more hosts than ranks"
+        )
+    if made.ranks < 2:
+        raise ValueError(f"line {line}: {made.ranks} rank sends nothing; measure two or more")
+    if algorithm != "lax" and name != _PERMUTE:
+        try:
+            build(name, algorithm, (made.ranks,))
+        except ValueError as error:
+            raise ValueError(f"line {line}: {error}") from None
+    return made

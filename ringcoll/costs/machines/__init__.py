@@ -1,0 +1,191 @@
+"""Machines as data: a file beside this one for each, with the source of every figure.
+
+`find` gets one by name. `DEVICES` and `SWITCHES` are their models. Curves, the measured seconds of
+collectives on a number of ranks, are written by `python -m benchmarks machines`; rates by hand.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ringcoll.costs.curves import Curve
+from ringcoll.costs.model import Model
+from ringcoll.io.strict_json import parsed
+
+__all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "find"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A machine, or a network between hosts.
+
+    Attributes:
+        name: of its file.
+        what: in words.
+        also: other names for it; JAX's `device_kind` is one of them.
+        model: its rates.
+        ranks_a_host: as many ranks are joined by one switch; 0 on a torus.
+        between: the network between its hosts; "" if none is known.
+        like: a device whose curves stand in where it has none; "" for none.
+        built_in_share: of the links that a group of ranks has, what a built-in collective gets.
+        curves: by collective, whether ranks are on several hosts, and their number.
+    """
+
+    name: str
+    what: str
+    also: tuple[str, ...]
+    model: Model
+    ranks_a_host: int
+    between: str
+    like: str
+    built_in_share: float
+    curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
+
+    def hosts(self, ranks: int) -> int:
+        """The fewest hosts among which so many ranks divide."""
+        if not self.ranks_a_host:
+            return 1
+        least = -(-ranks // self.ranks_a_host)
+        return next(hosts for hosts in range(least, ranks + 1) if not ranks % hosts)
+
+
+def device_of(data: Mapping[str, Any]) -> Device:
+    """A machine from the contents of its file.
+
+    Raises:
+        KeyError: a field is missing.
+    """
+    rates = {name: value for name, (value, _source) in data["rates"].items()}
+    curves: dict[tuple[str, bool], dict[int, Curve]] = {}
+    for one in data.get("curves", ()):
+        key = one["collective"], one["hosts"] > 1
+        knots = tuple((float(size), seconds) for size, seconds in one["knots"])
+        curves.setdefault(key, {})[one["ranks"]] = Curve(knots)
+    axes = data["axes"]
+    hop_curves = {} if axes else curves.get(("ppermute", False), {})
+    return Device(
+        data["name"],
+        data["what"],
+        tuple(data["also"]),
+        _model(axes, rates, hop_curves[min(hop_curves)] if hop_curves else None),
+        data.get("ranks_a_host", 0),
+        data.get("between", ""),
+        data.get("like", ""),
+        rates.get("built_in_share", 1.0),
+        MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
+    )
+
+
+def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
+    def each(name: str) -> float:
+        """Seconds of one, of a rate a second; 0 where there is no figure."""
+        return 1 / rates[name] if name in rates else 0.0
+
+    memory = each("memory_bytes_per_second")
+    share = rates.get("matmul_memory_share")
+    return Model(
+        alpha=rates["start_seconds"],
+        beta=each("link_bytes_per_second"),
+        gamma=3 * memory,
+        delta=each("flops_per_second"),
+        hop=rates.get("hop_seconds", 0.0),
+        axes=axes,
+        start=rates.get("matmul_start_seconds", 0.0),
+        far=memory / share if share else 0.0,
+        near=each("near_bytes_per_second"),
+        near_bytes=rates.get("near_bytes", 0.0),
+        all_reduces=int(rates.get("all_reduces_from", 0)),
+        reckoned_alpha=rates.get("reckoned_hop_seconds", 0.0),
+        reckoned_beta=each("reckoned_bytes_per_second") or float("inf"),
+        wire=wire,
+    )
+
+
+def text_of(data: Mapping[str, Any]) -> str:
+    """The contents of a machine's file as text, a line for each figure and each curve."""
+    lines = []
+    for name, value in data.items():
+        if name == "rates":
+            inner = [f"  {json.dumps(key)}: {json.dumps(rate)}" for key, rate in value.items()]
+            lines.append(f' "{name}": {{\n' + ",\n".join(inner) + "\n }")
+        elif name == "curves" and value:
+            inner = [f"  {json.dumps(curve)}" for curve in value]
+            lines.append(f' "{name}": [\n' + ",\n".join(inner) + "\n ]")
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+FOLDER = Path(__file__).parent
+
+
+def _load() -> dict[str, Device]:
+    files = sorted(FOLDER.glob("*.json"))
+    found = [device_of(json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    devices = {device.name: device for device in found}
+    for device in found:  # permutes of a device without a curve are those of its like
+        if device.like and not device.model.wire:
+            wire = devices[device.like].model.wire
+            devices[device.name] = replace(device, model=replace(device.model, wire=wire))
+    return devices
+
+
+MACHINES: Mapping[str, Device] = MappingProxyType(_load())
+#: TPUs: chips with links along axes.
+DEVICES: Mapping[str, Model] = MappingProxyType(
+    {name: device.model for name, device in MACHINES.items() if device.model.axes}
+)
+#: GPUs on a switch, and networks between hosts.
+SWITCHES: Mapping[str, Model] = MappingProxyType(
+    {name: device.model for name, device in MACHINES.items() if not device.model.axes}
+)
+#: The TPUs, as `device.device_kind` calls them.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {kind: name for name in DEVICES for kind in MACHINES[name].also if kind.startswith("TPU")}
+)
+
+
+def find(name: str) -> Device:
+    """A machine by its name, or by another name that its file gives it; or by the path of a file.
+
+    Raises:
+        ValueError: there is none.
+
+    >>> machines.find("NVIDIA H100 80GB HBM3").name
+    'h100'
+    """
+    for device in MACHINES.values():
+        if _plain(name) in map(_plain, (device.name, *device.also)):
+            return device
+    if name.endswith(".json"):
+        return read(name)
+    raise ValueError(
+        f"no machine is named {name!r}; there are {', '.join(MACHINES)}; "
+        "python -m ringcoll machine --fit makes a file of one from measurements"
+    )
+
+
+def read(path: str) -> Device:
+    """A machine from a file.
+
+    Raises:
+        ValueError: there is no such file, or it is not of a machine.
+    """
+    try:
+        return device_of(parsed(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not the file of a machine ({error}); python -m ringcoll machine --fit "
+            "writes one"
+        ) from None
+
+
+def _plain(name: str) -> str:
+    """Without what spellings differ in: case, blanks, signs."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,299 @@
+"""The seconds of a collective on a named machine: by one of our algorithms, or by the built-in.
+
+A built-in collective is priced as itself: on GPUs by the curves that were measured (NCCL's), on
+TPUs by rings along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log2, prod
+from operator import index
+
+from ringcoll.costs import machines
+from ringcoll.costs.counts import price, price_on_hosts
+from ringcoll.costs.curves import Curve, across
+from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.costs.model import seconds, seconds_on_hosts
+from ringcoll.costs.slices import closed, rings
+from ringcoll.io.strict_json import DTYPES
+from ringcoll.schedules.registry import ALL_REDUCES, COLLECTIVES, Algorithm, in_lax
+
+__all__ = ["predict"]
+
+LAX = "lax"
+PERMUTE = "ppermute"
+#: Where a machine has no curve of a collective, those that send as much, by the same steps.
+_ALIKE: Mapping[str, Sequence[str]] = {
+    "all_gather": ("psum_scatter",),
+    "psum_scatter": ("all_gather",),
+    "all_to_all": ("all_gather", "psum_scatter"),
+}
+_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The ranks of a collective, and where they are."""
+
+    device: Device
+    shape: tuple[int, ...]
+    hosts: int = 1
+    network: tuple[int, ...] | None = None
+    closed: tuple[bool, ...] | None = None
+    between: str = ""
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.shape)
+
+
+def predict(
+    collective: str,
+    nbytes: float,
+    ranks: int | Sequence[int],
+    device: str | Device,
+    algorithm: Algorithm = LAX,
+    dtype: str = "float32",
+    topology: str | None = None,
+) -> float:
+    """The seconds that a collective takes on a machine.
+
+    Modelled, from measurements where there are any: `python -m benchmarks measured` compares the
+    model with every measurement.
+
+    Args:
+        collective: one of `algorithms.COLLECTIVES`, or `ppermute` (to the next rank); `all_reduce`
+            and `reduce_scatter` are other names of `psum` and `psum_scatter`.
+        nbytes: as nccl-tests counts them: the larger of what a rank passes and gets. That is the
+            full vector, the result of an all_gather and the operand of the others.
+        ranks: their number; or a shape: the axes of a TPU's slice, or hosts and the ranks of each.
+        device: a machine, by name or `device_kind`: "v5p", "h100", "NVIDIA H100 80GB HBM3"; or the
+            path of a file that `python -m ringcoll machine --fit` wrote, "mine.json".
+        algorithm: "lax" for the built-in; or a name, schedule or function, as
+            `algorithms.build` takes it.
+        dtype: of the elements; sums are taken to be kept in it.
+        topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on as few hosts
+            as have them. Otherwise words that say it: the chips of a slice ("4x4"; if the ranks
+            are fewer, they are one of its axes), "line" or "ring", "switch", the hosts ("4
+            hosts"), a network between hosts ("ethernet100").
+
+    Raises:
+        ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
+            the algorithm has no schedule for these ranks; or nbytes is not a number of bytes.
+
+    >>> print(f"{cost.predict('all_gather', 2**26, 8, 'h100'):.1e}")
+    2.1e-04
+    >>> ring = cost.predict("all_gather", 2**26, 8, "h100", algorithm="ring")
+    >>> print(f"{ring:.1e}")
+    9.0e-04
+    """
+    name = collective if collective == PERMUTE else in_lax(collective)
+    if name not in (*COLLECTIVES, PERMUTE):
+        known = ", ".join((*COLLECTIVES, PERMUTE))
+        raise ValueError(f"predict: collective {collective!r} is not known; there are {known}")
+    if not 0 <= nbytes < float("inf"):
+        raise ValueError(f"predict: nbytes {nbytes!r} is not a number of bytes; give 0 or more")
+    if _DTYPES.get(dtype, dtype) not in DTYPES:
+        raise ValueError(f"predict: dtype {dtype!r} is not known; there are {', '.join(DTYPES)}")
+    machine = machines.find(device) if isinstance(device, str) else device
+    place = _place(ranks, machine, topology)
+    if place.ranks == 1:
+        return 0.0
+    if algorithm == LAX:
+        return _built_in(name, float(nbytes), place)
+    if name == PERMUTE:
+        raise ValueError(
+            f"predict: a ppermute is one message: algorithm {algorithm!r} is not 'lax'"
+        )
+    return _by_schedule(name, algorithm, float(nbytes), place)
+
+
+# -- where the ranks are --
+
+
+def _place(ranks: int | Sequence[int], device: Device, topology: str | None) -> _Place:
+    """Where so many ranks of a machine are.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    try:
+        shape = tuple(map(index, ranks)) if isinstance(ranks, Sequence) else (index(ranks),)
+    except TypeError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ValueError(f"predict: ranks {ranks!r} is not a number of ranks, nor a shape of them")
+    words = (topology or "").lower()
+    if device.model.axes:
+        return _on_a_slice(shape, device, topology, words)
+    sizes = _sizes(words)
+    hosts = shape[0] if len(shape) > 1 else device.hosts(shape[0])
+    if found := re.search(r"(\d+)\s*(?:nodes?|hosts?)\b", words):
+        hosts = int(found[1])
+    elif sizes:
+        hosts = sizes[0]
+    elif re.search(r"switch|nvl", words):
+        hosts = 1
+    between = next((n for n in _networks() if any(w in words for w in _words_of(n))), "")
+    known = found or sizes or between or re.search(r"switch|nvl", words)
+    if topology is not None and not known:
+        raise ValueError(_unknown(topology))
+    if hosts < 1 or prod(shape) % hosts:
+        raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
+    return _Place(device, shape, hosts, between=between or device.between)
+
+
+def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, words: str) -> _Place:
+    axes, sizes = device.model.axes, _sizes(words)
+    line = re.search(r"\bline|no wrap|mesh", words)
+    ring = re.search(r"\bring|torus|wraps", words)
+    if topology is not None and not (sizes or line or ring):
+        raise ValueError(_unknown(topology))
+    if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
+        raise ValueError(f"predict: {device.name} has links along {axes} axes, not {shape}")
+    network = shape
+    is_ring = rings(axes, shape)
+    if sizes and prod(sizes) == prod(shape) and len(shape) > 1:
+        network, is_ring = sizes, closed(axes, sizes)
+    elif sizes and shape[0] in sizes and prod(sizes) > prod(shape):  # one of its axes
+        is_ring = (closed(axes, sizes)[sizes.index(shape[0])],)
+    if line or ring:
+        is_ring = (bool(ring and not line),) * len(network)
+    return _Place(device, shape, network=network, closed=is_ring)
+
+
+def _sizes(words: str) -> tuple[int, ...]:
+    """The numbers of "4x4" in a text; none if there is no such word."""
+    found = re.search(r"\b\d+(?:x\d+)+\b", words)
+    return tuple(map(int, found[0].split("x"))) if found else ()
+
+
+def _networks() -> list[str]:
+    return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
+
+
+def _words_of(network: str) -> list[str]:
+    return [network, *(word.lower() for word in MACHINES[network].also)]
+
+
+def _unknown(topology: str) -> str:
+    return (
+        f"predict: topology {topology!r} says no slice ('4x4', 'line', 'ring'), no hosts "
+        f"('4 hosts', 'switch') and no network between them ({', '.join(_networks())})"
+    )
+
+
+# -- by a schedule --
+
+
+def _by_schedule(name: str, algorithm: Algorithm, nbytes: float, place: _Place) -> float:
+    model, shard = place.device.model, nbytes / place.ranks
+    if place.hosts > 1 and place.between and place.hosts < place.ranks:
+        outer = MACHINES[place.between].model
+        paid = price_on_hosts(name, algorithm, place.shape, place.hosts)
+        # A port for each rank: hosts of as many ports as ranks.
+        ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
+        return seconds_on_hosts(paid, shard, model, ports)
+    if place.hosts > 1 and place.between:
+        model = MACHINES[place.between].model
+    return seconds(price(name, algorithm, place.shape, place.network, place.closed), shard, model)
+
+
+# -- the built-in --
+
+
+def _built_in(name: str, nbytes: float, place: _Place) -> float:
+    if place.device.model.axes:
+        return _on_tpus(name, nbytes, place)
+    if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
+        return _in_a_ring(name, nbytes, place)
+    measured = _measured(name, nbytes, place.ranks, place.hosts > 1, place.device)
+    if measured is not None:
+        return measured
+    return _between_hosts(name, nbytes, place)
+
+
+def _on_tpus(name: str, nbytes: float, place: _Place) -> float:
+    """By both directions of a ring, or of all rings of a torus.
+
+    Where XLA makes an all-reduce and a slice of a reduce-scatter, that is what it costs.
+    """
+    device, n = place.device, place.ranks
+    model = replace(device.model, beta=device.model.beta / device.built_in_share)
+    if name == PERMUTE:
+        return model.alpha + model.hop + device.model.beta * nbytes
+    if name == "psum_scatter" and 0 < model.all_reduces <= n and len(set(place.shape)) == 1:
+        name = "psum"
+    if name == "pbroadcast":
+        name = "psum"
+    if name == "all_to_all":  # messages start together; each link carries its share
+        paid = price(name, "pairwise", place.shape, place.network, place.closed)
+        paid = replace(paid, startups=1, hops=max(place.shape) // 2)
+    elif sum(size > 1 for size in place.shape) > 1:
+        paid = price(name, "torus", place.shape, place.network, place.closed)
+    elif place.closed == (True,):
+        paid = price(name, "bidirectional_ring", (n,), (n,))
+    else:  # along a line each shard goes outward: every link carries, one way, as a ring's do
+        paid = price(name, "ring", (n,), (n,))
+    return seconds(paid, nbytes / n, model)
+
+
+def _in_a_ring(name: str, nbytes: float, place: _Place) -> float:
+    model = MACHINES[place.between or place.device.name].model
+    if name == PERMUTE:
+        return model.alpha + model.beta * nbytes
+    schedule = "pairwise" if name == "all_to_all" else "ring"
+    return seconds(price(name, schedule, (place.ranks,)), nbytes / place.ranks, model)
+
+
+def _measured(
+    name: str, nbytes: float, ranks: int, several_hosts: bool, device: Device
+) -> float | None:
+    """By the curves of a machine, else of its like; None if neither has any."""
+    if name in ALL_REDUCES:
+        name = "psum"
+    for one in (name, *_ALIKE.get(name, ())):
+        own = device.curves.get((one, several_hosts), {})
+        if name == PERMUTE and own:  # the next rank is as near, however many there are
+            return min(own.items(), key=lambda item: abs(item[0] - ranks))[1](nbytes)
+        like = _of_its_like(one, nbytes, several_hosts, device)
+        if own and len(own) == 1 and like:
+            (known,) = own
+            return own[known](nbytes) * across(like, ranks, nbytes) / across(like, known, nbytes)
+        if own:  # between hosts NCCL gathers in a flat ring, and adds in trees
+            return across(own, ranks, nbytes, in_steps=several_hosts and name != "psum")
+        if like:
+            return across(like, ranks, nbytes)
+    return None
+
+
+def _of_its_like(
+    name: str, nbytes: float, several_hosts: bool, device: Device
+) -> Mapping[int, Curve]:
+    if not device.like or several_hosts:  # other hosts have another network
+        return {}
+    return MACHINES[device.like].curves.get((name, False), {})
+
+
+def _between_hosts(name: str, nbytes: float, place: _Place) -> float:
+    """Of GPUs on several hosts that nobody measured, from one host and the network.
+
+    What crosses hosts goes by a port for each rank, beside what stays within a host. Each rank
+    starts a message for every other of its ring; an all-reduce of a small vector goes up and down
+    a tree of hosts instead, which is what NCCL does.
+    """
+    device, n, hosts = place.device, place.ranks, place.hosts
+    outer = MACHINES[place.between].model
+    local = n // hosts
+    if name == PERMUTE:
+        return outer.alpha + outer.beta * nbytes
+    inner = _measured(name, nbytes, local, False, device) if local > 1 else 0.0
+    inner = inner or 0.0
+    crossing = nbytes * (hosts - 1) / hosts * outer.beta / local
+    ring = (n - 1) * outer.alpha
+    if name == "all_to_all":
+        return max(inner, crossing * local) + ring
+    if name in ("all_gather", "psum_scatter"):
+        return max(inner, crossing) + ring
+    return max(inner, 2 * crossing) + 2 * log2(hosts) * outer.alpha

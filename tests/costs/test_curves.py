@@ -1,0 +1,65 @@
+"""Measured curves: fitted, and carried to numbers of ranks that were not measured."""
+
+import pytest
+
+from ringcoll.costs.curves import Curve, across, fit_curve
+
+SIZES = [2.0**k for k in range(10, 31)]
+
+
+def test_a_curve_is_flat_below_linear_between_and_goes_on_at_its_rate():
+    curve = Curve(((10.0, 1.0), (20.0, 2.0), (40.0, 3.0)))
+    assert [curve(size) for size in (0, 10, 15, 30, 40)] == [1, 1, 1.5, 2.5, 3]
+    assert curve(70) == pytest.approx(5)  # by 2 for 30, as from the first to the last
+    assert Curve(((10.0, 1.0),))(99) == 1
+
+
+def test_three_regimes_take_few_knots_and_are_met():
+    def seconds(size):  # a start, a slow wire, a fast one
+        return 1e-5 + min(size, 2**20) / 1e9 + max(size - 2**20, 0) / 1e11
+
+    curve, error = fit_curve((size, seconds(size)) for size in SIZES)
+    assert len(curve.knots) < 10
+    assert error < 0.02
+    assert max(abs(curve(size) / seconds(size) - 1) for size in SIZES) < 0.1
+
+
+def test_a_cold_first_run_and_a_single_spike_do_not_count():
+    def points():
+        for i, size in enumerate(SIZES):
+            yield size, (1e-5 + size / 1e9) * (5 if i in (0, 8) else 1)
+
+    curve, _ = fit_curve(points())
+    for i in (0, 8):
+        assert curve(SIZES[i]) < 2 * (1e-5 + SIZES[i] / 1e9)
+
+
+def test_equal_sizes_count_as_their_median():
+    curve, error = fit_curve([(8, 1.0), (8, 2.0), (8, 9.0)])
+    assert curve.knots == ((8, 2.0),)
+    assert error == pytest.approx(7 / 9)
+
+
+@pytest.mark.parametrize("points", [[], [(0, 1.0)], [(1, 0.0)], [(1, -1.0)]])
+def test_what_is_no_measurement_is_refused(points):
+    with pytest.raises(ValueError, match="points of more than 0 bytes and 0 seconds"):
+        fit_curve(points)
+
+
+def test_between_numbers_of_ranks_the_logarithm_is_a_line():
+    curves = {n: Curve(((1.0, n**0.5), (2.0, 2 * n**0.5))) for n in (4, 16)}
+    assert across(curves, 4, 1) == 2
+    assert across(curves, 8, 2) == pytest.approx(2 * 8**0.5)
+    assert across(curves, 64, 1) == pytest.approx(8)  # the slope goes on
+    falling = {4: Curve(((1.0, 2.0),)), 16: Curve(((1.0, 1.0),))}
+    assert across(falling, 64, 1) == 1  # but no further down
+    assert across({4: curves[4]}, 64, 1) == 2
+
+
+def test_in_steps_the_time_of_a_message_is_carried():
+    def ring(n):  # n-1 steps of 1 + bytes / n
+        return Curve(tuple((size, (n - 1) * (1 + size / n)) for size in (1.0, 1e3, 1e6, 1e9)))
+
+    curves = {n: ring(n) for n in (4, 16)}
+    for n, size in [(8, 1e4), (2, 1e4), (512, 1e6)]:
+        assert across(curves, n, size, in_steps=True) == pytest.approx((n - 1) * (1 + size / n))

@@ -1,0 +1,115 @@
+"""A machine from measurements: three formats, their errors, and the fit."""
+
+import json
+import re
+
+import pytest
+
+from ringcoll.__main__ import main
+from ringcoll.cost import predict
+from ringcoll.costs.fitting import fit_machine, read_timings
+
+SIZES = [2**k for k in range(10, 31, 2)]
+CSV = "collective,bytes,ranks,time_us\n" + "".join(
+    f"{name},{b},8,{10 + b / 1e5:.3f}\n" for name in ("all_gather", "ppermute") for b in SIZES
+)
+NCCL = """# nccl-tests version 2.13.9 all_reduce_perf
+#  Rank  0 Group  0 Pid 1 on node1 device  0 [0x00] NVIDIA H100
+#  Rank  1 Group  0 Pid 2 on node1 device  1 [0x01] NVIDIA H100
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)
+""" + "".join(
+    f"{b} {b // 4} float sum -1 {20 + b / 1e5:.2f} 0.1 0.1 0 20 0.1 0.1 0\n" for b in SIZES
+)
+
+
+def ours(rows):
+    return json.dumps({"measured_on": {"processes": 1}, "checks": [], "rows": rows})
+
+
+ROW = {"collective": "psum", "ranks": 4, "algorithm": "ring", "resolved": "ring"}
+OURS = ours(
+    [ROW | {"size": b, "seconds": {"low": 0, "median": 6e-5 + 1.5 * b / 1e9}} for b in SIZES]
+    + [ROW | {"algorithm": "auto", "size": 8, "seconds": {"median": 1}}, ROW | {"seconds": None}]
+)
+
+
+@pytest.mark.parametrize(("text", "collective", "ranks"), [
+    (CSV, "all_gather", 8), (NCCL, "psum", 2), (OURS, "psum", 4),
+])  # fmt: skip
+def test_formats(text, collective, ranks):
+    timings = [one for one in read_timings(text) if one.collective == collective]
+    assert [one.bytes for one in timings] == SIZES
+    assert {one.ranks for one in timings} == {ranks}
+    assert timings[0].seconds == pytest.approx({8: 10e-6, 2: 20e-6, 4: 60e-6}[ranks], rel=0.1)
+
+
+def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
+    table, made = tmp_path / "mine.csv", tmp_path / "mine.json"
+    table.write_text(CSV)
+    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
+    said = capsys.readouterr().out
+    assert "all_gather on 8 ranks: 11 points" in said
+    assert "fitted to permutes, median error 0%: 10 us a message, 100 GB/s" in said
+    for size in (2**10, 2**21, 2**30):
+        taken = predict("all_gather", size, 8, str(made))
+        assert taken == pytest.approx((10 + size / 1e5) * 1e-6, rel=0.05)
+    seven = 7 * (10 + 2**27 / 1e5) * 1e-6
+    assert predict("all_gather", 2**30, 8, str(made), "ring") == pytest.approx(seven, rel=0.05)
+
+
+def test_algorithms_of_ours_give_rates():
+    data, lines = fit_machine("mine", read_timings(OURS))
+    alpha, _ = data["rates"]["start_seconds"]
+    rate, said = data["rates"]["link_bytes_per_second"]
+    assert alpha == pytest.approx(1e-5, rel=1e-3)
+    assert rate == pytest.approx(1e9, rel=1e-3)
+    assert said.startswith("fitted to algorithms")
+    assert lines[-1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "line 1: no column collective, bytes, seconds, ranks"),
+        ("# A page\n", "line 1: no column"),
+        ("collective,bytes,ranks,us\n", "line 1: no measurement below the header"),
+        ("collective,bytes,ranks,us\npsum,8\n", "line 2: 2 cells under 4 names"),
+        ("collective,bytes,ranks,us\n\nsum,8,8,1\n", "line 3: collective 'sum' is not known"),
+        ("collective,bytes,ranks,us\npsum,8,8,fast\n", "line 2: "),
+        ("collective,bytes,ranks,us\npsum,8,8,0\n", "line 2: 8 bytes, 8 ranks, 0 s: give bytes"),
+        ("collective,bytes,ranks,us\npsum,8,8,nan\n", "line 2: 8 bytes, 8 ranks, nan s"),
+        ("collective,bytes,ranks,us\npsum,8,1,1\n", "line 2: 1 rank sends nothing"),
+        ("collective,bytes,ranks,us,algorithm\npsum,8,8,1,zig\n", "line 2: "),
+        (NCCL.replace("all_reduce_perf", "test"), "line 1: the output names no test"),
+        (NCCL.replace("Rank", "Node"), "line 1: no line '#  Rank  0 ...'"),
+        (NCCL + "64 16 float\n", "line 17: 3 columns; nccl-tests prints"),
+        ("{", "line 1: no JSON"),
+        ("{\n\n]", "line 3: no JSON"),
+        ("{}", "line 1: no list `rows`"),
+        (ours([]), "line 1: no row has a time"),
+        (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_its_line(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read_timings(text)
+
+
+def test_too_few_sizes_are_refused(tmp_path, capsys):
+    table = tmp_path / "few.csv"
+    table.write_text("\n".join(CSV.splitlines()[:4]))
+    with pytest.raises(SystemExit):
+        main(["machine", "--fit", str(table)])
+    said = capsys.readouterr().err
+    assert "line 2: all_gather by lax on 8 ranks has 3 sizes; measure 4 or more" in said
+    with pytest.raises(SystemExit):
+        main(["machine", "--fit", str(tmp_path / "nothing.csv")])
+    assert "nothing.csv: No such file" in capsys.readouterr().err
+
+
+def test_machines_are_listed_with_their_sources(capsys):
+    assert main(["machine"]) == 0
+    assert "h100: NVIDIA H100 SXM5: 8 on NVSwitch" in capsys.readouterr().out
+    assert main(["machine", "--show", "TPU v5p"]) == 0
+    assert "start_seconds 3.55e-06: measured: marin-community" in capsys.readouterr().out

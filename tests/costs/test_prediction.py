@@ -1,0 +1,152 @@
+"""`cost.predict`: named machines, the built-in as measured, ours by their schedules."""
+
+import json
+import re
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+from ringcoll import cost, pricing
+from ringcoll.__main__ import main
+from ringcoll.cost import predict
+from ringcoll.costs import machines
+from ringcoll.costs.machines import FOLDER, MACHINES
+
+MIB = 2**20
+US = 1e-6
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured"),
+    [  # published: XLA's table, marin#6736, Google's Ironwood guide, scaling-book, Alps
+        (("all_gather", 64 * MIB, 8, "h100"), 213.6),
+        (("psum", 256 * MIB, 8, "b200"), 842.9),
+        (("ppermute", 64 * MIB, 8, "h100"), 877.3),
+        (("ppermute", 1024 * MIB, 8, "h100"), 3706),
+        (("ppermute", 16384, 2, "v5p"), 5.5),
+        (("ppermute", 64 * MIB, 4, "TPU v5p"), 782),
+        (("all_gather", 16 * MIB, 4, "tpu7x"), 155.4),
+        (("psum", 1024 * MIB, 64, "gh200"), 23140),
+    ],
+)
+def test_measured_collectives_take_what_was_measured(asked, measured):
+    assert predict(*asked) == pytest.approx(measured * US, rel=0.2)
+
+
+def test_a_line_of_chips_is_slower_than_a_ring():
+    of = ("all_gather", 2**17, 4, "v5e")
+    assert predict(*of, topology="v5e 8x4, axis of 4 (no wrap)") == pytest.approx(8 * US, rel=0.1)
+    assert predict(*of, topology="8x4") == predict(*of, topology="line")
+    big = ("all_gather", 2**30, 4, "v5e")
+    assert predict(*big, topology="ring") == pytest.approx(predict(*big, topology="line") / 2, 0.01)
+    closed = predict("all_gather", 2**30, 16, "v5e", topology="16x16")
+    assert closed == pytest.approx(15 / 16 * 2**30 / 2 * cost.DEVICES["v5e"].beta, rel=0.01)
+
+
+def test_other_names_are_the_same():
+    same = predict("psum", MIB, 8, "h100")
+    for collective, device in [
+        ("all_reduce", "H100 SXM5"),
+        ("pmax", "NVIDIA H100 80GB HBM3"),
+        ("psum", "nvidia-h100"),
+    ]:
+        assert predict(collective, MIB, np.int64(8), device) == same
+    assert predict("psum", MIB, [1, 8], "h100", "lax", "bf16", "8 on NVSwitch (NVLink4)") == same
+
+
+@pytest.mark.parametrize("name", [n for n, one in MACHINES.items()])
+@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter", "psum", "all_to_all"])
+def test_every_machine_has_a_time_for_every_collective(name, collective):
+    for algorithm in ("lax", "bruck" if collective == "all_to_all" else "ring"):
+        for ranks in (2, 3, 5, 8, (4, 4), 64):
+            of = (collective, ranks, name, algorithm)
+            small, large = (predict(of[0], size, *of[1:]) for size in (8, 2**30))
+            assert 0 < small < large < 1000, of
+    assert predict(collective, 2**30, 1, name) == 0
+
+
+def test_ours_on_a_torus_is_its_price():
+    paid = pricing.price("all_gather", "torus", (4, 4, 4), (4, 4, 4))
+    expected = cost.seconds(paid, 2**20, cost.DEVICES["v5p"])
+    assert predict("all_gather", 2**26, (4, 4, 4), "v5p", "torus") == expected
+    ring = predict("all_gather", 2**26, 8, "h100", "ring")
+    assert ring == pytest.approx(7 * predict("ppermute", 2**23, 8, "h100"))
+
+
+def test_a_start_is_paid_once_a_message_and_a_hop_for_each_link():
+    """On a ring of 64 messages that go far are cheap to start: bruck beats two_ended."""
+    small = {
+        name: predict("psum", 1024, 64, "v5p", name, topology="ring")
+        for name in ("one_shot", "two_ended")
+    }
+    assert small["one_shot"] < small["two_ended"]
+
+
+def test_hosts_and_the_network_between_them():
+    of = ("all_gather", 2**28, 16, "h100")
+    assert predict(*of) == predict(*of[:2], (2, 8), "h100") == predict(*of, topology="2 hosts")
+    assert predict(*of, topology="2 hosts, ethernet100") > 2 * predict(*of)
+    assert predict(*of, topology="4x4") > predict(*of)
+    assert predict("psum", 2**20, 4, "cpu", "ring") == predict("psum", 2**20, 4, "gloo", "ring")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("all_together", 8, 8, "h100"), "collective 'all_together' is not known; there are all_g"),
+        (("psum", -1, 8, "h100"), "nbytes -1 is not a number of bytes"),
+        (("psum", inf, 8, "h100"), "nbytes inf is not"),
+        (("psum", nan, 8, "h100"), "nbytes nan is not"),
+        (("psum", 8, 0, "h100"), "ranks 0 is not a number of ranks"),
+        (("psum", 8, (), "h100"), "ranks () is not"),
+        (("psum", 8, 2.5, "h100"), "ranks 2.5 is not"),
+        (("psum", 8, 8, "h999"), "no machine is named 'h999'; there are a100, b200"),
+        (("psum", 8, 8, "h100", "zigzag"), "zigzag"),
+        (("all_gather", 8, 6, "h100", "recursive_doubling"), "6"),
+        (("ppermute", 8, 8, "h100", "ring"), "a ppermute is one message"),
+        (("psum", 8, 8, "h100", "lax", "float31"), "dtype 'float31' is not known"),
+        (("psum", 8, 8, "h100", "lax", "float32", "a cloud"), "topology 'a cloud' says no slice"),
+        (("psum", 8, 8, "v5e", "lax", "float32", "2 hosts"), "topology '2 hosts' says no slice"),
+        (("psum", 8, 9, "h100", "lax", "float32", "2 hosts"), "do not divide among 2 hosts"),
+        (("psum", 8, (2, 2, 2), "v5e"), "v5e has links along 2 axes"),
+        (("psum", 8, 8, "missing.json"), "missing.json: No such file"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_there_is(asked, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        predict(*asked)
+
+
+def test_every_figure_of_a_machine_has_a_source():
+    for path in FOLDER.glob("*.json"):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        assert data["name"] == path.stem
+        for _, source in data["rates"].values():
+            assert len(source) > 10
+        for curve in data.get("curves", ()):
+            assert curve["source"]
+            assert curve["points"] >= 4
+        assert path.read_text(encoding="utf-8") == machines.text_of(data)
+
+
+def test_no_two_machines_have_one_name():
+    names = [n for one in MACHINES.values() for n in (one.name, *one.also)]
+    plain = ["".join(c for c in name.lower() if c.isalnum()) for name in names]
+    repeated = {name for name in plain if plain.count(name) > 1}
+    of = {name: {machines.find(n).name for n in names if n.lower() == name} for name in repeated}
+    assert all(len(found) <= 1 for found in of.values()), of
+
+
+def test_the_command_says_the_same(capsys):
+    given = "predict all_gather --bytes 1K,64M -n 8 --device h100 --json"
+    assert main(given.split()) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["seconds"] for row in rows] == [
+        predict("all_gather", size, 8, "h100") for size in (2**10, 2**26)
+    ]
+    assert main(["predict", "psum", "-n", "2x4", "--device", "h200", "--algorithm", "ring"]) == 0
+    assert "modelled: psum by ring on h200" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["predict", "psum", "--device", "nothing"])
+    assert "no machine is named 'nothing'" in capsys.readouterr().err
