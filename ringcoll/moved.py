@@ -35,7 +35,7 @@ MOVED = MappingProxyType(
         "joining": "runtime.joining",
         "labels": "matmuls.labels",
         "listing": "schedules.registry",
-        "loops_on_cpu": "runtime.cpu_order",
+        "loops_on_cpu": "runtime.cpu.loops",
         "lowered": "runtime.lowering",
         "manual": "runtime.value_types",
         "marks": "runtime.progress",

@@ -91,7 +91,8 @@ def passes(tree: Path, tests: Sequence[str]) -> bool:
     Raises:
         ValueError: there are no such tests.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    options = ("-x", "-q", "-m", "", "-p", "no:cacheprovider")  # the exhaustive tests, too
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(

@@ -25,7 +25,7 @@ from test_matmuls import FORMS, with_gradients
 from benchmarks.measuring import processes
 from ringcoll import all_gather_matmul, psum
 from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Table, TableRow, choices
-from ringcoll.runtime import cpu_order
+from ringcoll.runtime.cpu import loops
 
 #: As psum, but for what they do in place of adding; they have no gradient.
 EXTREMA = {
@@ -174,7 +174,7 @@ def held(n: int) -> dict[str, np.ndarray]:
         return _held(n)
     # All programs are one here, with loops in one process and without in several. What makes loops
     # wait reads messages, and then XLA rounds products of JAX 0.10 in another place.
-    with mock.patch.object(cpu_order, "keep_apart"):
+    with mock.patch.object(loops, "keep_apart"):
         return _held(n)
 
 

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -36,6 +38,34 @@ def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[st
         text=True,
         timeout=900,
     )
+
+
+def mostly_exhaustive(cases: Iterable[Any], usual: Callable[..., bool]) -> list[Any]:
+    """All cases, for `parametrize`; only those that are `usual` run without `-m exhaustive`."""
+
+    def one(case: Any) -> Any:
+        values = case if isinstance(case, tuple) else (case,)
+        marks = () if usual(*values) else pytest.mark.exhaustive
+        return pytest.param(*values, marks=marks)
+
+    return [one(case) for case in cases]
+
+
+def crossed(*options: Sequence[Any]) -> list[Any]:
+    """Every combination of options, which cannot fail apart, for `parametrize`.
+
+    The usual ones are so few that each value of each option is in one; the rest is exhaustive.
+    """
+    longest = max(map(len, options))
+    usual = {tuple(turn % len(values) for values in options) for turn in range(longest)}
+    indices = product(*(range(len(values)) for values in options))
+    return [
+        pytest.param(
+            *(values[i] for values, i in zip(options, chosen, strict=True)),
+            marks=() if chosen in usual else pytest.mark.exhaustive,
+        )
+        for chosen in indices
+    ]
 
 
 def make_mesh(*shape: int, names: str = "xyz", axis_type: AxisType = AxisType.Auto) -> Mesh:

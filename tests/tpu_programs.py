@@ -1,4 +1,8 @@
-"""Compile the programs of `test_overlap_tpu`, and print what is reported of them as JSON."""
+"""Compile the programs of `test_overlap_tpu`, and print what is reported of them as JSON.
+
+python tests/tpu_programs.py             the small ones
+python tests/tpu_programs.py exhaustive  those of README's headline, and of layers
+"""
 
 import json
 import sys
@@ -164,52 +168,66 @@ def headline():
     return programs, off
 
 
-reports = {
-    "overlapped": reported(lambda x, w: ring(x, w, overlapped)),
-    "after_the_matmul": reported(lambda x, w: ring(x, w, after_the_matmul)),
-    "loop": reported(loop),
-    "plain": reported(plain),
-    "layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS),
-}
-of_headline, reports["headline"] = headline()
-for algorithm, as_claimed in (("auto", "auto"), ("lax", "plain")):
-    how = {"algorithm": algorithm}
-    reports |= {
-        f"gathers {algorithm}": read(of_headline[TOPOLOGY, "all_gather_matmul", as_claimed]),
-        f"scatters {algorithm}": read(of_headline[TOPOLOGY, "matmul_reduce_scatter", as_claimed]),
-        f"gathers both {algorithm}": reported(
-            with_gradients(gathers(**how)),
-            sharded=(COLUMNS[0], (P(None, "x"), *COLUMNS[0])),
-        ),
-        f"scatters both {algorithm}": reported(
-            with_gradients(scatters(**how)), DOWN_SHAPES, (DOWN[0], (P("x", None), *DOWN[0]))
-        ),
+def small():
+    """What the compiler overlaps and what not, in a program each; meshes; what is refused."""
+    reports = {
+        "overlapped": reported(lambda x, w: ring(x, w, overlapped)),
+        "after_the_matmul": reported(lambda x, w: ring(x, w, after_the_matmul)),
+        "loop": reported(loop),
+        "plain": reported(plain),
     }
-    reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
-for algorithm, kept in (("fused", "products"), ("plain", "products"), ("linear", "nothing")):
-    reports[f"stack {algorithm}"] = judged(*stacked(algorithm, kept))
-f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
-profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
-reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}
+    flat = overlap.topology.devices("v5e:8x8")
+    far = Mesh(np.array(flat), ("x",))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rings = [overlap.hops(overlap.mesh(t), "x") for t in ("v5e:4x2", "v5e:8x8", "v5p:2x2x2")]
+        reports["hops"] = {
+            "good": rings,
+            "axes": [overlap.hops(overlap.mesh("v5e:4x2", a=4, b=2), axis) for axis in "ab"],
+            "far": max(overlap.hops(far, "x")),
+            "said": [str(warning.message) for warning in caught],
+        }
+    shapes = (64 * 64, 1024), (1024, 1024)
+    reports["far"] = reported(lambda x, w: hop(x, 0) @ w, shapes, COLUMNS, far)
+    f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
+    for name, call in {
+        "topology": lambda: overlap.mesh("v5e:5x7"),
+        "axes": lambda: overlap.mesh(TOPOLOGY, x=4),
+        "wrap": lambda: overlap.report(f.lower(*operands).compile(), wrap=(True,)),
+    }.items():
+        try:
+            call()
+        except ValueError as error:
+            reports[f"refused {name}"] = str(error)
+    return reports
 
-flat = overlap.topology.devices("v5e:8x8")
-far = Mesh(np.array(flat), ("x",))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    reports["hops"] = {
-        "good": [overlap.hops(overlap.mesh(t), "x") for t in ("v5e:4x2", "v5e:8x8", "v5p:2x2x2")],
-        "axes": [overlap.hops(overlap.mesh("v5e:4x2", a=4, b=2), axis) for axis in "ab"],
-        "far": max(overlap.hops(far, "x")),
-        "said": [str(warning.message) for warning in caught],
-    }
-reports["far"] = reported(lambda x, w: hop(x, 0) @ w, ((64 * 64, 1024), (1024, 1024)), COLUMNS, far)
-for name, call in {
-    "topology": lambda: overlap.mesh("v5e:5x7"),
-    "axes": lambda: overlap.mesh(TOPOLOGY, x=4),
-    "wrap": lambda: overlap.report(f.lower(*operands).compile(), wrap=(True,)),
-}.items():
-    try:
-        call()
-    except ValueError as error:
-        reports[f"refused {name}"] = str(error)
-json.dump(reports, sys.stdout)
+
+def exhaustive():
+    """Matmuls, layers and stacks of ours beside the built-in forms; a static profile."""
+    reports = {"layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS)}
+    of_headline, reports["headline"] = headline()
+    for algorithm, as_claimed in (("auto", "auto"), ("lax", "plain")):
+        how = {"algorithm": algorithm}
+        gathered = of_headline[TOPOLOGY, "all_gather_matmul", as_claimed]
+        scattered = of_headline[TOPOLOGY, "matmul_reduce_scatter", as_claimed]
+        reports |= {
+            f"gathers {algorithm}": read(gathered),
+            f"scatters {algorithm}": read(scattered),
+            f"gathers both {algorithm}": reported(
+                with_gradients(gathers(**how)),
+                sharded=(COLUMNS[0], (P(None, "x"), *COLUMNS[0])),
+            ),
+            f"scatters both {algorithm}": reported(
+                with_gradients(scatters(**how)), DOWN_SHAPES, (DOWN[0], (P("x", None), *DOWN[0]))
+            ),
+        }
+        reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
+    for algorithm, kept in (("fused", "products"), ("plain", "products"), ("linear", "nothing")):
+        reports[f"stack {algorithm}"] = judged(*stacked(algorithm, kept))
+    f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
+    profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
+    reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}
+    return reports
+
+
+json.dump(exhaustive() if sys.argv[1:] == ["exhaustive"] else small(), sys.stdout)

@@ -23,20 +23,13 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
+    stacks = True
     to: str = "varying"
 
-    @property
-    def adds_dim(self) -> bool:
-        return not self.tiled
-
-    @property
-    def is_only_lax_s(self) -> bool:
-        return self.to == "reduced"
-
-    def __call__(self, x: Array) -> Array:
-        if self.tiled:
-            return super().__call__(x)
-        return replace(self, tiled=True)(jnp.expand_dims(x, self.dims[0]))
+    def __call__(self, *xs: Array) -> list[Array]:
+        if not self.tiled:
+            return replace(self, tiled=True)(*(jnp.expand_dims(x, self.dims[0]) for x in xs))
+        return super().__call__(*xs)
 
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
@@ -51,16 +44,13 @@ class AllGather(ScheduledCollective, name="all_gather"):
         return gather_along(x, self.dims[0], schedule, ranks)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        return [self._transposed(ct) for ct in cts]
-
-    def _transposed(self, ct: Array) -> Array:
-        if self.to == "invarying" and is_checked():  # every rank has the same cotangent
-            ranks = Ranks.over(self.axes, self.groups)
-            size = ct.shape[self.dims[0]] // ranks.size
-            return lax.dynamic_slice_in_dim(
-                varying(ct, self.axes), ranks.number() * size, size, self.dims[0]
-            )
-        return PsumScatter(**self.for_transpose(), dims=self.dims)(ct)
+        if self.to != "invarying" or not is_checked():
+            return PsumScatter(**self.for_transpose(), dims=self.dims)(*cts)
+        (ct,), (dim,) = cts, self.dims  # every rank has the same cotangent
+        ranks = Ranks.over(self.axes, self.groups)
+        size = ct.shape[dim] // ranks.size
+        start = ranks.number() * size
+        return [lax.dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)  # the minor axes first
@@ -80,18 +70,16 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
             x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=self.tiled
         )
 
-    def __call__(self, x: Array) -> Array:
-        if self.tiled:
-            return super().__call__(x)
-        self.check_stacked(x)
-        return replace(self, tiled=True)(x).squeeze(self.dims[0])
+    def __call__(self, *xs: Array) -> list[Array]:
+        if not self.tiled:  # a block that is not of size 1 cannot be squeezed
+            return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
+        return super().__call__(*xs)
 
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
         return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        gather = AllGather(**self.for_transpose(), dims=self.dims)
-        return [gather(ct) for ct in cts]
+        return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
         before, after = self.axes_around(axis)  # the major axes first
@@ -139,7 +127,7 @@ def all_gather(
     arguments = {"axis": axis, "tiled": tiled, "to": to}
     call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments)
     gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
-    return call.each(x, gather, dims=("axis",))
+    return call.each(x, gather, dims=("axis",), is_only_lax_s=to == "reduced")
 
 
 def psum_scatter(

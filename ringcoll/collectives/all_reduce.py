@@ -1,7 +1,7 @@
 """All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,19 +28,14 @@ class AllReduce(ScheduledCollective):
 
     collective = "psum"
     joins = True
-    gathers_as_bits: bool = False
-
-    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        reduces, as_bits = halves(algorithm)
-        return ScheduledCollective.by(replace(self, gathers_as_bits=as_bits), reduces, x, platform)
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
-        if ranks.size == 1:
-            return x
         if not isinstance(schedule, Schedule):
-            return by_stages(x, schedule, ranks, self.combine)
+            return by_stages(x, schedule, ranks, self.combine) if ranks.size > 1 else x
+        if schedule.size == 1:
+            return x
         dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
-        dim = next((d for d in dims if x.shape[d] % ranks.size == 0), None)
+        dim = next((d for d in dims if x.shape[d] % schedule.size == 0), None)
         if dim is not None:
             return self._chunked(x, dim, schedule, ranks)
         if len(dims) == x.ndim:  # flat, it needs least padding; a reshape would unshard others
@@ -52,7 +47,7 @@ class AllReduce(ScheduledCollective):
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
-        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
+        padding = [(0, -size % schedule.size if d == dim else 0, 0) for d in range(x.ndim)]
         whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
         return lax.slice_in_dim(whole, 0, size, axis=dim)
 
@@ -61,7 +56,7 @@ class AllReduce(ScheduledCollective):
         with scope("reduce_scatter"):
             mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
         with scope("all_gather"):
-            if self.gathers_as_bits:
+            if halves(self.algorithm).gathers_as_bits:
                 whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
                 return marked(partial(moved_as_bits, whole), mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks)
@@ -78,14 +73,14 @@ class Psum(AllReduce, name="psum"):
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
 
-    def joint(self, *xs: Array) -> list[Array]:
+    def __call__(self, *xs: Array) -> list[Array]:
         # Booleans as int32, like lax.
-        return super().joint(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
+        return super().__call__(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if is_checked():
             return [varying(ct, self.axes) for ct in cts]
-        return self.joint(*cts)
+        return self(*cts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +90,11 @@ class Pmean(Psum):
     def by_lax(self, x: Array) -> Array:
         return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
 
-    def joint(self, *xs: Array) -> list[Array]:
+    def __call__(self, *xs: Array) -> list[Array]:
         total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
-            return [total / n for total in total.joint(*xs)]
-        totals = total.joint(*(x.astype(self.accumulate_dtype) for x in xs))
+            return [total / n for total in total(*xs)]
+        totals = total(*(x.astype(self.accumulate_dtype) for x in xs))
         return [(total / n).astype(xs[0].dtype) for total in totals]  # rounded once
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
@@ -28,17 +28,19 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=self.tiled
         )
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, *xs: Array) -> list[Array]:
         if self.tiled:
-            return super().__call__(x)
-        self.check_stacked(x)
+            return super().__call__(*xs)
         split, concat = self.dims
         if split == concat:  # blocks have size 1 there already
-            return replace(self, tiled=True)(x)
+            n = len(self.groups[0]) if self.groups else lax.axis_size(self.axes)
+            if any(x.shape[split] != n for x in xs):
+                raise ValueError(f"dimension {split} is not {n}, the number of ranks")
+            return replace(self, tiled=True)(*xs)
         concat += split < concat  # lax counts it without the split dimension
         split += concat <= split
-        blocks = replace(self, dims=(split, concat), tiled=True)(jnp.expand_dims(x, concat))
-        return blocks.squeeze(split)
+        exchange = replace(self, dims=(split, concat), tiled=True)
+        return [y.squeeze(split) for y in exchange(*(jnp.expand_dims(x, concat) for x in xs))]
 
     def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
         split, concat = self.dims
@@ -47,8 +49,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         return all_to_all_along(x, split, concat, schedule, ranks)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        back = replace(self, dims=self.dims[::-1])
-        return [back(ct) for ct in cts]
+        return replace(self, dims=self.dims[::-1])(*cts)
 
 
 def all_to_all(

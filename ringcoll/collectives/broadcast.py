@@ -31,12 +31,8 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     collective = "pbroadcast"
     source: Any
 
-    @property
-    def is_only_lax_s(self) -> bool:
-        return isinstance(self.source, jax.core.Tracer)
-
     def by_lax(self, x: Array) -> Array:
-        if not self.is_only_lax_s and not 0 <= self.source < lax.axis_size(self.axes):
+        if isinstance(self.source, int) and not 0 <= self.source < lax.axis_size(self.axes):
             raise ValueError(f"source={self.source} is not a rank of the axis")
         return built_in.pbroadcast(x, self.axes, self.source)
 
@@ -59,13 +55,10 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        return [self._transposed(ct) for ct in cts]
-
-    def _transposed(self, ct: Array) -> Array:
         # Typed as the operand is: `where` returns an empty array with its own type.
-        total = varying(Psum(**self.for_transpose())(ct), self.axes)
+        totals = [varying(total, self.axes) for total in Psum(**self.for_transpose())(*cts)]
         is_source = lax.axis_index(self.axes) == self.source
-        return jnp.where(is_source, total, jnp.zeros_like(total))
+        return [jnp.where(is_source, total, jnp.zeros_like(total)) for total in totals]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)  # not by lax, whose own rule fails
@@ -102,6 +95,6 @@ def pbroadcast(
     [4 4 4 4]
     """
     call = Call("pbroadcast", axis_name, algorithm=algorithm, said={"source": source})
-    if not isinstance(source, jax.core.Tracer):
-        source = call.integer("source")
-    return call.each(x, Pbroadcast(axes=call.axes, source=source))
+    is_traced = isinstance(source, jax.core.Tracer)
+    source = source if is_traced else call.integer("source")
+    return call.each(x, Pbroadcast(axes=call.axes, source=source), is_only_lax_s=is_traced)

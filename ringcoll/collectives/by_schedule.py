@@ -8,8 +8,8 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import jax
@@ -18,9 +18,16 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
-from ringcoll.collectives.table import LAX, LAX_AS_BITS, Algorithm, Table, default_table
+from ringcoll.collectives.table import (
+    LAX,
+    LAX_AS_BITS,
+    Algorithm,
+    Table,
+    default_table,
+    halves,
+)
 from ringcoll.runtime.hop import Ranks, moved_as_bits
-from ringcoll.runtime.hosts import OnHosts, on_hosts
+from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.value_types import empty
@@ -36,16 +43,30 @@ class ScheduledCollective(Collective):
     accumulate_dtype: np.dtype | None = None
     collective: ClassVar[str]  # its name in `algorithms` and in the table
 
-    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
-        """Small operands of one dtype share their messages, end to end."""
-        algorithm = self.chosen(xs, platform)
-        if len(xs) == 1 or algorithm == LAX:
-            return [self.by(algorithm, x, platform) for x in xs]
-        whole = self.by(algorithm, jnp.concatenate([x.reshape(-1) for x in xs]), platform)
-        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
-        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        """Small operands of one dtype share the messages of a schedule, end to end."""
+        by = replace(self, algorithm=self.chosen(xs, where))
+        if len(xs) > 1 and by.algorithm == LAX:
+            return [y for x in xs for y in by.by_hand(where, x)]
+        if len(xs) > 1:
+            (whole,) = by.by_hand(where, jnp.concatenate([x.reshape(-1) for x in xs]))
+            parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+            return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+        (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
+        algorithm = halves(by.algorithm).reduces
+        with named(call, algorithm, self.collective):
+            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+                return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
+            if algorithm == LAX:
+                send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
+                y = marked(send, self.widen(x), self.axes, self.groups)
+            elif algorithm == LAX_AS_BITS:
+                y = marked(partial(moved_as_bits, self), x, self.axes, self.groups)
+            else:
+                y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
+            return [y.astype(x.dtype)]
 
-    def chosen(self, xs: Sequence[Any], platform: str) -> Algorithm:
+    def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands of these types together: the user's, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
@@ -54,26 +75,13 @@ class ScheduledCollective(Collective):
         if not isinstance(algorithm, Table):
             return algorithm
         n = Ranks.over(self.axes, self.groups).size
-        placement = on_hosts(self.mesh, self.axes, self.groups) if self.mesh else OnHosts(1, n)
-        call = self.collective, platform, n, nbytes, xs[0].dtype.name, jax.__version__
-        return algorithm.pick(*call, **placement._asdict())
+        mesh = where.mesh
+        placement = on_hosts(mesh, self.axes, self.groups) if mesh else OnHosts(1, n)
+        call = self.collective, where.platform, n, nbytes, xs[0].dtype.name, jax.__version__
+        return _picked(algorithm, call, placement)
 
-    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
-        return self.chosen(xs, platform) != LAX
-
-    def by(self, algorithm: Algorithm, x: Array, platform: str) -> Array:
-        """Run one operand by an algorithm that has been chosen."""
-        call = self.primitive.name.removeprefix("ringcoll_")
-        with named(call, algorithm, self.collective):
-            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
-                return empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)
-            if algorithm == LAX:
-                send: Callable[[Array], Array] = partial(self.builtin, platform=platform)
-                return marked(send, self.widen(x), self.axes, self.groups).astype(x.dtype)
-            if algorithm == LAX_AS_BITS:
-                return marked(partial(moved_as_bits, self), x, self.axes, self.groups)
-            schedule, ranks = built(self.collective, algorithm, self.axes, self.groups)
-            return self.run(x, schedule, ranks).astype(x.dtype)
+    def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
+        return self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -89,14 +97,8 @@ class ScheduledCollective(Collective):
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
 
-    def check_stacked(self, x: Array) -> None:
-        """Refuse an operand without one block for each rank along the first of `dims`."""
-        n, size = Ranks.over(self.axes, self.groups).size, x.shape[self.dims[0]]
-        if size != n:
-            raise ValueError(f"dimension {self.dims[0]} is {size}, and there are {n} ranks")
-
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
-        """Run a schedule; the result may still have the dtype of accumulation."""
+        """Run the schedule of `algorithm`; the result may still have the dtype of accumulation."""
         raise NotImplementedError
 
     def builtin(self, x: Array, platform: str) -> Array:
@@ -125,30 +127,24 @@ class ScheduledCollective(Collective):
         return shared
 
 
+@lru_cache(maxsize=1024)
+def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: OnHosts) -> str:
+    """What a table says, looked up once for all leaves and programs that are alike."""
+    return table.pick(*call, **placement._asdict())
+
+
 def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:
     """Name the operations that are traced inside for profiles: `ringcoll.psum(ring)`."""
-    return scope(f"ringcoll.{call}({name_of(algorithm, collective)})")
+    name = algorithm if isinstance(algorithm, str) else name_of(algorithm, collective)
+    return scope(f"ringcoll.{call}({name})")
 
 
 def name_of(algorithm: Algorithm, collective: str) -> str:
-    """The name of an algorithm; a schedule without one is "given"."""
-    if isinstance(algorithm, str):
-        return algorithm
+    """The name of an algorithm that was not given by name; a schedule without one is "given"."""
     for name, function in algorithms_of(collective).items():
         if function is algorithm:  # a gather may have another name as an all-reduce
             return name
     return getattr(algorithm, "__name__", "given")
-
-
-def ranks_of(
-    algorithm: Algorithm, axes: Sequence[Hashable], groups: tuple[tuple[int, ...], ...] | None
-) -> Ranks:
-    """The ranks that an algorithm runs on.
-
-    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, as
-    they were written.
-    """
-    return Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
 
 
 def built(
@@ -157,7 +153,11 @@ def built(
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None,
 ) -> tuple[Any, Ranks]:
-    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits."""
-    ranks = ranks_of(algorithm, axes, groups)
+    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits.
+
+    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, as
+    they were written.
+    """
+    ranks = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
     made = algorithms.build(collective, algorithm, ranks.shape)
-    return made, ranks if isinstance(made, tuple) else ranks.cut(made.shape)
+    return made, ranks if isinstance(made, tuple) else replace(ranks, shape=made.shape)

@@ -6,12 +6,14 @@ algorithm, it stays "auto".
 """
 
 import os
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
 import jax
 
 from ringcoll.collectives.table import BUILT_INS, Algorithm, Table, choices, halves, runs
+from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name
 from ringcoll.schedules.schedule import Schedule
 
@@ -54,21 +56,28 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     return _around(name)
 
 
-def settled(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Algorithm:
+def settled(
+    algorithm: Algorithm,
+    collective: str,
+    axes: Sequence[Hashable],
+    groups: tuple[tuple[int, ...], ...] | None = None,
+) -> Algorithm:
     """The algorithm that a call with this `algorithm=` runs by, by its listed name.
 
-    It is refused if the collective cannot run by it on axes of `shape`.
+    It is refused if the collective cannot run by it on the ranks over these axes, or in groups.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
         ValueError: there is none of this name, it cannot run there, or the function raises; or
             `RINGCOLL_ALGORITHM` names no algorithm.
     """
-    if not isinstance(algorithm, str) or algorithm != "auto":
+    shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
+    if not isinstance(algorithm, str):
         _check(algorithm, collective, shape)
-        return listed_name(collective, algorithm) if isinstance(algorithm, str) else algorithm
-    name = listed_name(collective, _around.value or by_environment())
-    return name if name in choices(collective) and runs(collective, name, shape) else "auto"
+        return algorithm
+    if algorithm != "auto":
+        return _listed(algorithm, collective, shape)
+    return _if_it_runs(_around.value or by_environment(), collective, shape)
 
 
 def by_environment() -> str:
@@ -82,16 +91,27 @@ def by_environment() -> str:
     return name
 
 
+@lru_cache(maxsize=1024)
+def _if_it_runs(name: str, collective: str, shape: tuple[int, ...]) -> str:
+    """The listed name of an algorithm, or "auto" if a collective cannot run by it there."""
+    name = listed_name(collective, name)
+    return name if name in choices(collective) and runs(collective, name, shape) else "auto"
+
+
+@lru_cache(maxsize=1024)
+def _listed(name: str, collective: str, shape: tuple[int, ...]) -> str:
+    """The listed name of an algorithm; refused if a collective cannot run by it there."""
+    known, listed = ("auto", *choices(collective)), listed_name(collective, name)
+    if listed not in known:
+        raise ValueError(f"no algorithm {name!r}; {_cure(name, known)}")
+    if (reduces := halves(name).reduces) not in BUILT_INS:
+        _check(reduces, collective, shape)
+    return listed
+
+
 def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
     """Refuse an algorithm by which a collective cannot run on axes of `shape`."""
-    if isinstance(algorithm, str):
-        known = ("auto", *choices(collective))
-        if listed_name(collective, algorithm) not in known:
-            raise ValueError(f"no algorithm {algorithm!r}; {_cure(algorithm, known)}")
-        algorithm = halves(algorithm).reduces
-        if algorithm in BUILT_INS:
-            return
-    elif not isinstance(algorithm, Schedule | tuple | Table) and not callable(algorithm):
+    if not isinstance(algorithm, str | Schedule | tuple | Table) and not callable(algorithm):
         raise TypeError(
             f"algorithm={algorithm!r} is no algorithm; pass a name, a Table, a Schedule, a tuple "
             "of Schedules, or a function that makes one from the sizes of the axes"
@@ -121,6 +141,7 @@ def _known() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
 
 
+@lru_cache(maxsize=1024)
 def _check_known(what: str, name: str) -> None:
     if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
         raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

@@ -11,7 +11,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -22,14 +21,16 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of, check_groups
-from ringcoll.collectives.by_schedule import ScheduledCollective, ranks_of
+from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
 from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.value_types import is_unreduced_or_reduced, varying
+from ringcoll.runtime.value_types import varying
 
 Pytree = Any
+#: The functions that need no communication for constants.
+_OF_CONSTANTS = ("psum", "pmean")
 T = TypeVar("T")
 
 
@@ -60,7 +61,14 @@ class Call:
         if self.groups is not None:  # read once: they may be iterators
             object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
 
-    def each(self, x: Pytree, collective: Collective, dims: Sequence[str] = ()) -> Pytree:
+    def each(
+        self,
+        x: Pytree,
+        collective: Collective,
+        dims: Sequence[str] = (),
+        *,
+        is_only_lax_s: bool = False,
+    ) -> Pytree:
         """The collective of every leaf: by ringcoll, or by lax where only lax can.
 
         Args:
@@ -68,6 +76,7 @@ class Call:
             collective: that of this call, still without the algorithm and the dtype of sums.
             dims: the names of the arguments that are dimensions; negative ones count from each
                 leaf's last.
+            is_only_lax_s: whether only lax can do it, whatever the leaf.
         """
         leaves, tree = jax.tree.flatten(x)
         if self.grouped is not None:
@@ -76,28 +85,34 @@ class Call:
         collective = replace(collective, axes=as_written)
         every = [collective] * len(leaves)
         if dims:
-            every = [replace(collective, dims=self._dims(x, collective, dims)) for x in leaves]
+            added = collective.stacks and not collective.tiled
+            ndims = [self.ask(jax.typeof, leaf).ndim + added for leaf in leaves]
+            of_leaves = [tuple(self.integer(name, ndim) for name in dims) for ndim in ndims]
+            every = [replace(collective, dims=of_leaf) for of_leaf in of_leaves]
         try:
-            done = self._done(leaves, every)
+            done = self._done(leaves, every, is_only_lax_s)
         except (*REFUSALS, AssertionError):  # an error of lax comes first
             self._ask_lax(leaves, every)
             raise
         return jax.tree.unflatten(tree, done)
 
-    def _done(self, leaves: Sequence[Any], every: Sequence[Collective]) -> list[Any]:
+    def _done(
+        self, leaves: Sequence[Any], every: Sequence[Collective], is_only_lax_s: bool
+    ) -> list[Any]:
         """The results of all leaves; nothing is sent before all are known to be right.
 
         For a single leaf, bound as it was given, the bind itself asks lax.
         """
         if len(leaves) > 1 or isinstance(self.axis_name, list):  # which it may not take
             self._ask_lax(leaves, every)
-        for leaf in leaves:
-            self.check_accumulation(self.ask(jax.typeof, leaf).dtype)
-        for_lax = [self._is_for_lax(leaf, c) for leaf, c in zip(leaves, every, strict=True)]
         settings: dict[str, Any] = {"axes": self.axes}
+        dtypes = [self.ask(jax.typeof, leaf).dtype for leaf in leaves]
+        if self.accumulate_dtype is not None:
+            settings["accumulate_dtype"] = self.wide(*dtypes)
+        for_lax = [is_only_lax_s or self._is_for_lax(leaf) for leaf in leaves]
         if not all(for_lax) and isinstance(every[0], ScheduledCollective):
-            settings["algorithm"] = self.settled(every[0].collective)
-            settings["accumulate_dtype"] = self.wide
+            call = self.algorithm, every[0].collective, self.axes, self.grouped
+            settings["algorithm"] = self.ask(choice.settled, *call)
         done: list[Any] = []
         together: dict[Hashable, list[int]] = defaultdict(list)
         for i, (leaf, collective) in enumerate(zip(leaves, every, strict=True)):
@@ -109,25 +124,13 @@ class Call:
                 self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
             together[done[i].dtype if collective.joins and is_small(done[i]) else i].append(i)
         for members in together.values():
-            arrays, back = zip(*(_as_numbers(done[i]) for i in members), strict=True)
             collective = replace(every[members[0]], **settings)  # joined ones have no dims
-            results = collective.joint(*arrays) if collective.joins else [collective(*arrays)]
-            for i, y, to_key in zip(members, results, back, strict=True):
-                done[i] = to_key(y)
+            if jnp.issubdtype(done[members[0]].dtype, jax.dtypes.prng_key):
+                done[members[0]] = _of_key(collective, done[members[0]])
+                continue
+            for i, y in zip(members, collective(*(done[i] for i in members)), strict=True):
+                done[i] = y
         return done
-
-    @property
-    def wide(self) -> np.dtype | None:
-        """The dtype of partial sums, or None for that of the operand."""
-        return None if self.accumulate_dtype is None else jnp.dtype(self.accumulate_dtype)
-
-    def settled(self, collective: str) -> Algorithm:
-        """The algorithm that was given or, for "auto", the one asked for around the call.
-
-        Raises a refusal if the collective cannot run by it on these ranks.
-        """
-        shape = ranks_of(self.algorithm, self.axes, self.grouped).shape
-        return self.ask(choice.settled, self.algorithm, collective, shape)
 
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
         """The exception to raise; it names the call, the wrong value and the cure."""
@@ -144,24 +147,23 @@ class Call:
             cure = cure.format(mesh=", ".join(map(repr, mesh)) or "none")
         return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
 
-    def integer(self, name: str) -> int:
-        """The value of an argument that has to be a whole number, or a refusal."""
+    def integer(self, name: str, ndim: int | None = None) -> int:
+        """The value of an argument that has to be a whole number, or a refusal.
+
+        With `ndim` it is one of so many dimensions, and is counted from 0.
+        """
         value = self.said[name]
         try:
-            return operator.index(value)
+            number = operator.index(value)
         except TypeError as error:
             words = f"{name}={value!r} is not an integer"
             raise self.refusal(TypeError, words, "pass a Python int") from error
-
-    def _dims(self, leaf: Any, collective: Collective, names: Sequence[str]) -> tuple[int, ...]:
-        """The dimensions, counted from 0, or refused."""
-        ndim = self.ask(jax.typeof, leaf).ndim + collective.adds_dim
-        dims = [self.integer(name) for name in names]
-        for name, dim in zip(names, dims, strict=True):
-            if not -ndim <= dim < ndim:
-                words = f"axis {dim} is out of bounds for array of dimension {ndim}"
-                raise self.refusal(ValueError, f"{name}: {words}")
-        return tuple(dim % ndim for dim in dims)
+        if ndim is None:
+            return number
+        if not -ndim <= number < ndim:
+            words = f"{name}: axis {number} is out of bounds for array of dimension {ndim}"
+            raise self.refusal(ValueError, words)
+        return number % ndim
 
     def ask(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
@@ -180,7 +182,7 @@ class Call:
         types = {
             (collective.dims, self.ask(jax.typeof, leaf)): collective
             for leaf, collective in zip(leaves, every, strict=True)
-            if not self._is_constant(leaf)
+            if self.name not in _OF_CONSTANTS or isinstance(leaf, jax.core.Tracer)
         }
         for (_, aval), collective in types.items():
             self.ask(self._let_lax_type, collective, aval)
@@ -193,26 +195,30 @@ class Call:
                 lax.axis_size(axis)  # raises one with a message
             raise
 
-    def check_accumulation(self, dtype: Any) -> None:
-        """Refuse an `accumulate_dtype` that cannot hold every value of a dtype."""
+    def wide(self, *dtypes: Any) -> np.dtype | None:
+        """The dtype of partial sums, or None for those of the operands.
+
+        Refused if it cannot hold every value of `dtypes`.
+        """
         if self.accumulate_dtype is None:
-            return
+            return None
         try:
             wide = jnp.dtype(self.accumulate_dtype)
         except TypeError as error:
             words = f"accumulate_dtype={self.accumulate_dtype!r} is no dtype"
             raise self.refusal(TypeError, words, "pass one such as jnp.float32") from error
-        if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
-            words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
-            raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
+        for dtype in dtypes:
+            if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
+                words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
+                raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
+        return wide
 
-    def _is_constant(self, leaf: Any) -> bool:
-        """Whether its sum needs no communication."""
-        return self.name in ("psum", "pmean") and not isinstance(leaf, jax.core.Tracer)
-
-    def _is_for_lax(self, leaf: Any, collective: Collective) -> bool:
+    def _is_for_lax(self, leaf: Any) -> bool:
         """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
-        if self._is_constant(leaf) or is_unreduced_or_reduced(leaf) or collective.is_only_lax_s:
+        if self.name in _OF_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
+            return True
+        mat = getattr(jax.typeof(leaf), "mat", None)
+        if mat is not None and (mat.unreduced or mat.reduced):  # which lax alone handles
             return True
         if not self.axes or any(isinstance(axis, int) for axis in self.axes):
             return True
@@ -244,9 +250,7 @@ def _holds(wide: Any, dtype: Any) -> bool:
     return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
 
 
-def _as_numbers(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """A random key as its numbers, which are sent in its place, and the function back to a key."""
-    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return x, lambda y: y
-    wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(x))
-    return jax.random.key_data(x), wrap
+def _of_key(collective: Collective, key: Array) -> Array:
+    """The collective of a random key: its numbers are sent in its place."""
+    (numbers,) = collective(jax.random.key_data(key))
+    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))

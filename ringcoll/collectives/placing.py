@@ -1,7 +1,8 @@
 """Where the collectives put shards, and from where they slice them, as the engine runs."""
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,10 +19,16 @@ from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
 
 
-def _lane_shares(x: Array, shape: Sequence[int], lanes: int) -> tuple[int, list[tuple[int, int]]]:
-    """How lanes divide a shard of `shape`: the dimension, and (start, size) of each."""
+@functools.lru_cache(maxsize=1024)
+def _lane_shares(
+    aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int
+) -> tuple[int, list[tuple[int, int]]]:
+    """How lanes divide a shard of `shape`, of an operand of type `aval`.
+
+    Returns the dimension that is cut, and (start, size) of each lane.
+    """
     # To cut a dimension that is sharded over another axis moves data. If all are, one is cut.
-    free = [d for d in range(len(shape)) if d not in sharded_dims(x)] or range(len(shape))
+    free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     shares = Shares(shape[dim], lanes)
     return dim, [shares.of(lane) for lane in range(lanes)]
@@ -40,19 +47,10 @@ def _start(ndim: int, dim: int, origin: Array, size: int, lane_dim: int, lo: int
 _UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
-def _bits_to_place(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """x, as bits if XLA:CPU cannot place its floats, and the function back from the result.
-
-    The barrier keeps the last placement from being fused with the bitcast, and so copied.
-    """
-    bits, back = as_bits(x, floats=_UNPLACEABLE)
-    return bits, back if bits is x else lambda result: back(lax.optimization_barrier(result))
-
-
 def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
     """All-gather: every shard that arrives is put in its place."""
-    bits, back = _bits_to_place(x)
-    lane_dim, shares = _lane_shares(x, x.shape, schedule.lanes)
+    bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
+    lane_dim, shares = _lane_shares(jax.typeof(x), x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
@@ -62,7 +60,7 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         return out
 
     own = [lax.dynamic_slice_in_dim(bits, lo, size, lane_dim) for lo, size in shares]
-    shape = [s * ranks.size if d == dim else s for d, s in enumerate(x.shape)]
+    shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
     return back(engine.gather(schedule, ranks, own, visit, empty(shape, bits, ranks.axes)))
 
 
@@ -70,17 +68,16 @@ def all_to_all_along(
     x: Array, split: int, concat: int, schedule: AllToAllSchedule, ranks: Ranks
 ) -> Array:
     """All-to-all: every block that arrives is put in its place."""
-    bits, back = _bits_to_place(x)
-    size = x.shape[split] // ranks.size
-    blocks = [
-        lax.dynamic_slice_in_dim(
-            bits, multiply_add(ranks.target(d), size), size, split, allow_negative_indices=False
-        )
-        for d in range(ranks.size)
-    ]
+    bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
+    size = x.shape[split] // schedule.size
+    blocks = []
+    for d in range(schedule.size):
+        start = multiply_add(ranks.origin(d, ahead=True), size)
+        block = lax.dynamic_slice_in_dim(bits, start, size, split, allow_negative_indices=False)
+        blocks.append(block)
     shape = [size if d == split else s for d, s in enumerate(x.shape)]
     width = shape[concat]
-    shape[concat] *= ranks.size
+    shape[concat] *= schedule.size
     out = empty(shape, bits, ranks.axes)
     for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks)):
         at = multiply_add(ranks.origin(d), width)
@@ -92,8 +89,8 @@ def reduce_along(
     x: Array, dim: int, schedule: Schedule, ranks: Ranks, combine: engine.Combine
 ) -> Array:
     """Reduce-scatter: every contribution is a slice of the operand."""
-    shape = [s // ranks.size if d == dim else s for d, s in enumerate(x.shape)]
-    lane_dim, shares = _lane_shares(x, shape, schedule.lanes)
+    shape = tuple(s // schedule.size if d == dim else s for d, s in enumerate(x.shape))
+    lane_dim, shares = _lane_shares(jax.typeof(x), shape, schedule.lanes)
 
     def contribution(slot: Slot) -> Array:
         lo, size = shares[slot.lane]
@@ -115,12 +112,10 @@ def by_stages(x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine) -
 
     Every rank combines in the order of the ranks, so that all get the same bits.
     """
-    digits = tuple(n for stage in stages for n in stage.shape)
-    start = 0
     for number, stage in enumerate(stages, 1):
-        part = ranks.cut(digits, (start, start + len(stage.shape)))
+        inner = math.prod(later.size for later in stages[number:])
+        part = replace(ranks, shape=stage.shape, inner=inner)
         with scope(f"stage {number}"):
             gathered = gather_along(x[None], 0, stage, part)
         x = functools.reduce(combine, [gathered[i] for i in range(stage.size)])
-        start += len(stage.shape)
     return x

@@ -178,6 +178,7 @@ class Table:
 
     def __post_init__(self) -> None:
         check_string("measured_on", self.measured_on)
+        object.__setattr__(self, "rows", tuple(self.rows))  # a list could not be hashed
 
     def pick(
         self,

@@ -3,7 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -13,10 +13,10 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from ringcoll import algorithms
-from ringcoll.collectives.by_schedule import ScheduledCollective, name_of, ranks_of
+from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
 from ringcoll.collectives.table import BUILT_INS, halves
 from ringcoll.debug import program
+from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 
 #: Options of JAX that change the compiled program, variables with flags, and flags that do not.
@@ -31,7 +31,7 @@ _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 _SILENT = ("axis_index", "pvary", "pcast")
 _AXES = ("axes", "axis_name")
 #: Parameters that a line leaves out, or shows in another place.
-_LEFT_OUT = (*_AXES, "axis_size", "algorithm", "is_hop", "mesh")
+_LEFT_OUT = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 
 def environment() -> list[str]:
@@ -134,9 +134,9 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
     collective = params.get("collective")
     by = ""
     if isinstance(collective, Collective):
-        collective = replace(collective, mesh=devices)
         axes: Any = collective.axes
-        by = _algorithm(collective, [v.aval for v in eqn.invars], sizes, platform)
+        where = Where(platform, devices)
+        by = _algorithm(collective, [v.aval for v in eqn.invars], sizes, where)
         params = {f.name: (getattr(collective, f.name), f.default) for f in fields(collective)}
         params = {key: value for key, (value, default) in params.items() if value != default}
     else:
@@ -153,7 +153,7 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
 
 
 def _algorithm(
-    collective: Collective, avals: list[Any], sizes: Mapping[Hashable, int], platform: str
+    collective: Collective, avals: list[Any], sizes: Mapping[Hashable, int], where: Where
 ) -> str:
     """The algorithm in words, with a digest of its schedule; "auto" is resolved."""
     if not isinstance(collective, ScheduledCollective):
@@ -161,12 +161,12 @@ def _algorithm(
     words = []
 
     def choose() -> None:
-        chosen = collective.chosen(avals, platform)
-        words.append(f" by {name_of(chosen, collective.collective)}")
+        chosen = collective.chosen(avals, where)
+        is_named = isinstance(chosen, str)
+        words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         half = halves(chosen).reduces
         if half not in BUILT_INS:
-            ranks = ranks_of(half, collective.axes, collective.groups)
-            made = algorithms.build(collective.collective, half, ranks.shape)
+            made, _ = built(collective.collective, half, collective.axes, collective.groups)
             words.append(f" (schedule {_digest(repr(made))})")
 
     # Traced, so that the axes have the sizes that they will have in the program.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ringcoll.collectives import choice
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Table
 from ringcoll.matmuls.labels import Labels
@@ -38,9 +39,8 @@ class FactorsCall(Call):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
         # A sum by a schedule: of algorithms there are the same as for psum_scatter.
-        algorithm = self.settled("psum_scatter")
-        self.check_accumulation(np.dtype(np.int32))  # whether it is a dtype
-        return Options(self.axes, algorithm, precision, self.wide, residuals == "save")
+        algorithm = self.ask(choice.settled, self.algorithm, "psum_scatter", self.axes)
+        return Options(self.axes, algorithm, precision, self.wide(), residuals == "save")
 
     def labels(self, spec: Any) -> Labels:
         """Those of the spec."""
@@ -76,7 +76,7 @@ class FactorsCall(Call):
         dtype = self.ask(jax.eval_shape, einsum, *whole).dtype
         if jnp.issubdtype(dtype, jnp.bool_):  # of which lax has no sum over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
-        self.check_accumulation(dtype)
+        self.wide(dtype)
         return dtype
 
     def typed_alike(self, *factors: Array) -> list[Array]:

@@ -87,6 +87,10 @@ class Product:
     dtype: np.dtype
     sharding: Any = None
 
+    def spec(self, moving: str) -> str:
+        """The einsum with the gathered factor, whose labels are `moving`."""
+        return f"{moving},{self.other}->{self.out}"
+
 
 @dataclass(frozen=True)
 class Gather:

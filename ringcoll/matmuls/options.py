@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll.collectives.by_schedule import built, ranks_of
-from ringcoll.collectives.table import LAX, Algorithm
+from ringcoll.collectives.by_schedule import built
+from ringcoll.collectives.table import Algorithm
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.schedule import Schedule
 
@@ -26,7 +26,7 @@ class Options:
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes, without axes of one rank."""
-        return ranks_of(LAX, self.axes, None).shape
+        return Ranks.over(self.axes, None).shape
 
     def schedule(self) -> tuple[Schedule, Ranks]:
         """The schedule of the gather, and the ranks cut into its digits."""

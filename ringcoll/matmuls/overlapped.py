@@ -13,10 +13,9 @@ products of one gather of its cotangent. So derivatives of every order overlap a
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
 from math import prod
 from typing import Any
 
@@ -34,6 +33,7 @@ from ringcoll.matmuls.options import Options
 from ringcoll.runtime import built_in, engine, turns
 from ringcoll.runtime.barriers import order_of_work
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
+from ringcoll.runtime.order import Order
 from ringcoll.runtime.progress import marked
 from ringcoll.runtime.slicing import Shares, buffer_after, concatenated, placed, sliced_along
 from ringcoll.runtime.value_types import device_kind, empty, explicit_spec, varying, zeros
@@ -73,8 +73,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     )
     if options.saves:
         ct_others = [
-            _multiplied(options, f"{moving},{p.other}->{p.out}", p, x, ct)
-            for p, ct in zip(back, cts, strict=True)
+            _multiplied(options, moving, p, x, ct) for p, ct in zip(back, cts, strict=True)
         ]
     else:
         ct_others = gather_and_multiply(options, replace(gather, products=back), x, cts)
@@ -118,7 +117,7 @@ def _gather_and_multiply(
             lambda x: built_in.all_gather(x, options.axes, axis=dim, tiled=True), x, options.axes
         )
     results = [
-        _multiplied(options, f"{gather.moving},{p.other}->{p.out}", p, whole, other)
+        _multiplied(options, gather.moving, p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
     ]
     return results, whole if keep else None
@@ -127,63 +126,80 @@ def _gather_and_multiply(
 def _gather_and_multiply_by_rounds(
     options: Options, gather: Gather, x: Array, others: list[Array], keep: bool, late: Sequence[int]
 ) -> tuple[list[Array], Array | None]:
-    label, products = gather.label, gather.products
-    dim = gather.moving.index(label)
-    specs = [f"{gather.moving},{p.other}->{p.out}" for p in products]
+    products, kind = gather.products, device_kind()
+    dim = gather.moving.index(gather.label)
     schedule, ranks = options.schedule()
     shares = Shares(x.shape[dim], schedule.lanes)
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
-    typed = jax.typeof(x).mat.varying
-    kind = device_kind()
     joining = auto.joining(gather, x, others, schedule, auto.machine(kind))
     pairs = not (keep or late) and auto.pairs_pay(gather, x, others, schedule, kind)
-    order = order_of_work(sums=any(label not in products[i].out for i in early), pairs=pairs)
+    sums = any(gather.label not in products[i].out for i in early)
+    order = order_of_work(sums=sums, pairs=pairs)
+    visitor = _Visitor(options, gather, others, early, shares, schedule.size, joining)
+    whole = empty(_times(x.shape, dim, schedule.size), x, ()) if keep or late else None
+    results: list[Any] = [None if order.begins_with_work else visitor.begun(i, x) for i in early]
+    state = results, whole
+    results, whole = engine.gather(schedule, ranks, own, visitor.visit, state, order=order)
+    made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
+    if whole is not None:
+        of_whole = partial(_multiplied, options, gather.moving)
+        made |= {i: of_whole(products[i], whole, others[i]) for i in late}
+    return [made[i] for i in range(len(products))], whole if keep else None
 
-    def multiplied(piece: Array, places: list[tuple[Any, int]], i: int) -> Array:
-        p, other = products[i], others[i]
-        other = sliced_along(other, p.other, label, places)
-        return options.einsum(specs[i], piece, other, p.dtype, p.sharding)
 
-    def visit(carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
-        results, whole = carry
-        for together in [[shard] for shard in shards] if joining == "apart" else [shards]:
-            places = shares.places(together)
+@dataclass(frozen=True)
+class _Visitor:
+    """Computes the products of a gather as its shards arrive, those numbered in `early`.
+
+    There are `n` shards, of which lanes have `shares`; `joining` is that of `auto.joining`.
+    """
+
+    options: Options
+    gather: Gather
+    others: list[Array]
+    early: list[int]
+    shares: Shares
+    n: int
+    joining: str
+
+    def multiplied(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
+        """Product i of the piece of x in these places."""
+        p = self.gather.products[i]
+        other = sliced_along(self.others[i], p.other, self.gather.label, places)
+        return self.options.einsum(p.spec(self.gather.moving), piece, other, p.dtype, p.sharding)
+
+    def begun(self, i: int, x: Array) -> Array:
+        """What product i is added to, or the buffer that it is put into, before the first visit."""
+        p, label = self.gather.products[i], self.gather.label
+        program = jax.make_jaxpr(lambda: self.multiplied(i, x, [(0, self.shares.size)]))()
+        (y,) = program.out_avals
+        if label not in p.out:
+            return zeros(y)
+        shape = _times(y.shape, p.out.index(label), self.n)
+        return varying(empty(shape, y.update(dtype=p.dtype), ()), jax.typeof(x).mat.varying)
+
+    def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
+        """Multiply the shards of a round; what was not begun begins with the first of them."""
+        (results, whole), label = carry, self.gather.label
+        dim = self.gather.moving.index(label)
+        for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
+            places = self.shares.places(together)
             piece = concatenated([shard.value for shard in together], dim)
-            if joining == "copied" and whole is None and len(shards) > 1:  # else copied there
+            if self.joining == "copied" and whole is None and len(shards) > 1:  # else copied there
                 piece = lax.optimization_barrier(piece)
             made = []
-            for i, result in zip(early, results, strict=True):
-                y, p = multiplied(piece, places, i), products[i]
+            for i, result in zip(self.early, results, strict=True):
+                y, p = self.multiplied(i, piece, places), self.gather.products[i]
                 if label not in p.out:
                     made.append(y if result is None else result + y)
                     continue
                 out, y = p.out.index(label), y.astype(p.dtype)
-                buffer = (
-                    buffer_after(y, out, shares.size * ranks.size) if result is None else result
-                )
-                made.append(placed(buffer, y, out, places))
+                if result is None:
+                    result = buffer_after(y, out, self.shares.size * self.n)
+                made.append(placed(result, y, out, places))
             results, whole = made, whole if whole is None else placed(whole, piece, dim, places)
         return results, whole
-
-    def begun(i: int) -> Any:
-        if order.begins_with_work:
-            return None
-        p = products[i]
-        y = jax.make_jaxpr(lambda: multiplied(x, [(0, shares.size)], i))().out_avals[0]
-        if label not in p.out:
-            return zeros(y)
-        shape = _times(y.shape, p.out.index(label), ranks.size)
-        buffer = empty(shape, y.update(dtype=p.dtype), ())
-        return varying(buffer, typed)
-
-    whole = empty(_times(x.shape, dim, ranks.size), x, ()) if keep or late else None
-    state = [begun(i) for i in early], whole
-    results, whole = engine.gather(schedule, ranks, own, visit, state, order=order)
-    made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
-    if whole is not None:
-        made |= {i: _multiplied(options, specs[i], products[i], whole, others[i]) for i in late}
-    return [made[i] for i in range(len(products))], whole if keep else None
 
 
 def _times(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
@@ -191,9 +207,10 @@ def _times(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
     return tuple(s * n if d == dim else s for d, s in enumerate(shape))
 
 
-def _multiplied(options: Options, spec: str, product: Product, x: Array, other: Array) -> Array:
+def _multiplied(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:
     """One whole product, in the dtype of its result."""
-    return options.einsum(spec, x, other, product.dtype, product.sharding).astype(product.dtype)
+    y = options.einsum(product.spec(moving), x, other, product.dtype, product.sharding)
+    return y.astype(product.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -222,74 +239,87 @@ def multiply_and_scatter(
 
         return by_platform(options.axes, form, gpus, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
-    specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     factors = [x for pair in pairs for x in pair]
-
-    def summed(factors: Sequence[Array]) -> Array:
-        of_terms = zip(specs, factors[::2], factors[1::2], strict=True)
-        made = [options.einsum(spec, a, b, dtype, scatter.sharding) for spec, a, b in of_terms]
-        return functools.reduce(lax.add, made)
-
     if options.algorithm == LAX:
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
-            return marked(scatter_sum, summed(factors), options.axes).astype(dtype)
+            whole = _summed(options, scatter, factors)
+            return marked(scatter_sum, whole, options.axes).astype(dtype)
     with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
-        mine = _multiply_and_scatter_by_rounds(options, scatter, factors, summed)
+        mine = _multiply_and_scatter_by_rounds(options, scatter, factors)
     return concatenated(mine, dim).astype(dtype)
 
 
+def _summed(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
+    """The sum of the products of all terms, whose factors follow on each other."""
+    specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
+    of_terms, typed = zip(specs, factors[::2], factors[1::2], strict=True), scatter.sharding
+    made = [options.einsum(spec, a, b, scatter.dtype, typed) for spec, a, b in of_terms]
+    return functools.reduce(lax.add, made)
+
+
 def _multiply_and_scatter_by_rounds(
-    options: Options,
-    scatter: Scatter,
-    factors: list[Array],
-    summed: Callable[[Sequence[Array]], Array],
+    options: Options, scatter: Scatter, factors: list[Array]
 ) -> list[Array]:
-    label, dim = scatter.label, scatter.out.index(scatter.label)
     schedule, ranks = options.schedule()
     labels = [labels for term in scatter.terms for labels in term]
-    sliced = [label in own for own in labels]
-    some = sliced.index(True)
-    size = factors[some].shape[labels[some].index(label)] // ranks.size
-    order = order_of_work()
-    # Not the sliced ones: a slice that waits for a barrier is a copy.
-    whole = [x for x, is_sliced in zip(factors, sliced, strict=True) if not is_sliced]
-
-    def parts_of(places: list[tuple[Any, int]], whole: list[Array]) -> list[Array]:
-        rest = iter(whole)
-        return [
-            order.apart(sliced_along(x, own, label, places)) if is_sliced else next(rest)
-            for x, own, is_sliced in zip(factors, labels, sliced, strict=True)
-        ]
-
-    def cut(y: Array, places: list[tuple[Any, int]]) -> list[Array]:
-        return jnp.split(y, np.cumsum([width for _, width in places])[:-1], dim)
-
-    pays = order.takes_turns and auto.turns_pay(scatter, factors, whole, ranks.size, device_kind())
+    of_factors = zip(factors, labels, strict=True)
+    sizes = [x.shape[own.index(scatter.label)] for x, own in of_factors if scatter.label in own]
+    size, order = sizes[0] // schedule.size, order_of_work()
+    blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
+    whole, kind = blocks.whole(), device_kind()
+    pays = order.takes_turns and auto.turns_pay(scatter, factors, whole, schedule.size, kind)
     if pays and turns.are_possible(schedule):
-        halves = Shares(size, 2 * schedule.lanes)
+        halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))
+        return turns.reduce(schedule, ranks, halves.add, halves.start)
+    return engine.reduce(schedule, ranks, blocks.produce, lax.add, whole, order=order)
 
-        def add(slots: Sequence[Slot], received: Sequence[Array]) -> list[Array]:
-            places = halves.places(slots)
-            return cut(
-                lax.add(concatenated(received, dim), summed(parts_of(places, whole))), places
-            )
 
-        def start(slot: Slot) -> Array:
-            places = halves.places([slot])
-            return zeros(jax.make_jaxpr(lambda: summed(parts_of(places, whole)))().out_avals[0])
+@dataclass(frozen=True)
+class _Blocks:
+    """The sum of a scatter, block by block, each of slices of the factors that have its label.
 
-        return turns.reduce(schedule, ranks, add, start)
-    shares = Shares(size, schedule.lanes)
+    `factors` are those of all terms, with their `labels`; lanes have `shares` of each block.
+    """
 
-    def produce(whole: list[Array], slots: list[Slot]) -> Contributions:
-        places = shares.places(slots)
-        parts = parts_of(places, whole)
-        return Contributions(cut(summed(parts), places), list(compress(parts, sliced)))
+    options: Options
+    scatter: Scatter
+    factors: list[Array]
+    labels: list[str]
+    shares: Shares
+    order: Order
 
-    return engine.reduce(schedule, ranks, produce, lax.add, whole, order=order)
+    def whole(self) -> list[Array]:
+        """The factors that are not sliced. (A slice that waits for a barrier would be a copy.)"""
+        of_factors = zip(self.factors, self.labels, strict=True)
+        return [x for x, own in of_factors if self.scatter.label not in own]
+
+    def produce(
+        self, whole: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
+    ) -> Contributions:
+        """This rank's contributions, added to what was received for them if turns are taken."""
+        label, out, rest = self.scatter.label, self.scatter.out, iter(whole)
+        places = self.shares.places(slots)
+        sums = [concatenated(received, out.index(label))] if received else []
+        parts = [
+            self.order.apart(sliced_along(x, own, label, places)) if label in own else next(rest)
+            for x, own in zip(self.factors, self.labels, strict=True)
+        ]
+        y = functools.reduce(lax.add, [*sums, _summed(self.options, self.scatter, parts)])
+        ends = np.cumsum([width for _, width in places])[:-1]
+        sliced = [x for x, own in zip(parts, self.labels, strict=True) if label in own]
+        return Contributions(jnp.split(y, ends, out.index(label)), sliced)
+
+    def add(self, slots: Sequence[Slot], received: Sequence[Array]) -> Sequence[Array]:
+        """See `turns.Add`."""
+        return self.produce(self.whole(), slots, received).values
+
+    def start(self, slot: Slot) -> Array:
+        """Zeros, to which the first contributions to a slot are added."""
+        program = jax.make_jaxpr(lambda: self.produce(self.whole(), [slot]).values)
+        return zeros(program().out_avals[0])
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):

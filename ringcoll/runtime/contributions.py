@@ -1,12 +1,13 @@
 """The shards and partial results that a rank holds while a schedule runs, and its messages."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from ringcoll.schedules.schedule import Move, Schedule
+from ringcoll.schedules.schedule import Round, Schedule
 
 
 class Key(NamedTuple):
@@ -38,19 +39,36 @@ class Contributions(NamedTuple):
     of: Sequence[Array] = ()
 
 
-def keys_sent(move: Move) -> list[Key]:
-    """The keys of the shards that a move sends."""
-    return [Key(move.lane, offset) for offset in move.offsets]
+class Step(NamedTuple):
+    """A round as the engine runs it: its moves, and for each the keys of the shards that it moves.
+
+    Attributes:
+        moves: the round.
+        sent: the keys under which the sender has them.
+        arrived: the keys under which the receiver keeps them.
+    """
+
+    moves: Round
+    sent: tuple[tuple[Key, ...], ...]
+    arrived: tuple[tuple[Key, ...], ...]
 
 
-def keys_arrived(schedule: Schedule, move: Move) -> list[Key]:
-    """The keys under which the receiver keeps what a move brings."""
-    return [Key(move.lane, offset) for offset in schedule.arrivals(move)]
+@lru_cache(maxsize=512)
+def planned(schedule: Schedule) -> tuple[Step, ...]:
+    """The rounds of a schedule as the engine runs them."""
+    return tuple(
+        Step(
+            moves,
+            tuple(tuple(Key(m.lane, offset) for offset in m.offsets) for m in moves),
+            tuple(tuple(Key(m.lane, offset) for offset in schedule.arrivals(m)) for m in moves),
+        )
+        for moves in schedule.rounds
+    )
 
 
-def message(held: Mapping[Key, Array], keys: Sequence[Key]) -> Array:
-    """One message of several shards."""
-    return stacked([held[key] for key in keys])
+def messages(held: Mapping[Key, Array], keys: Sequence[Sequence[Key]]) -> list[Array]:
+    """A message for each move: the shards with its keys."""
+    return [stacked([held[key] for key in of_move]) for of_move in keys]
 
 
 def stacked(arrays: Sequence[Array]) -> Array:

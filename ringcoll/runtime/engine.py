@@ -13,25 +13,26 @@ stretch becomes one too, if the order of its work asks for it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.runtime.barriers import Order
 from ringcoll.runtime.contributions import (
     Contributions,
     Key,
     Shard,
     Slot,
-    keys_arrived,
-    keys_sent,
-    message,
+    Step,
+    messages,
+    planned,
     stacked,
 )
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.order import Order
 from ringcoll.runtime.value_types import varying
-from ringcoll.schedules.schedule import AllToAllSchedule, Round, Schedule, stretches
+from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
 #: size independent of n. Both run as fast on CPU; up to here both compile in under a second,
@@ -76,40 +77,36 @@ def gather(
     before: list[Array] = []  # the messages of the round before: kept until the visit
 
     def shards() -> list[Shard]:
-        origins = [order.in_turn(ranks.origin(key.offset), before) for key in came]
+        origins = [order.after(ranks.origin(key.offset), before) for key in came]
         return [Shard(held[k], at, k.lane) for k, at in zip(came, origins, strict=True)]
 
-    count = len(schedule.rounds)
-    if order.gathers_in_pairs and count % 2 and stretches(schedule, 0) == [(0, count)]:
-        moves = schedule.rounds[0]
-        if came == [key for move in moves for key in keys_sent(move)]:
-            own, turns = [message(held, keys_sent(move)) for move in moves], (0, count + 1)
-            return _gather_loop(schedule, ranks, turns, own, visit, carry, held, order, 2)[0]
+    steps = planned(schedule)
+    count = len(steps)
+    only_forwards = count % 2 and stretches(schedule, 0) == [(0, count)]
+    if order.gathers_in_pairs and only_forwards and came == list(chain(*steps[0].sent)):
+        own, turns = messages(held, steps[0].sent), (0, count + 1)
+        return _gather_loop(steps, ranks, turns, own, visit, carry, held, order, 2)[0]
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
-        moves = schedule.rounds[start]
-        messages = [message(held, keys_sent(m)) for m in moves]
+        step = steps[start]
+        sent = messages(held, step.sent)
         first = start  # of the loop, whose rounds forward the arrivals of the round before
-        all_sent = [key for move in moves for key in keys_sent(move)]
-        if stop - start == 1 or not order.gathers_in_one_loop or came != all_sent:
+        if stop - start == 1 or not order.gathers_in_one_loop or came != list(chain(*step.sent)):
             first += 1
-            sent = [order.late(x) for x in messages]
-            arriving = ranks.hops(f"round {first}", moves, sent)
+            late = [order.late(x) for x in sent]
+            arriving = ranks.hops(f"round {first}", step.moves, late)
             carry = visit(carry, shards())
         if stop - start > 1:
-            last, stretch = messages if first == start else arriving, (first, stop)
-            carry, arriving = _gather_loop(schedule, ranks, stretch, last, visit, carry, held)
-        before = messages
+            last, stretch = sent if first == start else arriving, (first, stop)
+            carry, arriving = _gather_loop(steps, ranks, stretch, last, visit, carry, held)
+        before = sent
         carry, arriving = order.tied((carry, arriving))
-        came = []
-        for move, stack in zip(schedule.rounds[stop - 1], arriving, strict=True):
-            arrived = keys_arrived(schedule, move)
-            came += arrived
-            held.update(zip(arrived, stack, strict=True))
+        came = list(chain(*steps[stop - 1].arrived))
+        held.update(zip(came, chain(*arriving), strict=True))
     return visit(carry, shards())
 
 
 def _gather_loop(
-    schedule: Schedule,
+    steps: Sequence[Step],
     ranks: Ranks,
     stretch: tuple[int, int],
     last: list[Array],
@@ -125,18 +122,17 @@ def _gather_loop(
     `held` if they are sent again after the stretch.
     """
     start, stop = stretch
-    moves = schedule.rounds[start]
-    again = {k for later in schedule.rounds[stop:] for m in later for k in keys_sent(m)}
-    came = [k for r in schedule.rounds[start:stop] for m in r for k in keys_sent(m)]
-    keep = not again.isdisjoint(came)
+    step = steps[start]
+    again = {key for later in steps[stop:] for key in chain(*later.sent)}
+    keep = any(not again.isdisjoint(chain(*looped.sent)) for looped in steps[start:stop])
 
     def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
         carry, last = state
-        arriving = ranks.hops(f"rounds {start + 1} to {stop}", moves, last)
+        arriving = ranks.hops(f"rounds {start + 1} to {stop}", step.moves, last)
         shards = [
             Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane)
-            for m, x in zip(moves, last, strict=True)
-            for j, (lane, offset) in enumerate(keys_sent(m))
+            for m, x, keys in zip(step.moves, last, step.sent, strict=True)
+            for j, (lane, offset) in enumerate(keys)
         ]
         return order.tied((visit(carry, shards), arriving)), last if keep else None
 
@@ -144,9 +140,9 @@ def _gather_loop(
         body, (carry, last), jnp.arange(stop - start, dtype=jnp.int32), unroll=unroll
     )
     if keep:  # a round after the stretch sends them again
-        for i, moves in enumerate(schedule.rounds[start:stop]):
-            for move, stack in zip(moves, stacks, strict=True):
-                held.update(zip(keys_sent(move), stack[i], strict=True))
+        for i, looped in enumerate(steps[start:stop]):
+            for keys, stack in zip(looped.sent, stacks, strict=True):
+                held.update(zip(keys, stack[i], strict=True))
     return carry, arriving
 
 
@@ -180,21 +176,21 @@ def reduce(
     Returns:
         This rank's shard, a share for each lane.
     """
-    sums = _Sums(schedule, ranks, produce, combine, operands, order)
+    steps = planned(schedule)
+    sums = _Sums(steps, ranks, produce, combine, operands, order)
     for start, stop in reversed(stretches(schedule, UNROLL_UP_TO if order.may_unroll else 0)):
         sums.send_back(stop - 1)
         if stop - start > 1:
-            last = [key for move in schedule.rounds[start] for key in keys_sent(move)]
+            last = list(chain(*steps[start].sent))
             # The ends of `two_ended` add to one shard there; a loop would carry a sum of each.
             ends_meet = len(set(last)) < len(last)
             looped = start + 1 if ends_meet else start
-            number = len(schedule.rounds) - stop + 2
-            sums.loop(number, schedule.rounds[looped : stop - 1][::-1])
+            sums.loop(len(steps) - stop + 2, steps[looped : stop - 1][::-1])
             if ends_meet:
                 sums.send_back(start)
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
-    kept = sums.made_of if schedule.rounds else ()
+    kept = sums.made_of if steps else ()
     return [order.after(sums.partial[key], kept) for key in mine]
 
 
@@ -202,7 +198,7 @@ def reduce(
 class _Sums:
     """The partial results of one rank while a `reduce` runs."""
 
-    schedule: Schedule
+    steps: Sequence[Step]
     ranks: Ranks
     produce: Produce
     combine: Combine
@@ -218,7 +214,7 @@ class _Sums:
         if not missing:
             return False
         before = [*self.sent, *self.made_of]
-        origins = [self.order.in_turn(self.ranks.origin(k.offset), before) for k in missing]
+        origins = [self.order.after(self.ranks.origin(k.offset), before) for k in missing]
         slots = [Slot(at, key.lane) for at, key in zip(origins, missing, strict=True)]
         values, self.made_of = self.produce(self.operands, slots)
         for key, value in zip(missing, values, strict=True):
@@ -227,39 +223,34 @@ class _Sums:
 
     def send_back(self, number: int) -> None:
         """The round of this number, backward."""
-        moves = self.schedule.rounds[number]
-        arrived = [keys_arrived(self.schedule, m) for m in moves]
-        if self.want([k for keys in arrived for k in keys]):  # the first products are tied too
+        step = self.steps[number]
+        if self.want([*chain(*step.arrived)]):  # the first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
-        self.sent = [message(self.partial, keys) for keys in arrived]
-        messages = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
-        name = f"round {len(self.schedule.rounds) - number}"
-        received = self.ranks.hops(name, moves, messages, back=True)
-        keys = [k for m in moves for k in keys_sent(m)]
+        self.sent = messages(self.partial, step.arrived)
+        late = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
+        name = f"round {len(self.steps) - number}"
+        received = self.ranks.hops(name, step.moves, late, back=True)
+        keys = [*chain(*step.sent)]
         self.want(keys)
         mine = self._apart({k: self.partial[k] for k in keys})
-        for move, stack in zip(moves, received, strict=True):
-            for key, value in zip(keys_sent(move), stack, strict=True):
-                mine[key] = self.combine(value, mine[key])
+        for key, value in zip(keys, chain(*received), strict=True):
+            mine[key] = self.combine(value, mine[key])
         if number:  # after round 0, the last one backward, nothing is produced
             mine, self.operands = self.order.tied((mine, self.operands))
         self.partial.update(mine)
 
-    def loop(self, first: int, rounds: Sequence[Round]) -> None:
+    def loop(self, first: int, steps: Sequence[Step]) -> None:
         """Rounds of a stretch, in the order in which they run backward; the first has this number.
 
         The round before them sent raw contributions, which may be narrower than a loop's sums.
         """
-        moves, name = rounds[0], f"rounds {first} to {first + len(rounds) - 1}"
-        sent = [keys_sent(move) for move in moves]
-        every = [key for moves in rounds for m in moves for key in keys_sent(m)]
+        (moves, sent, arrived), name = steps[0], f"rounds {first} to {first + len(steps) - 1}"
+        every = [key for step in steps for key in chain(*step.sent)]
         stacks = None
         if not self.partial.keys().isdisjoint(every):  # rounds along another axis left some
             self.want(every)
-            stacks = [
-                stacked([message(self.partial, keys_sent(a_round[m])) for a_round in rounds])
-                for m in range(len(moves))
-            ]
+            of_rounds = [messages(self.partial, step.sent) for step in steps]
+            stacks = [stacked(of_move) for of_move in zip(*of_rounds, strict=True)]
 
         def body(state: Any, step: tuple[Array, Any]) -> tuple[Any, None]:
             (moving, operands), (i, mine) = state, step
@@ -278,11 +269,10 @@ class _Sums:
             # The next products wait for these sums, or compilers would merge them.
             return self.order.tied((summed, operands)), None
 
-        moving = [message(self.partial, keys_arrived(self.schedule, m)) for m in moves]
-        steps = jnp.arange(len(rounds), dtype=jnp.int32), stacks
-        (moving, self.operands), _ = lax.scan(body, (moving, self.operands), steps)
-        for move, stack in zip(rounds[-1], moving, strict=True):
-            self.partial.update(zip(keys_sent(move), stack, strict=True))
+        moving = messages(self.partial, arrived)
+        turns = jnp.arange(len(steps), dtype=jnp.int32), stacks
+        (moving, self.operands), _ = lax.scan(body, (moving, self.operands), turns)
+        self.partial.update(zip(chain(*steps[-1].sent), chain(*moving), strict=True))
 
     def _apart(self, mine: Any) -> Any:
         """Keep a lone product from being fused with its addition, which waits for a message."""
@@ -301,9 +291,7 @@ def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]
         The blocks for this rank; number d is from rank r - d.
     """
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
-    for number, moves in enumerate(schedule.rounds, 1):
-        messages = [message(held, keys_sent(m)) for m in moves]
-        arriving = ranks.hops(f"round {number}", moves, messages)
-        for move, stack in zip(moves, arriving, strict=True):
-            held.update(zip(keys_sent(move), stack, strict=True))
+    for number, step in enumerate(planned(schedule), 1):
+        arriving = ranks.hops(f"round {number}", step.moves, messages(held, step.sent))
+        held.update(zip(chain(*step.sent), chain(*arriving), strict=True))
     return [held[Key(0, d)] for d in range(schedule.size)]

@@ -1,6 +1,6 @@
 """Messages between ranks: who takes part, who is where, and one hop.
 
-Every message of a schedule is a `Ppermute`, and only `Ranks.hop` sends it.
+Every message of a schedule is a `Ppermute`, and only `Ranks.hops` sends it.
 """
 
 import functools
@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.runtime import built_in
+from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.schedules.schedule import Round
@@ -23,7 +24,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def as_bits(
-    x: Array, floats: tuple[int, ...] | None = (8, 16)
+    x: Array, floats: tuple[int, ...] | None = (8, 16), *, is_placed: bool = False
 ) -> tuple[Array, Callable[[Array], Array]]:
     """x as unsigned integers of its own width if it is a narrow float, and the way back.
 
@@ -34,6 +35,8 @@ def as_bits(
     Args:
         x: anything but a complex array.
         floats: the widths of floats that are made bits; None makes bits of every dtype.
+        is_placed: whether the bits are put into a buffer. A barrier keeps the last placement from
+            being fused with the bitcast back, and so copied.
     """
     dtype = x.dtype
     is_float = jnp.issubdtype(dtype, jnp.floating)
@@ -42,7 +45,8 @@ def as_bits(
     if dtype == jnp.bool_:
         return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
     bits = jnp.dtype(f"uint{jax.dtypes.itemsize_bits(dtype)}")
-    return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(y, dtype)
+    whole = lax.optimization_barrier if is_placed else lambda y: y
+    return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(whole(y), dtype)
 
 
 def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:
@@ -93,16 +97,15 @@ class Ppermute(Collective, name="ppermute"):
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return built_in.ppermute(x, axes, pairs)
 
-    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
-        send = partial(moved_as_bits, self) if platform == "cpu" else self.by_lax
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        send = partial(moved_as_bits, self) if where.platform == "cpu" else self.by_lax
         if self.is_hop:
             return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):
             return [marked(send, x, self.axes, to=self.pairs) for x in xs]
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        back = replace(self, pairs=tuple((d, s) for s, d in self.pairs))
-        return [back(ct) for ct in cts]
+        return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(*cts)
 
     def under_vmap(self, x, dim, axis):  # without lax, whose rule wants every rank to send
         if len(self.axes) > 1:
@@ -120,16 +123,17 @@ class Ranks:
     """The ranks a schedule runs on, numbered as the schedule numbers them.
 
     They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
-    `groups`, the members of each group by their place in it. `digits` are the sizes of
-    the schedule's axes, major first; the number of a rank is cut into them. A schedule of only
-    some of these axes, such as a stage of recursive doubling, runs on `part` (start, stop).
+    `groups`, the members of each group by their place in it. `shape` are the sizes of the
+    schedule's axes, major first; the number of a rank is cut into these digits. A schedule of only
+    some of the digits, such as a stage of recursive doubling, runs for each value of the others;
+    the digits after its own make `inner` numbers.
     """
 
     axes: tuple[Hashable, ...]
     sizes: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...] | None
-    digits: tuple[int, ...]
-    part: tuple[int, int]
+    shape: tuple[int, ...]
+    inner: int = 1
 
     @staticmethod
     def over(
@@ -140,17 +144,8 @@ class Ranks:
     ) -> "Ranks":
         """The ranks over `axes` (less those of size 1, unless all), or in groups."""
         sizes = {a: lax.axis_size(a) for a in axes if all_axes or lax.axis_size(a) > 1}
-        digits = (len(groups[0]),) if groups else tuple(sizes.values()) or (1,)
-        return Ranks(tuple(sizes), tuple(sizes.values()), groups, digits, (0, len(digits)))
-
-    def cut(self, digits: tuple[int, ...], part: tuple[int, int] | None = None) -> "Ranks":
-        """The same ranks in the digits of a schedule, or a part of these."""
-        return replace(self, digits=digits, part=part or (0, len(digits)))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the axes of a schedule on these ranks."""
-        return self.digits[slice(*self.part)]
+        shape = (len(groups[0]),) if groups else tuple(sizes.values()) or (1,)
+        return Ranks(tuple(sizes), tuple(sizes.values()), groups, shape)
 
     @property
     def size(self) -> int:
@@ -167,25 +162,24 @@ class Ranks:
         place = {rank: i for group in self.groups for i, rank in enumerate(group)}
         return jnp.asarray([place[rank] for rank in range(len(place))], jnp.int32)[index]
 
-    def origin(self, offset: int, axis: int = 0, further: Array | None = None) -> Array:
-        """The number, within the shape, of this rank - offset - further (along axis)."""
-        return self._moved(-1, offset, axis, further)
+    def origin(
+        self, offset: int, axis: int = 0, further: Array | None = None, *, ahead: bool = False
+    ) -> Array:
+        """The number, within the shape, of this rank - offset - further (along axis).
 
-    def target(self, offset: int) -> Array:
-        """The number, within the shape, of this rank + offset."""
-        return self._moved(1, offset)
-
-    def _moved(self, sign: int, offset: int, axis: int = 0, further: Array | None = None) -> Array:
+        `ahead` gives that of this rank + offset + further.
+        """
         # Python's // and % become many operations of XLA. Numbers that are not negative need only
         # one, and some digits need none. Every shard has an index, so this is half of a program.
-        number, moved = self.number(), []
+        number, moved, sign = self.number(), [], 1 if ahead else -1
+        all_ranks = len(self.groups[0]) if self.groups else prod(self.sizes)
         for i, n in enumerate(self.shape):
             n32 = np.int32(n)  # by name: a Python int is an int64 where jax_enable_x64 is on
-            inner = np.int32(prod(self.digits[self.part[0] + i + 1 :]))
-            digit = number if inner == 1 else lax.div(number, inner)
-            if self.part[0] + i > 0:  # else there is no greater digit to take away
-                digit = lax.rem(digit, n32)
             stride = prod(self.shape[i + 1 :])
+            inner = stride * self.inner
+            digit = number if inner == 1 else lax.div(number, np.int32(inner))
+            if inner * n < all_ranks:  # else there is no greater digit to take away
+                digit = lax.rem(digit, n32)
             by: Array | np.int32 = np.int32(sign * (offset // stride) % n)
             if i == axis and further is not None:
                 by += sign * further % n
@@ -198,32 +192,38 @@ class Ranks:
         self, name: str, moves: Round, messages: Sequence[Array], *, back: bool = False
     ) -> list[Array]:
         """The messages that arrive in a round, run forward or backward; profiles show `name`."""
-        sign = -1 if back else 1
+        shifts = [(move.axis, -move.shift if back else move.shift) for move in moves]
 
         def send(messages: list[Array]) -> list[Array]:
-            pairs = zip(moves, messages, strict=True)
-            return [self.hop(x, move.axis, sign * move.shift) for move, x in pairs]
+            routes = [route(self, *shift) for shift in shifts]
+            return [
+                Ppermute(axes=axes, pairs=pairs)(x)[0]
+                for (axes, pairs), x in zip(routes, messages, strict=True)
+            ]
 
         with scope(name):
-            shifts = [(move.axis, sign * move.shift) for move in moves]
             return marked(send, list(messages), self.axes, self.groups, to=shifts)
 
-    def hop(self, x: Array, axis: int, shift: int) -> Array:
-        """x from the rank `shift` before this one along an axis of the schedule."""
-        digit = self.part[0] + axis
-        stride, n = prod(self.digits[digit + 1 :]), self.digits[digit]
 
-        def pairs(size: int, stride: int) -> Pairs:
-            ahead = ((r // stride % n + shift) % n - r // stride % n for r in range(size))
-            return tuple((r, r + a * stride) for r, a in enumerate(ahead))
+@functools.lru_cache(maxsize=1024)
+def route(ranks: Ranks, axis: int, shift: int) -> tuple[tuple[Hashable, ...], Pairs]:
+    """Over which axes, and between which ranks on them, a message moves by `shift`.
 
-        if self.groups:
-            place = pairs(prod(self.digits), stride)
-            within = tuple((group[s], group[d]) for group in self.groups for s, d in place)
-            return Ppermute(axes=self.axes, pairs=within)(x)
-        # One mesh axis holds the digit, if any does: then there is no order of axes to mind.
-        for i, name in enumerate(self.axes):
-            inner = prod(self.sizes[i + 1 :])
-            if stride % inner == 0 and inner * self.sizes[i] % (stride * n) == 0:
-                return Ppermute(axes=(name,), pairs=pairs(self.sizes[i], stride // inner))(x)
-        return Ppermute(axes=self.axes, pairs=pairs(prod(self.sizes), stride))(x)
+    The shift is along an axis of the schedule.
+    """
+    stride, n = prod(ranks.shape[axis + 1 :]) * ranks.inner, ranks.shape[axis]
+
+    def pairs(size: int, stride: int) -> Pairs:
+        ahead = ((r // stride % n + shift) % n - r // stride % n for r in range(size))
+        return tuple((r, r + a * stride) for r, a in enumerate(ahead))
+
+    if ranks.groups:
+        place = pairs(len(ranks.groups[0]), stride)
+        within = tuple((group[s], group[d]) for group in ranks.groups for s, d in place)
+        return ranks.axes, within
+    # One mesh axis holds the digit, if any does: then there is no order of axes to mind.
+    for i, name in enumerate(ranks.axes):
+        inner = prod(ranks.sizes[i + 1 :])
+        if stride % inner == 0 and inner * ranks.sizes[i] % (stride * n) == 0:
+            return (name,), pairs(ranks.sizes[i], stride // inner)
+    return ranks.axes, pairs(prod(ranks.sizes), stride)

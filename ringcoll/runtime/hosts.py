@@ -55,12 +55,19 @@ def on_hosts(
     return OnHosts(max(map(len, counts)), max(map(max, counts)))
 
 
-def mesh_of(context: mlir.LoweringRuleContext) -> Mesh | None:
-    """The devices that a program is lowered for, or None if only the names and sizes of axes are
-    known, as inside another `shard_map`.
-    """
-    mesh = getattr(context.module_context.axis_context, "mesh", None)
-    return mesh if isinstance(mesh, Mesh) else None
+class Where(NamedTuple):
+    """Where a program runs: the platform, and a mesh or what JAX knows of axes in a lowering."""
+
+    platform: str
+    axes: Any
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices, or None if only names and sizes of axes are known, as inside another
+        `shard_map`.
+        """
+        mesh = getattr(self.axes, "mesh", self.axes)
+        return mesh if isinstance(mesh, Mesh) else None
 
 
 def are_cpu_processes() -> bool:
@@ -89,7 +96,7 @@ _are_several.def_abstract_eval(lambda *, axes: jax.core.ShapedArray((), jnp.bool
 
 
 def _constant(context: mlir.LoweringRuleContext, *, axes: tuple[Hashable, ...]) -> Any:
-    mesh = mesh_of(context)
+    mesh = Where("cpu", context.module_context.axis_context).mesh
 
     def are_several() -> Array:
         return jnp.asarray(mesh is not None and on_hosts(mesh, axes).hosts > 1)

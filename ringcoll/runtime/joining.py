@@ -10,8 +10,8 @@ every placeholder is lowered for good, as one collective of all its operands.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -74,17 +74,6 @@ class _Environment(NamedTuple):
     mesh: AbstractMesh
     is_checked: bool
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function in this environment. The only public way is inside a `shard_map`."""
-
-        def one_rank(x: Array) -> Array:
-            function()
-            return x
-
-        with jax.sharding.use_abstract_mesh(self.mesh):
-            mapped = jax.shard_map(one_rank, in_specs=P(), out_specs=P(), check_vma=self.is_checked)
-            jax.eval_shape(mapped, 0)
-
 
 class _Waiting(NamedTuple):
     """A collective that waits to be lowered."""
@@ -93,12 +82,7 @@ class _Waiting(NamedTuple):
     collective: Hashable
     lower: Lower
     context: mlir.LoweringRuleContext
-
-    @property
-    def kind(self) -> Hashable:
-        """Collectives are joined only if these are equal."""
-        x: Any = self.context.avals_in[0]
-        return self.environment, self.collective, x.dtype, x.mat
+    kind: Hashable  # collectives are joined only if these are equal
 
 
 def may_wait(context: mlir.LoweringRuleContext) -> bool:
@@ -128,7 +112,8 @@ def lower_later(
     x: Any = context.avals_in[0]
     # An all-reduce's operands vary over its axes wherever types are checked.
     environment = _Environment(mesh, bool(x.mat.varying))
-    program.waiting.append(_Waiting(environment, collective, lower, context))
+    kind = environment, collective, x.dtype, x.mat
+    program.waiting.append(_Waiting(environment, collective, lower, context, kind))
     return _placeholder([len(program.waiting) - 1], operands).results
 
 
@@ -144,25 +129,29 @@ def _numbers(op: ir.Operation) -> list[int]:
     return list(ir.DenseI64ArrayAttr(op.attributes[_NUMBERS])) if _NUMBERS in op.attributes else []
 
 
+@dataclass
 class _JoinedProgram:
     """The collectives that wait in a program, by number."""
 
-    def __init__(self) -> None:
-        self.waiting: list[_Waiting] = []
+    waiting: list[_Waiting] = field(default_factory=list)
 
     def __call__(self, module: ir.Module) -> None:
         """Join placeholders, and lower the placeholders that are left."""
+        if len(self.waiting) > 1:
+            self._join(module.operation)
         where: dict[_Environment, list[ir.Operation]] = defaultdict(list)
-        for op in list(self._join(module.operation)):
-            where[self._first(op).environment].append(op)
+
+        def find(op: ir.Operation) -> ir.WalkResult:
+            if numbers := _numbers(op):
+                where[self.waiting[numbers[0]].environment].append(op)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(find)
         for environment, placeholders in where.items():
-            environment.call(partial(self._lower, placeholders))
+            self._lower(environment, placeholders)
 
-    def _first(self, op: ir.Operation) -> _Waiting:
-        return self.waiting[_numbers(op)[0]]
-
-    def _join(self, op: ir.Operation) -> Iterator[ir.Operation]:
-        """Join the placeholders inside an operation; yields those that are left."""
+    def _join(self, op: ir.Operation) -> None:
+        """Join the placeholders inside an operation that have no work between them."""
         for region in op.regions:
             for block in region.blocks:
                 stretch: list[ir.Operation] = []
@@ -170,13 +159,13 @@ class _JoinedProgram:
                     if _numbers(inner) or not _is_work(inner):
                         stretch.append(inner)
                         continue
-                    yield from self._joined(stretch)
-                    yield from self._join(inner)
+                    self._join_stretch(stretch)
+                    self._join(inner)
                     stretch = []
-                yield from self._joined(stretch)
+                self._join_stretch(stretch)
 
-    def _joined(self, stretch: list[ir.Operation]) -> Iterator[ir.Operation]:
-        """The placeholders among operations that follow on each other, joined."""
+    def _join_stretch(self, stretch: list[ir.Operation]) -> None:
+        """Join the placeholders among operations that follow on each other."""
         i = 0
         while i < len(stretch):
             after = self._join_first(stretch[i:]) if _numbers(stretch[i]) else None
@@ -184,18 +173,17 @@ class _JoinedProgram:
                 stretch[i:] = after  # which may begin with another placeholder
             else:
                 i += 1
-        yield from filter(_numbers, stretch)
 
     def _join_first(self, stretch: list[ir.Operation]) -> list[ir.Operation] | None:
         """The operations after the first, a placeholder, was joined with others; None if none."""
         first, *others = stretch
-        kind = self._first(first).kind
+        kind = self.waiting[_numbers(first)[0]].kind
         members, needing = [first], set(first.results)
         moves = set[ir.Operation]()
         for op in others:
             if not needing.isdisjoint(lowering.operands(op)):
                 moves.add(op)
-            elif _numbers(op) and self._first(op).kind == kind:
+            elif (numbers := _numbers(op)) and self.waiting[numbers[0]].kind == kind:
                 members.append(op)
             else:
                 continue
@@ -211,21 +199,29 @@ class _JoinedProgram:
             op.move_after(joined)
         return [*ahead, joined, *behind, *stretch[last + 1 :]]
 
-    def _lower(self, placeholders: list[ir.Operation]) -> None:
-        """Lower them for good, where the axes are known."""
-        for op in placeholders:
-            first = self._first(op)
-            contexts = [self.waiting[number].context for number in _numbers(op)]
-            context = first.context.replace(
-                avals_in=[aval for each in contexts for aval in each.avals_in],
-                avals_out=[aval for each in contexts for aval in each.avals_out],
-            )
-            where = source_info_util.user_context(  # profiles show the line of the first call
-                context.traceback, name_stack=source_info_util.new_name_stack()
-            )
-            with where, ir.InsertionPoint(op), op.location:
-                results = first.lower(context, *op.operands, collective=first.collective)
-            _replace([op], [x if isinstance(x, ir.Value) else x[0] for x in results])
+    def _lower(self, environment: _Environment, placeholders: list[ir.Operation]) -> None:
+        """Lower them for good, where the axes are known: publicly, only inside a `shard_map`."""
+
+        def one_rank(x: Array) -> Array:
+            for op in placeholders:
+                first, *_ = members = [self.waiting[number] for number in _numbers(op)]
+                contexts = [each.context for each in members]
+                context = first.context.replace(
+                    avals_in=[aval for each in contexts for aval in each.avals_in],
+                    avals_out=[aval for each in contexts for aval in each.avals_out],
+                )
+                where = source_info_util.user_context(  # profiles show the line of the first call
+                    context.traceback, name_stack=source_info_util.new_name_stack()
+                )
+                with where, ir.InsertionPoint(op), op.location:
+                    results = first.lower(context, *op.operands, collective=first.collective)
+                _replace([op], [x if isinstance(x, ir.Value) else x[0] for x in results])
+            return x
+
+        with jax.sharding.use_abstract_mesh(environment.mesh):
+            checked = environment.is_checked
+            mapped = jax.shard_map(one_rank, in_specs=P(), out_specs=P(), check_vma=checked)
+            jax.eval_shape(mapped, 0)
 
 
 def _as_one(placeholders: list[ir.Operation]) -> ir.Operation:

@@ -51,7 +51,13 @@ def then(module: ir.Module, step: int, make: Callable[[], C]) -> C:
     Each change is called with the module when all of it is lowered, in the order of the steps.
     """
     if module not in _programs.changes:
-        _listen()
+        with _listening:  # again, because others may clear JAX's listeners
+            _listeners.append(partial(_when_lowered))
+            jax.monitoring.register_event_duration_secs_listener(_listeners[-1])
+            for old in _listeners[:-1]:  # only now, because other threads lower programs too
+                with suppress(AssertionError, ValueError):  # it was cleared
+                    jax.monitoring.unregister_event_duration_listener(old)
+            del _listeners[:-1]
     steps = _programs.changes.setdefault(module, {})
     if step not in steps:
         steps[step] = make()
@@ -71,21 +77,6 @@ def operands(op: ir.Operation) -> Iterator[ir.Value]:
     yield from op.operands
     for inner in inside(op):
         yield from operands(inner)
-
-
-def _listen() -> None:
-    """Listen for lowered programs. It is done again for every program, because others may clear
-    JAX's listeners.
-
-    The new listener is added before the old one is removed: other threads lower programs too.
-    """
-    with _listening:
-        _listeners.append(partial(_when_lowered))
-        jax.monitoring.register_event_duration_secs_listener(_listeners[-1])
-        for old in _listeners[:-1]:
-            with suppress(AssertionError, ValueError):  # it was cleared
-                jax.monitoring.unregister_event_duration_listener(old)
-        del _listeners[:-1]
 
 
 def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh
 
-from ringcoll.runtime import cpu_order, joining
-from ringcoll.runtime.hosts import mesh_of
+from ringcoll.runtime import joining
+from ringcoll.runtime.cpu import loops
+from ringcoll.runtime.hosts import Where
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
@@ -38,51 +38,36 @@ class Collective:
     `dims` are its positional dimensions. A call with `tiled=False` adds or removes a dimension. It
     is rewritten as a call with `tiled=True` before the primitive is bound, so that `vmap` only has
     to shift `dims`.
-
-    The `mesh` is known only in lowering, if the devices are known; one trace may serve several
-    meshes.
     """
 
     axes: tuple[Hashable, ...]
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
     tiled: bool = True
-    mesh: Mesh | None = None
 
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that neighbours may be joined.
     joins: ClassVar[bool] = False
+    #: Whether the result has a dimension more if not `tiled`; `dims` then count in the result.
+    stacks: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
         if name is not None:
             cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable, cls.joins)
 
-    @property
-    def adds_dim(self) -> bool:
-        """Whether the result has one dimension more; `dims` then count in the result."""
-        return False
-
-    @property
-    def is_only_lax_s(self) -> bool:
-        """Whether only lax can do it."""
-        return False
-
-    def __call__(self, x: Array) -> Array:
-        return self.joint(x)[0]
-
-    def joint(self, *xs: Array) -> list[Array]:
-        """The results for several operands; a collective that `joins` may send them together."""
+    def __call__(self, *xs: Array) -> list[Array]:
+        """The result for each operand; a collective that `joins` may take several together."""
         return self.primitive.bind(*xs, collective=self)
 
     def by_lax(self, x: Array) -> Array:
         """The result by `jax.lax`."""
         raise NotImplementedError
 
-    def by_hand(self, platform: str, *xs: Array) -> list[Array]:
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """The results by ringcoll, for one operand or, if they join, for several."""
         raise NotImplementedError
 
-    def is_by_hand(self, xs: Sequence[Any], platform: str) -> bool:
+    def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
         """Whether operands of these types are sent by ringcoll, and not by lax."""
         raise NotImplementedError
 
@@ -100,7 +85,7 @@ class Collective:
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         """The same over fewer axes."""
-        return replace(self, axes=axes)(x) if axes else x
+        return replace(self, axes=axes)(x)[0] if axes else x
 
     def axes_around(self, axis: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
         """The axes before and after one of them."""
@@ -143,7 +128,7 @@ def _abstract(*avals, collective: Collective):
 @lru_cache(maxsize=512)
 def _jitted(collective: Collective):
     """Eager `shard_map` compiles a call as `jit` would: one way to run, not two."""
-    return jax.jit(collective.joint)
+    return jax.jit(collective.__call__)
 
 
 def _register_platforms(primitive: Primitive) -> None:
@@ -151,10 +136,17 @@ def _register_platforms(primitive: Primitive) -> None:
         mlir.register_lowering(primitive, partial(_lower, platform=kind), platform=platform)
 
 
-def _lower(ctx, *xs, collective: Collective, platform: str, **_):
-    by_hand = partial(replace(collective, mesh=mesh_of(ctx)).by_hand, platform)
+def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
+    """Lower for a platform, or for those of the program: several of them are one primitive more."""
+    if platform is None:
+        first, *others = ctx.module_context.platforms
+        if others or first not in _PLATFORMS:
+            bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
+            return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
+        platform = _PLATFORMS[first]
     if platform == "cpu":
-        cpu_order.watch(ctx)
+        loops.watch(ctx)
+    by_hand = partial(collective.by_hand, Where(platform, ctx.module_context.axis_context))
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
 
@@ -168,25 +160,17 @@ _register_platforms(_joined)
 def _now_or_later(ctx, *xs, collective: Collective):
     if joining.may_wait(ctx):
         kind = _PLATFORMS.get(*ctx.module_context.platforms)  # one platform, which may be unknown
-        placed = replace(collective, mesh=mesh_of(ctx))
-        if kind and placed.is_by_hand(ctx.avals_in, kind):
-            return joining.lower_later(ctx, collective, _lower_joined, xs)
-    return _lower_joined(ctx, *xs, collective=collective)
-
-
-def _lower_joined(ctx, *xs, collective: Collective):
-    first, *others = ctx.module_context.platforms
-    if not others and first in _PLATFORMS:
-        return _lower(ctx, *xs, collective=collective, platform=_PLATFORMS[first])
-    bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
-    return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
+        where = Where(kind, ctx.module_context.axis_context)
+        if kind and collective.is_by_hand(ctx.avals_in, where):
+            return joining.lower_later(ctx, collective, _lower, xs)
+    return _lower(ctx, *xs, collective=collective)
 
 
 def _jvp(primals, tangents, *, collective: Collective):
     """The collective is linear; tangents that are zero are not sent."""
-    results = collective.joint(*primals)
+    results = collective(*primals)
     moving = [t for t in tangents if type(t) is not ad.Zero]
-    moved = iter(collective.joint(*moving) if moving else ())
+    moved = iter(collective(*moving) if moving else ())
     return results, [
         ad.Zero(jax.typeof(y).to_tangent_aval()) if type(t) is ad.Zero else next(moved)
         for y, t in zip(results, tangents, strict=True)
@@ -216,7 +200,6 @@ def _batch(axis, operands, dims, *, collective: Collective):
         ]
         results = [collective.under_vmap(x, dim, axis) for x, dim in pairs]
         return [y for y, _ in results], [dim for _, dim in results]
-    if len(operands) > 1:  # element by element: where the batch is does not matter
-        return collective.joint(*operands), dims
-    (x,), (dim,) = operands, dims
-    return [collective(x) if dim is None else collective.batched(dim)(x)], dims
+    if dims[0] is not None:  # several work element by element, and have no dims to shift
+        collective = collective.batched(dims[0])
+    return collective(*operands), dims

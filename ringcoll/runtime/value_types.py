@@ -19,12 +19,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 def is_checked() -> bool:
     """Whether values are typed here: inside `shard_map` with `check_vma=True`."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    return any(_is_typed(axis) for axis in manual)
-
-
-def _is_typed(axis: Hashable) -> bool:
     # A rank's own number varies over its axis; its type says so only where types are checked.
-    return axis in jax.typeof(lax.axis_index(axis)).mat.varying
+    return any(axis in jax.typeof(lax.axis_index(axis)).mat.varying for axis in manual)
 
 
 def device_kind() -> str | None:
@@ -35,20 +31,15 @@ def device_kind() -> str | None:
 
 def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     """x, typed as varying over `axes` wherever types are checked."""
-    missing = tuple(a for a in axes if a not in jax.typeof(x).mat.varying and _is_typed(a))
-    return lax.pcast(x, missing, to="varying") if missing else x
+    missing = [a for a in axes if a not in jax.typeof(x).mat.varying]
+    typed = tuple(a for a in missing if a in jax.typeof(lax.axis_index(a)).mat.varying)
+    return lax.pcast(x, typed, to="varying") if typed else x
 
 
-def is_unreduced_or_reduced(x: Array) -> bool:
-    """Whether x has the *unreduced* or *reduced* type, which only lax's own collectives handle."""
-    mat = getattr(jax.typeof(x), "mat", None)
-    return mat is not None and bool(mat.unreduced or mat.reduced)
-
-
-def sharded_dims(x: Array) -> tuple[int, ...]:
-    """The dimensions of x that are sharded over explicit mesh axes of the caller."""
-    spec = jax.typeof(x).sharding.spec
-    return tuple(i for i, axis in enumerate(spec) if axis is not None)
+def sharded_dims(x: Array | jax.core.ShapedArray) -> tuple[int, ...]:
+    """The dimensions of x, or of its type, that are sharded over explicit axes of the caller."""
+    aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    return tuple(i for i, axis in enumerate(aval.sharding.spec) if axis is not None)
 
 
 def explicit_spec(x: Array) -> PartitionSpec | None:

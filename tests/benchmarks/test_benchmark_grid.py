@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import make_mesh, mostly_exhaustive
 
 from benchmarks.__main__ import main
 from benchmarks.compiled import block_halves, compiling, grid, program_cache
@@ -20,7 +20,9 @@ from ringcoll import overlap
 CELL = Cell("all_gather_matmul", "forward", "v5e:4x2", 28672, 512)
 
 
-@pytest.mark.parametrize("name", block_halves.FORMS)
+@pytest.mark.parametrize(
+    "name", mostly_exhaustive(block_halves.FORMS, lambda name: name == "gated_mlp")
+)
 def test_all_programs_of_a_half_compute_the_same(name):
     mesh, shape = make_mesh(8), "16x32x2048"
     results = []

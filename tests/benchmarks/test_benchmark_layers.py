@@ -15,6 +15,7 @@ SHAPE = "1x16x16x4x4x32"
 MEASURED = ["layers", "--shape", SHAPE, "-g", "4", "-n", "3", "--mesh", "data=2,model=2"]
 
 
+@pytest.mark.exhaustive
 def test_blocks_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(side_by_side, "interleave", doubling_times)
     path = tmp_path / "json"
@@ -40,6 +41,7 @@ def test_a_mesh_that_does_not_fit_is_refused():
         main(["layers", "--mesh", "data=2,model=2"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.tpu_aot
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_blocks_are_compiled_for_chips_that_are_not_there(tmp_path):

@@ -138,6 +138,7 @@ def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
     assert "--update saves what is found" in said.err
 
 
+@pytest.mark.exhaustive
 def test_without_a_compiler_modelled_claims_are_compared(monkeypatch):
     def version(name):
         raise PackageNotFoundError(name)
@@ -149,6 +150,7 @@ def test_without_a_compiler_modelled_claims_are_compared(monkeypatch):
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_program_without_any_claim_is_red(monkeypatch, capsys):
     first, *others = [one for one in recorded_claims.load() if one.which.run == "scale"]
     monkeypatch.setattr(recorded_claims, "load", lambda: others)

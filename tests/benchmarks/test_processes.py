@@ -27,7 +27,7 @@ def test_no_process_waits_for_one_that_failed_or_hangs(program, seconds, words):
     assert "process 0, None:" in str(failed.value)
 
 
-@pytest.mark.parametrize("devices", [(1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("devices", [(1, 1), pytest.param((2, 2, 2), marks=pytest.mark.exhaustive)])
 def test_collectives_over_processes_are_right(devices, tmp_path):
     path = tmp_path / "measured.json"
     collectives = "all_gather,psum_scatter,psum,all_to_all"
@@ -42,6 +42,7 @@ def test_collectives_over_processes_are_right(devices, tmp_path):
     assert all(row["wrong"] == 0 for row in rows)
 
 
+@pytest.mark.exhaustive
 def test_matmuls_over_processes_are_right_and_traced(tmp_path):
     path = tmp_path / "matmul.json"
     how = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
@@ -53,6 +54,7 @@ def test_matmuls_over_processes_are_right_and_traced(tmp_path):
         assert busy["shorter"] > 0
 
 
+@pytest.mark.exhaustive
 def test_processes_choose_alike_and_write_one_table(tmp_path):
     path = tmp_path / "table.json"
     how = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"

@@ -14,11 +14,18 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from support import make_mesh, per_rank, runnable
+from support import make_mesh, mostly_exhaustive, per_rank, runnable
 from test_autodiff import CASES, bound, matrix
 
 N = 3
-bothways = pytest.mark.parametrize("check_vma", [True, False])
+typed_or_not = pytest.mark.parametrize("check_vma", [True, False])
+#: What the check of types changes, `test_grad_inside` tells apart; elsewhere one mode is enough.
+mostly_typed = pytest.mark.parametrize(
+    "check_vma", mostly_exhaustive([True, False], lambda check_vma: check_vma)
+)
+mostly_untyped = pytest.mark.parametrize(
+    "check_vma", mostly_exhaustive([True, False], lambda check_vma: not check_vma)
+)
 
 
 def functions():
@@ -82,7 +89,7 @@ def compare(results, expected):
         np.testing.assert_array_equal(result, expected(name), name)
 
 
-@bothways
+@typed_or_not
 def test_grad_inside(check_vma):
     compare(on_ranks(lambda run, x, w: jax.grad(cubes(run, w))(x), check_vma), slope)
 
@@ -105,7 +112,7 @@ def test_grad_of_what_is_the_same_on_all_ranks():
         np.testing.assert_array_equal(dx, expected.reshape(xs[name].shape).sum(0), name)
 
 
-@bothways
+@mostly_typed
 def test_grad_under_remat_jit_and_cond(check_vma):
     def composed(run, x, w):
         def chosen(x):
@@ -117,7 +124,7 @@ def test_grad_under_remat_jit_and_cond(check_vma):
     compare(on_ranks(composed, check_vma), slope)
 
 
-@bothways
+@mostly_untyped
 def test_vmap_of_grad(check_vma):
     def batched(run, x, w):
         scales = jnp.arange(1.0, 3.0)
@@ -126,7 +133,7 @@ def test_vmap_of_grad(check_vma):
     compare(on_ranks(batched, check_vma), lambda a: np.stack([slope(a), 4 * slope(a)], axis=1))
 
 
-@bothways
+@mostly_typed
 def test_grad_of_a_scan_of_collectives(check_vma):
     def total_loss(y_of, x, total):
         """Every step depends on all ranks through the step before."""
@@ -149,7 +156,7 @@ def test_grad_of_a_scan_of_collectives(check_vma):
         def y_of(x):
             return w * (jacobian @ x.reshape(-1)) / 9
 
-        return jax.grad(total_loss, 1)(y_of, x.reshape(N, -1), each_rank)
+        return jax.jit(lambda x: jax.grad(total_loss, 1)(y_of, x, each_rank))(x.reshape(N, -1))
 
     for name, slopes in on_ranks(inside, check_vma).items():
         # Not exact: the third step has thirds.
@@ -178,7 +185,8 @@ def outside(run, check_vma):
     )
 
 
-@bothways
+@pytest.mark.exhaustive
+@typed_or_not
 def test_hessians(check_vma):
     def of(name, run):
         w = weights()[name]
@@ -197,7 +205,7 @@ def test_hessians(check_vma):
             np.testing.assert_array_equal(hessian.reshape(expected.shape), expected, name)
 
 
-@bothways
+@mostly_typed
 def test_linearize_and_transpose(check_vma):
     def of(name, run):
         x, w = jnp.asarray(operands()[name]), jnp.asarray(weights()[name])

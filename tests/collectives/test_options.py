@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import assert_same, make_mesh, per_rank, runnable
+from support import assert_same, make_mesh, mostly_exhaustive, per_rank, runnable
 
 import ringcoll
 from ringcoll.collectives.table import choices
@@ -60,13 +60,27 @@ def there_and_back(call, x, ct):
     return [y, *pull_back(jnp.resize(ct, y.shape).astype(y.dtype))]
 
 
+def is_usual(name, dtype, groups):
+    """Each collective once, each dtype, and each groups."""
+    return (name, dtype, groups) in [
+        ("all_gather", "bfloat16", "none"),
+        ("psum_scatter tiled", "float32", "none"),
+        ("psum", "float32", "none"),
+        ("pmean", "float32", "even"),
+        ("psum", "float32", "uneven"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "groups"),
-    [
-        *((name, dtype, "none") for name in SUMS for dtype in WIDER),
-        *((name, "float32", "even") for name in SUMS),
-        *((name, "float32", "uneven") for name in ("psum", "pmean")),
-    ],
+    mostly_exhaustive(
+        [
+            *((name, dtype, "none") for name in SUMS for dtype in WIDER),
+            *((name, "float32", "even") for name in SUMS),
+            *((name, "float32", "uneven") for name in ("psum", "pmean")),
+        ],
+        is_usual,
+    ),
 )
 def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
     members, (shape, call) = GROUPS[groups], SUMS[name]

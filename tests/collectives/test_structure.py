@@ -5,6 +5,7 @@ Programs are lowered for a mesh without devices, so also for 512 ranks.
 
 import re
 from functools import partial
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import make_mesh, runnable
+from support import make_mesh, mostly_exhaustive, runnable
 
 import ringcoll
 from ringcoll import algorithms, pricing
@@ -98,8 +99,14 @@ def check(collective, algorithm, shape, dtype=jnp.float32, wide=None):
     return sent
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter", "psum", "all_to_all"])
+@pytest.mark.parametrize(
+    ("collective", "shape"),
+    mostly_exhaustive(
+        product(["all_gather", "psum_scatter", "psum", "all_to_all"], SHAPES),
+        lambda _, shape: shape in ((5,), (8,), (4, 2)),
+    ),
+    ids=str,
+)
 def test_messages_and_bytes_are_those_of_the_price(collective, shape):
     for algorithm in runnable(collective, *shape):
         check(collective, algorithm, shape)

@@ -10,7 +10,7 @@ import pytest
 from cases import CASES, MAIN, first_algorithm, sizes_of
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import crossed, make_mesh
 
 import ringcoll.lax
 
@@ -78,16 +78,14 @@ def check_types(shape, axes, cases, operand, check_vma):
     trace(program, mesh, check_vma)
 
 
-@pytest.mark.parametrize("kind", TYPED)
-@pytest.mark.parametrize(("shape", "axes", "cases"), PLACES)
-def test_typed(shape, axes, cases, kind):
-    check_types(shape, axes, cases, TYPED[kind], check_vma=True)
+@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*TYPED]))
+def test_typed(place, kind):
+    check_types(*place, TYPED[kind], check_vma=True)
 
 
-@pytest.mark.parametrize("kind", UNTYPED)
-@pytest.mark.parametrize(("shape", "axes", "cases"), PLACES)
-def test_untyped(shape, axes, cases, kind):
-    check_types(shape, axes, cases, UNTYPED[kind], check_vma=False)
+@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*UNTYPED]))
+def test_untyped(place, kind):
+    check_types(*place, UNTYPED[kind], check_vma=False)
 
 
 def trace(program, mesh, check_vma=True):

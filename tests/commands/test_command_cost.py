@@ -18,6 +18,8 @@ from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.pricing import price, price_on_hosts
 from ringcoll.schedules.schedule import product
 
+pytestmark = pytest.mark.quick
+
 
 def cost(capsys, *arguments):
     assert main(["cost", *arguments]) == 0

@@ -11,6 +11,8 @@ from ringcoll.__main__ import main
 from ringcoll.commands.explain import LISTS, about
 from ringcoll.draw.source import paragraphs
 
+pytestmark = pytest.mark.quick
+
 EVERY = [
     pytest.param(kind[name], id=f"{title}: {name}")
     for title, (_, kind) in LISTS.items()

@@ -9,6 +9,8 @@ from ringcoll.cost import DEVICES, Model, Sample, fit, links, scatter_links
 from ringcoll.cost import seconds as modelled
 from ringcoll.pricing import price
 
+pytestmark = pytest.mark.quick
+
 
 def test_one_rank_takes_no_time():
     assert modelled(price("psum", "ring", (1, 1)), 1e9, DEVICES["v5e"], 2) == 0

@@ -10,6 +10,8 @@ from ringcoll.costs.closed_forms import Formula, at, closed_form, prices, recogn
 from ringcoll.pricing import price
 from ringcoll.schedules.schedule import Move, Schedule
 
+pytestmark = pytest.mark.quick
+
 RANKS = (*range(2, 18), 32, 64)
 TWOS = [n for n in RANKS if not n & (n - 1)]
 

@@ -28,6 +28,8 @@ from ringcoll.costs.matmul import (
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
+pytestmark = pytest.mark.quick
+
 RING, TWO_ENDED = "bidirectional_ring", "two_ended"
 
 

@@ -15,6 +15,8 @@ from ringcoll.algorithms import GATHERS, names, ring
 from ringcoll.pricing import price, wire_bytes
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, product
 
+pytestmark = pytest.mark.quick
+
 ANY = range(2, 65)
 TWOS = [2, 4, 8, 16, 32, 64]
 

@@ -16,6 +16,8 @@ from ringcoll.costs.routes import on_hosts, on_torus
 from ringcoll.pricing import price
 from ringcoll.schedules.schedule import ScheduleError
 
+pytestmark = pytest.mark.quick
+
 SHAPES = [(2,), (6,), (8,), (4, 2), (2, 4), (3, 4), (2, 2, 2), (12,), (1, 6)]
 
 

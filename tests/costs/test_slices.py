@@ -19,6 +19,8 @@ from ringcoll.overlap.topology import FLAT, wraps
 from ringcoll.pricing import price, price_backward
 from ringcoll.schedules.schedule import ScheduleError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("axes", "size", "expected"),

@@ -9,6 +9,8 @@ from benchmarks.hosts.failures import FAILURES, ended
 from benchmarks.measuring import launch
 from ringcoll.debug import STATUS
 
+pytestmark = pytest.mark.exhaustive  # six groups of processes
+
 ABORTED = -6  # by JAX, when the first process has ended before
 START = """
 import argparse, atexit, os, time

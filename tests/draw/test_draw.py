@@ -17,6 +17,8 @@ from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
+pytestmark = pytest.mark.quick
+
 SHAPES = [*((n,) for n in SIZES), (4, 2), (3, 2), (2, 2, 2)]
 
 

@@ -14,6 +14,8 @@ from ringcoll.draw.picture import Picture
 from ringcoll.draw.source import highlighted, source
 from ringcoll.draw.style import COLOURS, EMPTY
 
+pytestmark = pytest.mark.quick
+
 SHOWN = [("psum", "ring", (4,)), ("all_gather", "torus", (4, 2)), ("all_to_all", "bruck", (5,))]
 SHOWN += [
     ("psum", "recursive_doubling", (6,)),

@@ -28,6 +28,7 @@ def train(folder, flags):
     return found["losses"], {str(row["step"]): row["losses_allowed"] for row in found["check"]}
 
 
+@pytest.mark.exhaustive
 def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
     whole, allowed = train(tmp_path, "--steps 6")
     assert list(whole) == list(allowed) == list("012345")
@@ -40,10 +41,12 @@ def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
         assert abs(loss - whole[step]) <= allowed[step] + then_allowed[step]
 
 
+@pytest.mark.exhaustive
 def test_narrow_training_rounds_no_more_than_on_one_device(tmp_path):
     train(tmp_path, "--steps 6 --data 1 --model 3 --algorithm ring --dtype bfloat16")
 
 
+@pytest.mark.exhaustive
 def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
     """Over two, of the four ranks those of a model are in one process, those of FSDP are not."""
     sizes = "--layers 1 --width 72 --heads 2 --features 144 --sequence 12 --batch 4 --steps 3"
@@ -58,6 +61,7 @@ def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
     assert several == one
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["flax_block", "equinox_block"])
 def test_blocks_are_those_of_one_device(name):
     done = python("-W", "error", "-m", f"examples.{name}")

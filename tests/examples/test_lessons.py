@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support import HERE, python
+from support import HERE, mostly_exhaustive, python
 
 FOLDER = HERE / "examples" / "lessons"
 LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
@@ -16,7 +16,9 @@ def ran(*arguments):
     return done.stdout, len(re.findall("^✓ .", done.stdout, re.M))
 
 
-@pytest.mark.parametrize("lesson", LESSONS)
+@pytest.mark.parametrize(
+    "lesson", mostly_exhaustive(LESSONS, lambda lesson: lesson[:2] in ("01", "09"))
+)
 def test_a_lesson_makes_all_its_claims(lesson):
     printed, made = ran("-m", f"examples.lessons.{lesson}")
     source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")

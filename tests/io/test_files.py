@@ -13,6 +13,8 @@ from ringcoll.__main__ import main
 from ringcoll.collectives.table import Table, TableRow
 from ringcoll.io import figure, files
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_file_is_replaced_and_keeps_its_mode_and_its_link(tmp_path):
     path, link = tmp_path / "there", tmp_path / "link"

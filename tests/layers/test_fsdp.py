@@ -4,6 +4,7 @@ In float64 within the roundings that `test_layers` counts; what only moves is ex
 """
 
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import make_mesh, mostly_exhaustive
 from test_layers import close
 
 from ringcoll.layers import fsdp
@@ -187,7 +188,11 @@ def gathered_each(specs, params, keys, x):
 
 
 @pytest.mark.parametrize(
-    ("name", "check_vma"), [(name, i % 2 == 0) for i, name in enumerate(MESHES)]
+    ("name", "check_vma"),
+    mostly_exhaustive(
+        [(name, i % 2 == 0) for i, name in enumerate(MESHES)],
+        lambda name, _: name == "an odd one",
+    ),
 )
 def test_parameters_gathered_at_use(name, check_vma):
     check(make_mesh(*MESHES[name]), with_rank_promotion(gathered_each), check_vma)
@@ -195,11 +200,16 @@ def test_parameters_gathered_at_use(name, check_vma):
 
 @pytest.mark.parametrize(
     ("name", "check_vma", "policy"),
-    [
-        *((name, i % 2 == 0, "nothing") for i, name in enumerate(MESHES)),
-        ("three axes", True, "products"),
-        ("three axes", False, "everything"),
-    ],
+    mostly_exhaustive(
+        [
+            *((name, i % 2 == 0, "nothing") for i, name in enumerate(MESHES)),
+            ("three axes", True, "products"),
+            ("three axes", False, "everything"),
+        ],
+        lambda name, _, policy: (
+            (name, policy) in (("n = 1", "nothing"), ("three axes", "products"))
+        ),
+    ),
 )
 def test_a_scan_over_layers(name, check_vma, policy):
     call = scanned(tensor_parallel_block, policy=POLICIES[policy])
@@ -208,13 +218,16 @@ def test_a_scan_over_layers(name, check_vma, policy):
 
 @pytest.mark.parametrize(
     ("name", "check_vma", "policy"),
-    [
-        ("n = 1", True, "nothing"),
-        ("n = 3", False, "nothing"),
-        ("n = 5", True, "products"),
-        ("2 replicas", True, "everything"),
-        ("2 replicas", False, "nothing"),
-    ],
+    mostly_exhaustive(
+        [
+            ("n = 1", True, "nothing"),
+            ("n = 3", False, "nothing"),
+            ("n = 5", True, "products"),
+            ("2 replicas", True, "everything"),
+            ("2 replicas", False, "nothing"),
+        ],
+        lambda name, check_vma, policy: policy == "everything",
+    ),
 )
 def test_gradients_reduced_under_their_products(name, check_vma, policy):
     check(
@@ -224,8 +237,10 @@ def test_gradients_reduced_under_their_products(name, check_vma, policy):
     )
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "check_vma"),
+    mostly_exhaustive(product(POLICIES, [True, False]), lambda *case: case == ("products", True)),
+)
 def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
     """Over what has a gradient too, and what is no float, and under `jit` and `remat`."""
     rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)

@@ -6,14 +6,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import assert_same, make_mesh
+from support import assert_same, crossed, make_mesh
 
 from ringcoll.layers import fsdp
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(("check_vma", "dim", "n"), crossed([True, False], [0, 1], [1, 2, 3, 5, 8]))
 def test_a_linear_layer_multiplies_while_its_kernel_arrives(n, dim, check_vma):
     params = {"kernel": np.arange(6 * n * 2 * n) % 7 - 3.0, "bias": np.arange(2 * n) + 1.0}
     params["kernel"] = params["kernel"].reshape(6 * n, 2 * n).astype(np.float32)
@@ -59,8 +57,10 @@ def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
     assert all("HIGHEST" in words[:400] for words in products)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("spec", [P(), P("y", None), P(None, "y"), P("y", "z")])
+@pytest.mark.parametrize(
+    ("spec", "check_vma"),
+    crossed([P(), P("y", None), P(None, "y"), P("y", "z")], [True, False]),
+)
 def test_a_gathered_kernel_may_be_unsharded_or_sharded_further(spec, check_vma):
     """Small kernels are not sharded at all; others over an axis of tensor parallelism too."""
     w, x = (np.arange(64, dtype=np.float32).reshape(8, 8) % k - 3 for k in (7, 5))

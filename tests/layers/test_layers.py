@@ -15,7 +15,7 @@ import layer_references as reference
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import make_mesh, mostly_exhaustive
 from test_matmul_gradients import gamma
 
 from ringcoll.layers import tensor_parallel as tp
@@ -167,7 +167,14 @@ CASES = [  # on small meshes all modes
 ]
 
 
-@pytest.mark.parametrize(("name", "sequence_parallel", "check_vma"), CASES)
+#: On odd numbers of ranks, and beside another axis.
+USUAL = [("1", True, True), ("3", True, True), ("2x3", False, False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence_parallel", "check_vma"),
+    mostly_exhaustive(CASES, lambda *case: case in USUAL),
+)
 def test_layers_and_gradients_equal_those_of_one_device(name, sequence_parallel, check_vma):
     mesh, n = mesh_of(name), MESHES[name][-1]
     algorithm = ("ring", "two_ended", "bidirectional_ring")[n % 3]
@@ -186,7 +193,10 @@ def small(n=2):
     return params, rng.standard_normal((3, 2 * n, D))
 
 
-@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize(
+    "sequence_parallel",
+    mostly_exhaustive([True, False], lambda sequence_parallel: sequence_parallel),
+)
 def test_layers_under_transformations(sequence_parallel):
     """`vmap`, `remat`, `scan` and derivatives of derivatives, of parameters that are attributes."""
     mesh, spec = make_mesh(2, names="z"), P(None, "z" if sequence_parallel else None)

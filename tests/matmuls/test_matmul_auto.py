@@ -2,12 +2,13 @@
 
 import re
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import assert_same, data, make_mesh, per_rank
+from support import assert_same, crossed, data, make_mesh, mostly_exhaustive, per_rank
 from test_matmuls import FORMS
 
 import ringcoll
@@ -54,16 +55,20 @@ def compared(n, ours, check_vma=True):
         assert_same(ours, plain)
 
 
-@pytest.mark.parametrize("joining", ["apart", "fused", "copied"])
-@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("n", "joining"),
+    mostly_exhaustive(
+        product([2, 3, 4], ["apart", "fused", "copied"]),
+        lambda n, joining: n == {"apart": 2, "fused": 3, "copied": 4}[joining],
+    ),
+)
 def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
     monkeypatch.setattr(auto, "joining", lambda *_: joining)
     for algorithm in ("bidirectional_ring", "two_ended"):
         compared(n, {"algorithm": algorithm})
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("n", [2, 3, 4, 8])
+@pytest.mark.parametrize(("n", "check_vma"), crossed([2, 3, 4, 8], [True, False]))
 def test_gathers_in_a_loop_of_two_rounds_a_turn(n, check_vma, monkeypatch):
     """Of an odd number of ranks, rounds are as ever."""
     monkeypatch.setattr(auto, "pairs_pay", lambda *_: True)
@@ -87,7 +92,11 @@ def test_only_rounds_that_forward_all_are_such_a_loop(algorithm, loops, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("n", "check_vma"), [(2, True), (3, False), (4, True), (5, False), (8, True), (8, False)]
+    ("n", "check_vma"),
+    mostly_exhaustive(
+        [(2, True), (3, False), (4, True), (5, False), (8, True)],
+        lambda n, check_vma: n == 3,
+    ),
 )
 def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
     """Of shards of one row, most halves are empty; on two ranks all is as without turns."""
@@ -96,9 +105,17 @@ def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
         compared(n, {"algorithm": algorithm}, check_vma)
 
 
-@pytest.mark.parametrize("late", [lambda i: False, lambda i: i == 1, lambda i: True])
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("n", [1, 3, 8])
+#: Which products: none, one, all.
+LATE = [lambda i: False, lambda i: i == 1, lambda i: True]
+
+
+@pytest.mark.parametrize(
+    ("n", "check_vma", "late"),
+    mostly_exhaustive(
+        product([1, 3, 4], [True, False], LATE),
+        lambda n, check_vma, late: n == 3 and check_vma == (late == LATE[1]),
+    ),
+)
 def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     def to_gather(gather, *_):
         return auto.HIDDEN, tuple(filter(late, range(len(gather.products))))
@@ -109,8 +126,13 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     compared(n, {}, check_vma)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    ("n", "check_vma"),
+    mostly_exhaustive(
+        product([1, 2, 3, 4, 5], [True, False]),
+        lambda n, check_vma: n in (2, 3) and check_vma == (n == 3),
+    ),
+)
 def test_sums_in_a_loop_without_barriers(n, check_vma, monkeypatch):
     """As compilers for TPUs get them; on CPUs there are barriers."""
     monkeypatch.setattr(barriers, "device_kind", lambda: None)

@@ -42,6 +42,7 @@ def with_gradients(call):
     return both
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("axis_type", "check_vma", "unrolled", "algorithm", "turns"),
     [

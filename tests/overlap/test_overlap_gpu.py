@@ -22,12 +22,13 @@ FORMS = ("gather", "scatter", "weights")
 
 @pytest.fixture(scope="module")
 def programs() -> dict:
-    """What `gpu_programs` has compiled."""
+    """What `gpu_programs` has compiled, for exhaustive tests."""
     done = python("tests/gpu_programs.py")
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("both", "hops"), [("", 7), (" both", 14)])
 def test_messages_of_the_ring_have_a_matmul_under_them(programs, form, both, hops):
@@ -38,6 +39,7 @@ def test_messages_of_the_ring_have_a_matmul_under_them(programs, form, both, hop
     assert all(row["asynchronous"] and not row["bare"] for row in report["rows"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_built_in_forms_turn_the_assertion_red(programs, form, both):
@@ -47,12 +49,14 @@ def test_the_built_in_forms_turn_the_assertion_red(programs, form, both):
     assert any(row["bare"] and not row["asynchronous"] for row in plain["rows"])
 
 
+@pytest.mark.exhaustive
 def test_of_a_gather_once_more_for_the_gradient_one_hop_is_bare_at_most(programs):
     report = programs["regather"]
     assert sum(row["count"] for row in report["rows"]) > 14
     assert sum(row["bare"] for row in report["rows"]) <= 1, report["text"]
 
 
+@pytest.mark.exhaustive
 def test_of_two_directions_one_is_bare_unless_the_compiler_is_told(programs):
     """Why the ring goes one way round on GPUs; once this fails, it need not."""
     shares = [programs[f"both ways{told}"]["exposed_share"] for told in ("", ", two at once")]
@@ -60,16 +64,23 @@ def test_of_two_directions_one_is_bare_unless_the_compiler_is_told(programs):
     assert len(programs["both ways"]["rows"]) == 14
 
 
+@pytest.mark.exhaustive
 def test_the_mesh_is_of_as_many_as_named(programs):
     assert programs["kinds"] == ["NVIDIA H200"] * 8
 
 
-def test_the_commands_count():
-    said = ("overlap", "--topology", "h200:4", "--shape", "4096x4096x8192", "--max-exposed", "0")
-    ours = python("-m", "ringcoll", *said, "--example", "all_gather_matmul")
+HIDDEN = ("--topology", "h200:4", "--shape", "4096x4096x8192", "--max-exposed", "0")
+
+
+def test_the_command_counts():
+    ours = python("-m", "ringcoll", "overlap", *HIDDEN, "--example", "all_gather_matmul")
     assert ours.returncode == 0, ours.stderr
     assert "3 of 3 collectives have a matmul between start and done" in ours.stdout
-    plain = python("-m", "ringcoll", *said, "--example", "all_gather_then_matmul")
+
+
+@pytest.mark.exhaustive
+def test_the_command_is_red_and_the_table_counts():
+    plain = python("-m", "ringcoll", "overlap", *HIDDEN, "--example", "all_gather_then_matmul")
     assert plain.returncode == 1, plain.stderr
     table = python(
         *("-m", "benchmarks", "overlap", "--topology", "h200:4", "--shape", "512x512x1024"),

@@ -21,12 +21,23 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def programs() -> dict:
+def compiled(*which: str) -> dict:
     """What `tpu_programs` has compiled, and what was refused."""
-    done = python("tests/tpu_programs.py")
+    done = python("tests/tpu_programs.py", *which)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict:
+    """The small ones."""
+    return compiled()
+
+
+@pytest.fixture(scope="module")
+def models() -> dict:
+    """README's headline, matmuls with gradients, and layers."""
+    return compiled("exhaustive")
 
 
 def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
@@ -48,28 +59,31 @@ def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(pr
     assert report["flops"] == programs["overlapped"]["flops"]
 
 
-def test_the_headline_is_true(programs):
+@pytest.mark.exhaustive
+def test_the_headline_is_true(models):
     """What README says of our matmuls and the plain forms on three TPUs, compiled again."""
     series = {tuple(one.jax.split(".")[:2]) for one in recorded_claims.load() if one.compiler}
     if tuple(version("jax").split(".")[:2]) not in series:
         pytest.skip(f"nothing is claimed of this version of JAX, only of {sorted(series)}")
     # Red with a compiler that has no claims: CI would not notice else. (--update claims them.)
-    assert len(programs["headline"]) == 12
-    wrong = {name: now for name, now in programs["headline"].items() if now["off"]}
+    assert len(models["headline"]) == 12
+    wrong = {name: now for name, now in models["headline"].items() if now["off"]}
     assert not wrong, "python -m benchmarks claims"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("matmul", ["gathers", "scatters"])
-def test_our_matmuls_hide_their_messages_and_the_built_in_forms_do_not(programs, matmul, both):
-    ours, plain = (programs[f"{matmul}{both} {algorithm}"] for algorithm in ("auto", "lax"))
+def test_our_matmuls_hide_their_messages_and_the_built_in_forms_do_not(models, matmul, both):
+    ours, plain = (models[f"{matmul}{both} {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.02, ours["text"]
     assert plain["verdict"].startswith("red: "), plain["text"]
 
 
-def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not(programs):
+@pytest.mark.exhaustive
+def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not(models):
     """Of five products eight parts each hide what is sent, but for what the first must wait."""
-    ours, plain = (programs[f"gated_mlp {algorithm}"] for algorithm in ("auto", "lax"))
+    ours, plain = (models[f"gated_mlp {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.05, ours["text"]
     assert ours["verdict"] == "green"
     # Two gathers and two reduce-scatters, of seven shards of 8 MiB each over two links: bare.
@@ -94,8 +108,9 @@ def assert_gathers_hidden(report):
     assert exposed <= 0.02 * 24 * 326e-6, report["text"]
 
 
-def test_a_scan_over_sharded_layers_hides_its_gathers(programs):
-    report = programs["stack fused"]
+@pytest.mark.exhaustive
+def test_a_scan_over_sharded_layers_hides_its_gathers(models):
+    report = models["stack fused"]
     assert_gathers_hidden(report)
     # Outside of the loops: the first layer's, with nothing to go under.
     before = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 1)]
@@ -104,14 +119,16 @@ def test_a_scan_over_sharded_layers_hides_its_gathers(programs):
     assert {row["kind"] for row in report["rows"]} == {"all-gather", "collective-permute"}
 
 
-def test_linear_layers_that_multiply_while_the_kernel_arrives_gather_nothing_else(programs):
-    report = programs["stack linear"]
+@pytest.mark.exhaustive
+def test_linear_layers_that_multiply_while_the_kernel_arrives_gather_nothing_else(models):
+    report = models["stack linear"]
     assert report["verdict"] == "green", report["text"]
     assert {row["kind"] for row in report["rows"]} == {"collective-permute"}
 
 
-def test_the_same_layers_that_gather_their_own_turn_the_assertion_red(programs):
-    report = programs["stack plain"]
+@pytest.mark.exhaustive
+def test_the_same_layers_that_gather_their_own_turn_the_assertion_red(models):
+    report = models["stack plain"]
     with pytest.raises(AssertionError):
         assert_gathers_hidden(report)
     blocking = [row for row in report["rows"] if not row["asynchronous"]]
@@ -119,7 +136,7 @@ def test_the_same_layers_that_gather_their_own_turn_the_assertion_red(programs):
         ("all-gather", 4),
         ("reduce-scatter", 4),
     }, report["text"]
-    ours = programs["stack fused"]
+    ours = models["stack fused"]
     assert report["flops"] == ours["flops"]
     assert report["exposed_share"] > ours["exposed_share"]
 
@@ -140,8 +157,9 @@ def test_a_built_in_all_gather_is_exposed_whole(programs):
     assert report["verdict"].startswith("red: ")
 
 
-def test_all_gathers_that_the_compiler_spreads_are_read(programs):
-    rows = programs["layers"]["rows"]
+@pytest.mark.exhaustive
+def test_all_gathers_that_the_compiler_spreads_are_read(models):
+    rows = models["layers"]["rows"]
     assert [row["kind"] for row in rows] == ["all-gather"] * 4
     spread = [row for row in rows if row["asynchronous"]]
     assert len(spread) == 3
@@ -149,13 +167,14 @@ def test_all_gathers_that_the_compiler_spreads_are_read(programs):
 
 
 def test_times_are_near_the_rates_of_the_chip(programs):
-    for name in ("overlapped", "plain", "layers"):
+    for name in ("overlapped", "plain"):
         report = programs[name]
         assert report["compute"] == pytest.approx(report["flops"] / 197e12, rel=0.2)
 
 
-def test_a_static_profile_is_taken_first(programs):
-    report = programs["profiled"]
+@pytest.mark.exhaustive
+def test_a_static_profile_is_taken_first(models):
+    report = models["profiled"]
     assert report["sources"].keys() == {"profile"}, report["text"]
     assert report["temporaries"] is not None
     assert report["program_bytes"] > 0
@@ -183,6 +202,7 @@ def test_what_cannot_be_is_refused(programs):
     assert "wrap=(True,) is of 1 axes" in programs["refused wrap"]
 
 
+@pytest.mark.exhaustive
 def test_the_command_compiles_an_example(tmp_path):
     picture, text = tmp_path / "timeline.svg", tmp_path / "program.txt"
     files = ("--draw", str(picture), "--text", str(text))

@@ -8,6 +8,7 @@ import pytest
 from support import python
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.tpu_aot,
     pytest.mark.skipif(
         find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"

@@ -20,6 +20,7 @@ def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("pdoc") is None, reason="no pdoc: pip install 'ringcoll[docs]'")
 def test_api_documentation_is_built_without_a_warning(tmp_path):
     command = re.search(r"^python (-W error -m pdoc .*) -o \S+$", read("CONTRIBUTING.md"), re.M)

@@ -73,6 +73,7 @@ def test_an_example_prints_what_it_says(function, known):
     assert wrong(function, dict(known)) == ""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.tpu_aot
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no libtpu: pip install 'ringcoll[tpu]'")
 def test_examples_for_tpus_print_what_they_say():

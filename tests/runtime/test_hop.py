@@ -1,6 +1,8 @@
 """Ranks and hops against NumPy's arithmetic: digits, parts, groups, axes in any order."""
 
 import itertools
+from dataclasses import replace
+from math import prod
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from support import assert_same, make_mesh, per_rank
 
 from ringcoll.runtime.contributions import stacked
 from ringcoll.runtime.hop import Ppermute, Ranks, as_bits
+from ringcoll.schedules.schedule import Move
 
 # The mesh, the axes in the order given, and how a schedule may cut the ranks.
 CASES = [
@@ -42,18 +45,23 @@ def hops(digits):
     return [(axis, shift) for axis, n in enumerate(digits) for shift in (1, -1, 2) if shift % n]
 
 
+def hop(ranks, x, axis, shift):
+    """x from the rank `shift` before this one."""
+    return ranks.hops("a round", (Move(shift, (0,), axis),), [x])[0]
+
+
 @pytest.mark.parametrize(("mesh", "axes", "cuts"), CASES, ids=lambda case: str(case))
 def test_ranks_against_numpy(mesh, axes, cuts):
     def program(x):
         ranks = Ranks.over(tuple(axes), None)
         made = {}
         for digits in cuts:
-            cut = ranks.cut(digits)
+            cut = replace(ranks, shape=digits)
             made[digits] = (
                 [cut.origin(offset) for offset in range(cut.size)],
-                [cut.target(offset) for offset in range(cut.size)],
+                [cut.origin(offset, ahead=True) for offset in range(cut.size)],
                 [cut.origin(1 % cut.size, axis, x * 0 + 3) for axis in range(len(digits))],
-                [cut.hop(x, axis, shift) for axis, shift in hops(digits)],
+                [hop(cut, x, axis, shift) for axis, shift in hops(digits)],
             )
         return ranks.number(), made
 
@@ -85,9 +93,13 @@ def test_a_part_of_the_digits():
     parts = [(0, 1), (1, 2), (1, 3), (0, 2)]
 
     def program(x):
-        cuts = [Ranks.over(("y", "x"), None).cut(digits, part) for part in parts]
+        ranks = Ranks.over(("y", "x"), None)
+        cuts = [
+            replace(ranks, shape=digits[start:stop], inner=prod(digits[stop:]))
+            for start, stop in parts
+        ]
         origins = [[cut.origin(offset) for offset in range(cut.size)] for cut in cuts]
-        return origins, [cut.hop(x, 0, 1) for cut in cuts], [np.int32(cut.size) for cut in cuts]
+        return origins, [hop(cut, x, 0, 1) for cut in cuts], [np.int32(cut.size) for cut in cuts]
 
     mesh = (4, 2)
     x = np.arange(8, dtype=np.int32)
@@ -111,8 +123,8 @@ def test_a_part_of_the_digits():
 def test_groups():
     def program(x):
         ranks = Ranks.over(("x",), GROUPS)
-        square = ranks.cut((2, 2))
-        hopped = ranks.hop(x, 0, 1), square.hop(x, 0, 1), square.hop(x, 1, 1)
+        square = replace(ranks, shape=(2, 2))
+        hopped = hop(ranks, x, 0, 1), hop(square, x, 0, 1), hop(square, x, 1, 1)
         return ranks.number(), [ranks.origin(o) for o in range(4)], hopped
 
     x = np.arange(8, dtype=np.int32)
@@ -130,7 +142,7 @@ def test_a_hop_over_several_axes_counts_in_the_order_given(order):
     mesh, n = (2, 1, 4), 8
     pairs = tuple((s, (3 * s + 1) % n) for s in range(n))
     x = np.arange(n, dtype=np.float32)
-    arrived = per_rank(make_mesh(*mesh), lambda x: Ppermute(axes=order, pairs=pairs)(x), x)
+    arrived = per_rank(make_mesh(*mesh), lambda x: Ppermute(axes=order, pairs=pairs)(x)[0], x)
     number, _ = everywhere(mesh, order)
     for source, target in pairs:
         assert arrived[list(number).index(target)] == list(number).index(source)
@@ -138,8 +150,8 @@ def test_a_hop_over_several_axes_counts_in_the_order_given(order):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_who_is_sent_nothing_has_zeros(check_vma):
-    hop = Ppermute(axes=("x",), pairs=((2, 0), (0, 1)))
-    arrived = per_rank(make_mesh(3), hop, np.float32([5, 6, 7]), check_vma=check_vma)
+    send, x = Ppermute(axes=("x",), pairs=((2, 0), (0, 1))), np.float32([5, 6, 7])
+    arrived = per_rank(make_mesh(3), lambda x: send(x)[0], x, check_vma=check_vma)
     assert_same(np.asarray(arrived), np.float32([7, 5, 0]))
 
 

@@ -10,7 +10,7 @@ from jax import export
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
-from support import assert_same, data, every_rank, make_mesh, per_rank
+from support import assert_same, crossed, data, every_rank, make_mesh, per_rank
 
 import ringcoll
 from ringcoll import lax
@@ -62,8 +62,13 @@ def test_leaf_by_leaf_is_one_ring(check_vma):
     check(program, tree, permutes=HOPS, check_vma=check_vma)
 
 
-@pytest.mark.parametrize("function", ["psum", "pmean", "pmax", "pmin", "pbroadcast"])
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "bidirectional_ring", "bruck"])
+@pytest.mark.parametrize(
+    ("algorithm", "function"),
+    crossed(
+        ["ring", "recursive_doubling", "bidirectional_ring", "bruck"],
+        ["psum", "pmean", "pmax", "pmin", "pbroadcast"],
+    ),
+)
 def test_every_all_reduce_joins(function, algorithm):
     tree = leaves(5, 12, 3)
     source = (2,) if function == "pbroadcast" else ()

@@ -9,12 +9,13 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import data, make_mesh
+from support import crossed, data, make_mesh
 
 import ringcoll
 from ringcoll.overlap.hlo import parse
 from ringcoll.runtime import engine
-from ringcoll.runtime.barriers import Beforehand, WhenReady, order_of_work
+from ringcoll.runtime.barriers import Beforehand, order_of_work
+from ringcoll.runtime.cpu.when_ready import WhenReady
 
 N = 4
 
@@ -98,15 +99,19 @@ def test_a_product_does_not_wait_for_memory_to_be_cleared():
     assert all(needs[name] & set(products) for name in results)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.complex64, jnp.bfloat16])
-@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 5)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    crossed(
+        [(), (3,), (0, 2), (2, 5)], [np.float32, np.int8, np.uint32, np.complex64, jnp.bfloat16]
+    ),
+)
 def test_nothing_is_changed(dtype, shape):
     values = np.arange(-1, np.prod(shape, dtype=int) - 1).reshape(shape)
     x = jnp.asarray(values.astype(dtype))
     for steps in (1, 2, 3):
         np.testing.assert_array_equal(WhenReady().late(x, steps), x)
     np.testing.assert_array_equal(WhenReady().apart(WhenReady().after(x, [x])), x)
-    assert int(WhenReady().in_turn(jnp.int32(7), [x, x])) == 7
+    assert int(WhenReady().after(jnp.int32(7), [x, x])) == 7
 
 
 def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monkeypatch):
@@ -138,8 +143,9 @@ def test_under_vmap_there_is_one_index_for_all():
     assert "scatter" not in opcodes
 
 
-@pytest.mark.parametrize("unroll", [24, 1])
-@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "two_ended"])
+@pytest.mark.parametrize(
+    ("algorithm", "unroll"), crossed(["ring", "bidirectional_ring", "two_ended"], [24, 1])
+)
 def test_values_and_gradients_are_those_of_one_process(algorithm, unroll, monkeypatch):
     """Also in loops, under vmap, and with fewer rows than lanes."""
     mesh, specs = make_mesh(5), (P(None, None, "x"), P("x"))

@@ -18,6 +18,8 @@ from ringcoll.pricing import price, price_backward
 from ringcoll.schedules.registry import AS_ALL_REDUCE, algorithms_of, along_each_axis, listed_name
 from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, SizeError
 
+pytestmark = pytest.mark.quick
+
 LISTED = [*GATHERS.values(), *STAGED.values(), *ALL_TO_ALLS.values()]
 SHAPES = [(1,), (2,), (3,), (4,), (5,), (8,), (9,), (2, 2), (4, 2), (3, 5), (1, 4), (4, 1)]
 SHAPES += [(2, 3, 4), (3, 1, 2)]

@@ -20,6 +20,8 @@ from ringcoll.schedules.schedule import (
     product,
 )
 
+pytestmark = pytest.mark.quick
+
 
 def runs(machine, schedule):
     try:

@@ -55,6 +55,15 @@ def keep_apart(module: ir.Module) -> None:
     Args:
         module: a whole program.
     """
+    names: set[str] = set()
+
+    def look(op: ir.Operation) -> ir.WalkResult:
+        names.add(op.name)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    if names.isdisjoint(_LOOPS):
+        return
     program = _Program(module)
     for block in program.blocks(program.functions["main"].operation, None):
         operations = [op.operation for op in block.operations]
