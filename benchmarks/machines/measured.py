@@ -14,6 +14,7 @@ knows which of two ways is the faster, where both were measured.
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -99,10 +100,8 @@ def tables(measured: Sequence[Point]) -> list[Table]:
     ]
     rows = []
     for (device, without), some in held_out(measured).items():
-        pairs = [(one.bytes, off(one, fitted)) for one, fitted in some]
-        large, small = ([o for b, o in pairs if (b >= MIB) == big] for big in (True, False))
-        shown = (_median([o for _, o in pairs]), _median(large), _median(small))
-        rows.append((device, without, str(len(some)), *shown))
+        errors_of = [(p.bytes, abs(modelled_on(p, fitted) / p.seconds - 1)) for p, fitted in some]
+        rows.append((device, without, str(len(some)), *_medians(errors_of)))
     columns = ("machine", "fitted without", *names[:-1])
     found.append(Table("judged on what was not fitted", columns, rows))
     right, pairs_of_two = winners(measured)
@@ -197,29 +196,34 @@ def everything() -> tuple[list[Point], list[str]]:
     """The measurements that are compared, and what was left out, in words."""
     published, untimed = points.read()
     notes = [f"left out: {untimed} without a time"] if untimed else []
+    inside: list[Point] = []
     try:
         inside = wheel.points()
-        published = [one for one in published if not one.source.startswith("XLA:GPU")]
     except wheel.TableError as error:
-        inside = []
         notes.append(f"without the table of GB200 and GB300: {error}")
-    found = [*published, *inside]
+    found = points.merged(published, inside)
     left = Counter(one.why_left_out for one in found if one.why_left_out)
     notes += [f"left out: {number}, {why}" for why, number in left.items()]
     return [one for one in found if not one.why_left_out], notes
 
 
-def modelled(one: Point, device: Device | None = None) -> float:
-    """The seconds by the model; by another device than the one that is known."""
+@cache
+def modelled(one: Point) -> float:
+    """The seconds by the model; computed once, since every table asks for them."""
+    return modelled_on(one, one.device)
+
+
+def modelled_on(one: Point, device: str | Device) -> float:
+    """The seconds by the model of a device."""
     hosts = f"{one.hosts} hosts" if one.hosts > 1 else None
     if one.device in cost.DEVICES:
         hosts = "line" if "no wrap" in one.topology else None
-    return cost.predict(one.collective, one.bytes, one.ranks, device or one.device, topology=hosts)
+    return cost.predict(one.collective, one.bytes, one.ranks, device, topology=hosts)
 
 
-def off(one: Point, device: Device | None = None) -> float:
+def off(one: Point) -> float:
     """How far the model is off, as a part of what was measured."""
-    return abs(modelled(one, device) / one.seconds - 1)
+    return abs(modelled(one) / one.seconds - 1)
 
 
 def row(one: Point) -> tuple[str, ...]:
@@ -231,15 +235,15 @@ def row(one: Point) -> tuple[str, ...]:
 
 def errors(some: Sequence[Point]) -> tuple[str, ...]:
     """Median errors: of all, from 1 MiB on, below; and the median ratio."""
-    large = [one for one in some if one.bytes >= MIB]
-    small = [one for one in some if one.bytes < MIB]
     ratio = median(modelled(one) / one.seconds for one in some)
-    shown = (_median([off(one) for one in which]) for which in (some, large, small))
-    return (*shown, f"{ratio:.3f}")
+    return (*_medians([(one.bytes, off(one)) for one in some]), f"{ratio:.3f}")
 
 
-def _median(found: Sequence[float]) -> str:
-    return f"{median(found):.1%}" if found else "-"
+def _medians(errors: Sequence[tuple[float, float]]) -> tuple[str, ...]:
+    """The median of errors, each with its bytes: of all, from 1 MiB on, below."""
+    large, small = ([e for size, e in errors if (size >= MIB) == big] for big in (True, False))
+    every = [e for _, e in errors]
+    return tuple(f"{median(some):.1%}" if some else "-" for some in (every, large, small))
 
 
 def grouped(some: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, list[Point]]:

@@ -48,6 +48,16 @@ def read(path: Path = FILE) -> tuple[list[Point], int]:
     return [_point(row) for row in timed], len(rows) - len(timed)
 
 
+def merged(published: list[Point], inside: list[Point]) -> list[Point]:
+    """The points of the file, and those of the table in the wheel, none twice.
+
+    The file has a part of that table, which counts where the wheel is not installed.
+    """
+    if not inside:
+        return published
+    return [one for one in published if not one.source.startswith("XLA:GPU")] + inside
+
+
 def _point(row: dict[str, str]) -> Point:
     hosts = re.search(r"(\d+) (?:nodes|hosts)", row["topology"])
     device = "gloo_infiniband" if "verbs" in row["topology"] else row["hardware"]

@@ -133,6 +133,15 @@ def size(text: str) -> int:
     return number
 
 
+def sizes(text: str) -> list[int]:
+    """Sizes with commas between them.
+
+    Raises:
+        argparse.ArgumentTypeError: as `size`.
+    """
+    return [size(one) for one in text.split(",")]
+
+
 def shape(text: str) -> tuple[int, ...]:
     """The sizes of axes, major first, of "8" or "4x2".
 

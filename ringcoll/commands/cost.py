@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_collective(parser)
     add(
         "--bytes",
-        type=_sizes,
+        type=arguments.sizes,
         default="64M",
         metavar="LIST",
         help=f"B, the sizes; one table for each (64M); {arguments.SIZES}",
@@ -89,10 +89,6 @@ def run(args: argparse.Namespace) -> int:
         with arguments.writing(args, "plot"):
             _plot(args, rows)
     return 0
-
-
-def _sizes(text: str) -> list[int]:
-    return [arguments.size(one) for one in text.split(",")]
 
 
 def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:

@@ -10,7 +10,6 @@ algorithm and hosts. Without --fit, the machines that are known are listed, with
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from ringcoll.commands import arguments
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             name = machines.find(args.show).name
         except ValueError as error:
             args.error(str(error))
-        data = json.loads((machines.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        data = machines.contents(machines.path_of(args.show))
         print(f"{name}: {data['what']}; also {', '.join(data['also'])}")
         for rate, (value, source) in data["rates"].items():
             print(f"{rate} {value:.6g}: {source}")

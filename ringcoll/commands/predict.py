@@ -21,7 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("collective", help="all_gather, psum_scatter, psum, all_to_all, ppermute, ...")
-    add("--bytes", type=sizes, default="64M", metavar="LIST", help=f"(64M); {arguments.SIZES}")
+    add(
+        "--bytes",
+        type=arguments.sizes,
+        default="64M",
+        metavar="LIST",
+        help=f"(64M); {arguments.SIZES}",
+    )
     add("-n", "--ranks", type=arguments.ranks, default="8", metavar="SHAPE", help="8, 4x4 (8)")
     known = ", ".join(MACHINES)
     add("--device", default="v5e", metavar="NAME", help=f"{known}; or the file of a machine (v5e)")
@@ -29,11 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float32", metavar="NAME", help="of the elements (float32)")
     add("--topology", metavar="WORDS", help="a slice (8x4), line, ring, switch, '4 hosts'")
     add("--json", action="store_true", help="print JSON")
-
-
-def sizes(text: str) -> list[int]:
-    """Sizes, with commas between them."""
-    return [arguments.size(one) for one in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:

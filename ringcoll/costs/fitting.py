@@ -20,7 +20,7 @@ from ringcoll.costs.model import Sample, fit
 from ringcoll.io.strict_json import shown
 from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
 
-__all__ = ["Timing", "fit_machine", "read_timings"]
+__all__ = ["ENOUGH", "Timing", "curve_of", "fit_machine", "read_timings"]
 
 #: Fewer sizes do not tell what a start costs from what a byte costs.
 ENOUGH = 4
@@ -87,22 +87,11 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
         if algorithm != "lax":
             ours += some
             continue
-        curve, error = fit_curve((one.bytes, one.seconds) for one in some)
-        knots = [[round(size), float(f"{t:.4g}")] for size, t in curve.knots]
-        curves.append(
-            {
-                "collective": collective,
-                "ranks": ranks,
-                "hosts": hosts,
-                "points": len(some),
-                "error": round(error, 4),
-                "source": "measured by the user",
-                "knots": knots,
-            }
-        )
+        points = [(one.bytes, one.seconds) for one in some]
+        curves.append(curve_of(collective, ranks, hosts, points, "measured by the user"))
         lines.append(
-            f"{collective} on {ranks} ranks: {len(some)} points, {len(knots)} knots, "
-            f"median error {error:.1%}"
+            f"{collective} on {ranks} ranks: {len(some)} points, {len(curves[-1]['knots'])} knots, "
+            f"median error {curves[-1]['error']:.1%}"
         )
     alpha, beta, said = _rates(timings, ours)
     most = max(one.ranks // one.hosts for one in timings)
@@ -121,6 +110,22 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
     }
     lines.append(f"{said}: {alpha * 1e6:.3g} us a message, {1e-9 / beta if beta else 0:.4g} GB/s")
     return data, lines
+
+
+def curve_of(
+    collective: str, ranks: int, hosts: int, points: Sequence[tuple[float, float]], source: str
+) -> dict[str, Any]:
+    """A curve as the file of a machine holds it, fitted to points of bytes and seconds."""
+    curve, error = fit_curve(points)
+    return {
+        "collective": collective,
+        "ranks": ranks,
+        "hosts": hosts,
+        "points": len(points),
+        "error": round(error, 4),
+        "source": source,
+        "knots": [[round(size), float(f"{t:.4g}")] for size, t in curve.knots],
+    }
 
 
 def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:

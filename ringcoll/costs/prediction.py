@@ -127,17 +127,16 @@ def _place(ranks: int | Sequence[int], device: Device, topology: str | None) -> 
     words = (topology or "").lower()
     if device.model.axes:
         return _on_a_slice(shape, device, topology, words)
-    sizes = _sizes(words)
+    sizes, switch = _sizes(words), re.search(r"switch|nvl", words)
     hosts = shape[0] if len(shape) > 1 else device.hosts(shape[0])
     if found := re.search(r"(\d+)\s*(?:nodes?|hosts?)\b", words):
         hosts = int(found[1])
     elif sizes:
         hosts = sizes[0]
-    elif re.search(r"switch|nvl", words):
+    elif switch:
         hosts = 1
     between = next((n for n in _networks() if any(w in words for w in _words_of(n))), "")
-    known = found or sizes or between or re.search(r"switch|nvl", words)
-    if topology is not None and not known:
+    if topology is not None and not (found or sizes or between or switch):
         raise ValueError(_unknown(topology))
     if hosts < 1 or prod(shape) % hosts:
         raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
@@ -189,14 +188,14 @@ def _unknown(topology: str) -> str:
 
 def _by_schedule(name: str, algorithm: Algorithm, nbytes: float, place: _Place) -> float:
     model, shard = place.device.model, nbytes / place.ranks
-    if place.hosts > 1 and place.between and place.hosts < place.ranks:
-        outer = MACHINES[place.between].model
-        paid = price_on_hosts(name, algorithm, place.shape, place.hosts)
-        # A port for each rank: hosts of as many ports as ranks.
-        ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
-        return seconds_on_hosts(paid, shard, model, ports)
     if place.hosts > 1 and place.between:
-        model = MACHINES[place.between].model
+        outer = MACHINES[place.between].model
+        if place.hosts < place.ranks:
+            paid = price_on_hosts(name, algorithm, place.shape, place.hosts)
+            # A port for each rank: hosts of as many ports as ranks.
+            ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
+            return seconds_on_hosts(paid, shard, model, ports)
+        model = outer
     return seconds(price(name, algorithm, place.shape, place.network, place.closed), shard, model)
 
 

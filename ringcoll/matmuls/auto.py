@@ -47,10 +47,12 @@ TILE = 128
 #: measured: about the median error of the price (`tests/costs/test_matmul_cost.py`). A tie goes to
 #: the built-in collective, then to halves.
 SURE = 1.02
-_SURE = {LAX: 1.0, HIDDEN: SURE, HIDDEN_ON_SEVERAL_AXES: SURE, TWO_ENDED: SURE**2}
 #: What hides a collective on GPUs: their scheduler keeps one permute in flight, so a second
 #: direction would be exposed.
 HIDDEN_ON_GPUS = "ring"
+_SURE = {LAX: 1.0, TWO_ENDED: SURE**2} | dict.fromkeys(
+    (HIDDEN, HIDDEN_ON_SEVERAL_AXES, HIDDEN_ON_GPUS), SURE
+)
 #: The GPU by whose measurements "auto" goes, if the device is another.
 GPU = "h100"
 #: Between hosts on CPU, whose runtime sends one message at a time.
@@ -171,7 +173,7 @@ def to_gather_on_gpus(
     if _is_no_gpu(device_kind) or not _are_known(x, *others):
         return LAX
     works = _works(gather, x, others, ranks)
-    return _quickest(on_gpus("all_gather", works, _bytes(x), ranks, device_kind))
+    return _fastest(on_gpus("all_gather", works, _bytes(x), ranks, device_kind))
 
 
 def to_scatter_on_gpus(
@@ -181,7 +183,7 @@ def to_scatter_on_gpus(
     if _is_no_gpu(device_kind) or not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
     work, block = _summed(scatter, pairs, ranks)
-    return _quickest(on_gpus("psum_scatter", [work], block, ranks, device_kind))
+    return _fastest(on_gpus("psum_scatter", [work], block, ranks, device_kind))
 
 
 def on_gpus(
@@ -216,11 +218,6 @@ def gpu(device_kind: str | None) -> Device:
     except ValueError:
         return MACHINES[GPU]
     return found if found.curves else MACHINES[found.like or GPU]
-
-
-def _quickest(seconds: Mapping[str, float]) -> str:
-    """The least; a tie goes to the built-in collective."""
-    return min(seconds, key=lambda name: seconds[name] * (1 if name == LAX else SURE))
 
 
 def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
@@ -340,8 +337,12 @@ def to_scatter(
     """The algorithm that scatters a sum of products."""
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
-    found = scatter_seconds(scatter, pairs, sizes, model)
-    return min(found, key=lambda algorithm: _SURE[algorithm] * found[algorithm])
+    return _fastest(scatter_seconds(scatter, pairs, sizes, model))
+
+
+def _fastest(seconds: Mapping[str, float]) -> str:
+    """The algorithm of the least seconds, if by as much as `_SURE` asks."""
+    return min(seconds, key=lambda algorithm: _SURE[algorithm] * seconds[algorithm])
 
 
 def scatter_seconds(

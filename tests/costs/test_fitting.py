@@ -108,6 +108,14 @@ def test_too_few_sizes_are_refused(tmp_path, capsys):
     assert "nothing.csv: No such file" in capsys.readouterr().err
 
 
+def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):
+    table, made = tmp_path / "mine.csv", tmp_path / "mine.json"
+    table.write_text(CSV)
+    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
+    assert main(["machine", "--show", str(made)]) == 0
+    assert "mine: measured by the user" in capsys.readouterr().out
+
+
 def test_machines_are_listed_with_their_sources(capsys):
     assert main(["machine"]) == 0
     assert "h100: NVIDIA H100 SXM5: 8 on NVSwitch" in capsys.readouterr().out

@@ -123,9 +123,18 @@ def text_of(data: Mapping[str, Any]) -> str:
 FOLDER = Path(__file__).parent
 
 
+def contents(path: Path) -> dict[str, Any]:
+    """The contents of a machine's file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+    """
+    return parsed(path.read_text(encoding="utf-8"))
+
+
 def _load() -> dict[str, Device]:
-    files = sorted(FOLDER.glob("*.json"))
-    found = [device_of(json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    found = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
     devices = {device.name: device for device in found}
     for device in found:  # permutes of a device without a curve are those of its like
         if device.like and not device.model.wire:
@@ -149,6 +158,14 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def _plain(name: str) -> str:
+    """Without what spellings differ in: case, blanks, signs."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.also)}
+
+
 def find(name: str) -> Device:
     """A machine by its name, or by another name that its file gives it; or by the path of a file.
 
@@ -158,15 +175,20 @@ def find(name: str) -> Device:
     >>> machines.find("NVIDIA H100 80GB HBM3").name
     'h100'
     """
-    for device in MACHINES.values():
-        if _plain(name) in map(_plain, (device.name, *device.also)):
-            return device
+    if known := _NAMES.get(_plain(name)):
+        return MACHINES[known]
     if name.endswith(".json"):
         return read(name)
     raise ValueError(
         f"no machine is named {name!r}; there are {', '.join(MACHINES)}; "
         "python -m ringcoll machine --fit makes a file of one from measurements"
     )
+
+
+def path_of(name: str) -> Path:
+    """The file of a machine, which is named as for `find`."""
+    known = _NAMES.get(_plain(name))
+    return FOLDER / f"{known}.json" if known else Path(name)
 
 
 def read(path: str) -> Device:
@@ -176,7 +198,7 @@ def read(path: str) -> Device:
         ValueError: there is no such file, or it is not of a machine.
     """
     try:
-        return device_of(parsed(Path(path).read_text(encoding="utf-8")))
+        return device_of(contents(Path(path)))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -184,8 +206,3 @@ def read(path: str) -> Device:
             f"{path} is not the file of a machine ({error}); python -m ringcoll machine --fit "
             "writes one"
         ) from None
-
-
-def _plain(name: str) -> str:
-    """Without what spellings differ in: case, blanks, signs."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
