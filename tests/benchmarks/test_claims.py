@@ -36,19 +36,10 @@ def test_tables_show_what_is_claimed(page):
     assert text == (pages.ROOT / page).read_text(encoding="utf-8"), "claims --write"
 
 
-#: Tables that still hold figures from before there were claims. A name may only be taken away.
-UNCLAIMED = {
-    "a block on other meshes",
-    "a block with the compiler's options",
-    "scan_layers by each algorithm",
-    "sharded layers, products kept",
-}
-
-
 def test_every_table_is_claimed():
     every, found = pages.tables(), recorded_claims.load()
     missing = [pages.written(page, every, found)[1] for page in {table.page for table in every}]
-    assert {name for names in missing for name in names} == UNCLAIMED
+    assert {name for names in missing for name in names} == set()
 
 
 @pytest.mark.parametrize("page", ["fsdp", "layers", "overlap"])
