@@ -2,10 +2,10 @@
 
     python -m benchmarks machines
 
-Measurements are those of `benchmarks/machines/points.csv`, and those of the table inside the
+Measurements are those of `benchmarks/machines/points.csv`, and those of two tables inside the
 installed wheel of JAX's plugin for CUDA. A curve is fitted to each collective and number of ranks
-that was measured at four sizes or more; a start and FLOP/s to the matmuls of each dtype in another table
-of that wheel. Other rates (alpha, links, memory) are kept as they are.
+that was measured at four sizes or more. A start and FLOP/s are fitted to the matmuls of each dtype.
+Other rates (alpha, links, memory) are kept as they are.
 """
 
 import argparse

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -51,6 +52,7 @@ class Device:
         built_in_share: of the links that a group of ranks has, what a built-in collective gets.
         curves: by collective, whether ranks are on several hosts, and their number.
         matmuls: measured, by the bytes of an element; empty if nobody measured any.
+        error: of its curves, the median of their median errors; that of its like if it is larger.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Device:
     built_in_share: float
     curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
     matmuls: Mapping[int, Matmuls]
+    error: float
 
     def hosts(self, ranks: int) -> int:
         """The fewest hosts among which so many ranks divide."""
@@ -105,6 +108,7 @@ def device_of(data: Mapping[str, Any]) -> Device:
         rates.get("built_in_share", 1.0),
         MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
         MappingProxyType(matmuls),
+        median([one["error"] for one in data.get("curves", ())] or [0.0]),
     )
 
 
@@ -176,7 +180,8 @@ def _load() -> dict[str, Device]:
             device = replace(device, model=replace(device.model, wire=like.model.wire))
         if like and not device.model.delta:
             model = _with_matmuls(device.model, like.matmuls)
-            device = replace(device, model=model, matmuls=like.matmuls)
+            error = max(device.error, like.error)
+            device = replace(device, model=model, matmuls=like.matmuls, error=error)
         devices[device.name] = device
     return devices
 
