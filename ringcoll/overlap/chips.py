@@ -74,13 +74,9 @@ class Gpu:
         return _device(self.name)
 
     def matmul(self, flops: float, width: float) -> float:
-        """The seconds of a matmul of so many FLOPs on elements of so many bytes.
-
-        Of elements that nobody measured, the next wider ones count.
-        """
-        known = self.device.matmuls
-        wide = min((w for w in known if w >= width), default=max(known))
-        return known[wide].start + flops * known[wide].delta
+        """The seconds of a matmul of so many FLOPs on elements of so many bytes."""
+        rate = self.device.matmul(width)
+        return rate.start + flops * rate.delta
 
     def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float:
         """The seconds of a built-in collective of these ranks, on as many hosts as they are on."""
@@ -105,8 +101,10 @@ def _device(name: str) -> Device:
 
 
 def gpu(name: str) -> Gpu | None:
-    """A GPU by a name of its machine, or by its `device.device_kind`; None if its matmuls or its
-    collectives were not measured.
+    """A GPU by a name of its machine, or by its `device.device_kind`; None if nobody measured it.
+
+    >>> overlap.gpu("NVIDIA H100 80GB HBM3")
+    Gpu(name='h100', hbm=3350000000000.0)
     """
     try:
         found = _device(name)

@@ -67,6 +67,14 @@ class Device:
     matmuls: Mapping[int, Matmuls]
     error: float
 
+    def matmul(self, width: float) -> Matmuls:
+        """The rates of matmuls of elements of so many bytes.
+
+        Of elements that nobody measured, those of the next wider ones; else the machine's own.
+        """
+        known = self.matmuls or {2: Matmuls(self.model.start, self.model.delta, 0.0, 0)}
+        return known[min((w for w in known if w >= width), default=max(known))]
+
     def hosts(self, ranks: int) -> int:
         """The fewest hosts among which so many ranks divide."""
         if not self.ranks_a_host:
