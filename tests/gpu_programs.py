@@ -5,6 +5,7 @@ import sys
 
 from benchmarks.compiled.programs import program, with_gradient
 from ringcoll import overlap
+from ringcoll.overlap import gpus
 
 TOPOLOGY = "h200:8"
 SHAPE = "8192x8192x28672"
@@ -38,5 +39,10 @@ reports = {
 reports["both ways"] = reported("gather", "bidirectional_ring")
 reports["both ways, two at once"] = reported("gather", "bidirectional_ring", **TWO)
 reports["regather"] = reported("gather", "ring/regather", both=True)
+reports["targets"] = {}
+for name in gpus.TARGETS:
+    small = program(forms["gather"], "512x512x1024", "ring", overlap.mesh(f"{name}:2"))
+    found = overlap.report(overlap.compile_for(f"{name}:2", small[0], *small[1]))
+    reports["targets"][name] = found.chip.name, found.total
 reports["kinds"] = [device.device_kind for device in mesh.devices.flat]
 json.dump(reports, sys.stdout)

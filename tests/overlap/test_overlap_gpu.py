@@ -69,6 +69,13 @@ def test_the_mesh_is_of_as_many_as_named(programs):
     assert programs["kinds"] == ["NVIDIA H200"] * 8
 
 
+@pytest.mark.exhaustive
+def test_every_gpu_that_is_compiled_for_has_times(programs):
+    assert {"h100", "h200", "b200", "gb200"} == {*programs["targets"]}
+    for name, (chip, total) in programs["targets"].items():
+        assert (chip, total > 0) == (name, True)
+
+
 #: A permute of 256 MiB takes less than its product.
 HIDDEN = ("--topology", "h200:4", "--shape", "65536x8192x28672", "--max-exposed", "0.01")
 
