@@ -15,6 +15,7 @@ from benchmarks.measuring import files, options, report
 from ringcoll import overlap
 from ringcoll.commands.arguments import Folder
 from ringcoll.commands.overlap import add_option
+from ringcoll.overlap.gpus import is_named
 
 #: From keywords that name a program to its function and operands, for `overlap.compile_for`.
 Make = Callable[..., tuple[Callable, tuple]]
@@ -49,7 +50,7 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
     found, failed = find_all(args, todo, make)
     if timed := [one for one in found if one.timed]:
         print_timed(timed)
-    if counted := [one for one in found if not one.timed]:
+    if counted := [one for one in found if not one.timed or is_named(one.which["topology"])]:
         print_counted(counted)
     return tell_failed(failed)
 

@@ -2,13 +2,14 @@
 
 No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and
 `ringcoll.overlap` computes its times; its docstring has the model. For GPUs (--topology h200:8, the
-extra gpu) a table counts the collectives with a matmul under them.
+extra gpu) a second table counts the collectives with a matmul under them.
 
   plain      the built-in collective, then the multiplication (or in the other order)
   compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
   .../tuned  with the options of the compiler that were found to matter
   1lane...   the ring in another formulation: see `benchmarks.compiled.ring_formulations`
   notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
+  chunks4, grouped: forms for a switch: see `benchmarks.compiled.switch_forms`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers once more for the gradient, in place of keeping
   above      how far the total is above the longer of computing (plain's) and communicating
@@ -19,6 +20,7 @@ import argparse
 
 from benchmarks.compiled import block_halves, compiling, grid, ring_formulations, rivals
 from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, FORMS, OURS, algorithms_of
+from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from benchmarks.measuring import options
 
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
@@ -32,12 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
+    every = (*known, *rivals.RIVALS, *SWITCH_FORMS, *ring_formulations.NAMES)
     add(
         "--algorithm",
-        type=listed(*known, *rivals.RIVALS, *ring_formulations.NAMES),
+        type=listed(*every),
         default=",".join(known),
         metavar="LIST",
-        help=", ".join((*known, *rivals.RIVALS, *ring_formulations.NAMES)),
+        help=", ".join(every),
     )
     add(
         "--shape",

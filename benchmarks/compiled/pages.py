@@ -103,7 +103,9 @@ class PageTable:
         what = "by the compiler's estimates"
         if self.profile:
             what = "by the static profile (with a star: by the compiler's estimates)"
-        if any(claims[which].hidden for which in self.programs()):
+        if any(which.is_on_gpus for which in self.programs()):
+            what = "by what was measured of collectives and matmuls"
+        if "{hidden}" in self.cell:
             what = "collectives with a matmul under them"
         return [f"*Compiled*, {', '.join([f'jax {self.jax}', *compilers])}; {what}:", f"{again}."]
 

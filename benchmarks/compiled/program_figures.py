@@ -77,7 +77,7 @@ def print_timed(found: Sequence[Figures]) -> None:
 
 
 def print_counted(found: Sequence[Figures]) -> None:
-    """Print programs whose text has no times, as for GPUs, with counts of hidden collectives."""
+    """Print programs of GPUs, or without times, with counts of hidden collectives."""
     made = report.table(*found[0].which, "with a matmul under them", "temp\nMiB", "compile\ns")
     for one in found:
         made.add_row(

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import ringcoll
 from benchmarks.compiled import ring_formulations
 from benchmarks.compiled.rivals import ARRANGED, RIVALS
+from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from ringcoll.overlap import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
@@ -108,6 +109,7 @@ def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
         if (has_residuals or "/regather" not in name)
         and (name not in ring_formulations.NAMES or form in ring_formulations.FORMS)
         and (name not in RIVALS or form in RIVALS[name])
+        and (name not in SWITCH_FORMS or form in SWITCH_FORMS[name])
     ]
 
 
@@ -129,6 +131,8 @@ def program(
         function = form.plain
     elif algorithm in ring_formulations.NAMES:
         function = ring_formulations.formulation(name, algorithm)
+    elif algorithm in SWITCH_FORMS:
+        function = SWITCH_FORMS[algorithm][name]
     elif algorithm in RIVALS:
         function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
     else:

@@ -60,11 +60,16 @@ class ClaimedProgram:
         return " ".join(["python -m benchmarks", self.run, *flags, *["--profile"] * self.profile])
 
     @property
+    def is_on_gpus(self) -> bool:
+        """Whether it is compiled for GPUs."""
+        return gpus.is_named(dict(self.flags).get("topology", ""))
+
+    @property
     def compiler(self) -> str:
         """The name and version of the compiler for its topology; "" if nothing is compiled."""
         if self.run in MODELLED:
             return ""
-        name = "jax-cuda13-pjrt" if gpus.is_named(dict(self.flags)["topology"]) else "libtpu"
+        name = "jax-cuda13-pjrt" if self.is_on_gpus else "libtpu"
         try:
             return f"{name} {version(name)}"
         except PackageNotFoundError:
@@ -82,8 +87,8 @@ class Claim:
         exposed_percent: the percentage of the time that is exposed communication.
         temporaries, program: bytes; None if nothing is compiled.
         profiled: whether times are from the profile; the compiler cannot profile every program.
-        hidden: how many collectives have a matmul under them, and how many there are; None if
-            there are times.
+        hidden: how many collectives have a matmul under them, and how many there are; None
+            of TPUs.
     """
 
     which: ClaimedProgram
@@ -145,7 +150,7 @@ def of_found(which: ClaimedProgram, found: Figures) -> Claim:
         found.temporaries,
         found.program_bytes,
         found.profiled,
-        None if found.timed else (hidden[0], hidden[1]),
+        (hidden[0], hidden[1]) if which.is_on_gpus else None,
     )
 
 

@@ -1,10 +1,11 @@
-"""Fit the curves of GPUs to published measurements, and write them into the files of machines.
+"""Fit GPUs to published measurements, and write the fits into the files of machines.
 
     python -m benchmarks machines
 
-Measurements are those of `benchmarks/machines/points.csv`, and those of the table inside the
+Measurements are those of `benchmarks/machines/points.csv`, and those of two tables inside the
 installed wheel of JAX's plugin for CUDA. A curve is fitted to each collective and number of ranks
-that was measured at four sizes or more. Rates (alpha, links, memory) are kept as they are.
+that was measured at four sizes or more. A start and FLOP/s are fitted to the matmuls of each dtype.
+Other rates (alpha, links, memory) are kept as they are.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from benchmarks.machines.points import Point, merged, read
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import ENOUGH, curve_of
 from ringcoll.costs.machines import Device
+from ringcoll.costs.model import Sample, fit
 from ringcoll.io.files import write
 
 
@@ -24,11 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit, write, print; returns the exit status."""
+    products = fitted_matmuls(wheel.matmuls())
     for name, curves in fitted(everything()).items():
-        path = machines.path_of(name)
-        write(path, machines.text_of(machines.contents(path) | {"curves": curves}))
+        path, of = machines.path_of(name), products.get(name, [])
+        changed = {"matmuls": of} if of else {}
+        write(path, machines.text_of(machines.contents(path) | changed | {"curves": curves}))
         errors = sorted(curve["error"] for curve in curves)
         print(f"{name}: {len(curves)} curves, median errors {errors[0]:.1%} to {errors[-1]:.1%}")
+        for one in of:
+            print(f"{name}: {one['points']} matmuls of {one['dtype']}, median {one['error']:.1%}")
     return 0
 
 
@@ -61,4 +67,25 @@ def fitted(measured: list[Point]) -> dict[str, list[dict]]:
         points = [(one.bytes, one.seconds) for one in some]
         curve = curve_of(collective, ranks, hosts, points, "; ".join(sorted(sources)))
         found[device].append(curve)
+    return found
+
+
+def fitted_matmuls(measured: list[wheel.Matmul]) -> dict[str, list[dict]]:
+    """A start and FLOP/s for the matmuls of each machine and dtype, as its file holds them."""
+    groups: dict[tuple[str, str], list[wheel.Matmul]] = defaultdict(list)
+    for one in measured:
+        groups[one.device, one.dtype].append(one)
+    found: dict[str, list[dict]] = defaultdict(list)
+    for (device, dtype), some in sorted(groups.items()):
+        rate, error = fit(Sample(1, one.flops, 0, one.seconds) for one in some)
+        found[device].append(
+            {
+                "dtype": dtype,
+                "start_seconds": float(f"{rate.alpha:.4g}"),
+                "flops_per_second": float(f"{1 / rate.beta:.4g}"),
+                "points": len(some),
+                "error": round(error, 4),
+                "source": f"XLA's table of matmuls, {wheel.WHEEL} {wheel.version_of()}",
+            }
+        )
     return found

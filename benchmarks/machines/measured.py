@@ -32,6 +32,8 @@ from ringcoll.io.text import bytes_in_words, seconds_in_words
 MIB = 2**20
 PAGE = Path(__file__).parents[1] / "pages" / "measured.md"
 _BEGIN, _END = "<!-- measured -->", "<!-- end -->"
+#: A matmul of so many FLOPs, as of 2048^3, is large.
+_LARGE = 2 * 2048**3
 #: The sizes of a table, from the first to below the next.
 _SIZES = (0, 2**14, 2**20, 2**24, 2**28)
 
@@ -108,7 +110,36 @@ def tables(measured: Sequence[Point]) -> list[Table]:
     if pairs_of_two:
         title = "the faster of a ring of permutes and the built-in, both measured"
         found.append(Table(title, ("pairs", "right"), [(str(pairs_of_two), str(right))]))
+    rows = of_matmuls({one.device for one in measured})
+    if rows:
+        large = f"from {_LARGE / 1e9:.0f} GFLOP"
+        columns = ("machine", "dtype", "points", "median off", large, f"{large}, fitted below")
+        found.append(Table("matmuls: a start and FLOP/s", columns, rows))
     return found
+
+
+def of_matmuls(devices: Iterable[str]) -> list[tuple[str, ...]]:
+    """The errors of the matmuls of these machines: of all, of large ones; fitted to small ones."""
+    try:
+        measured = [one for one in wheel.matmuls() if one.device in devices]
+    except wheel.TableError:
+        return []
+    found = []
+    for device, dtype in sorted({(one.device, one.dtype) for one in measured}):
+        every = [one for one in measured if (one.device, one.dtype) == (device, dtype)]
+        large = [one for one in every if one.flops >= _LARGE]
+        small = [one for one in every if one.flops < _LARGE]
+        judged = ((every, every), (every, large), (small, large))
+        errors = [f"{_matmul_error(fitted, some):.1%}" for fitted, some in judged]
+        found.append((device, dtype, str(len(every)), *errors))
+    return found
+
+
+def _matmul_error(fitted: list[wheel.Matmul], judged: Sequence[wheel.Matmul]) -> float:
+    """The median error on some matmuls of what was fitted to others."""
+    ((rate,),) = fit.fitted_matmuls(fitted).values()
+    start, per_second = rate["start_seconds"], rate["flops_per_second"]
+    return median(abs((start + one.flops / per_second) / one.seconds - 1) for one in judged)
 
 
 def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:

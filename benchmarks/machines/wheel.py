@@ -1,17 +1,23 @@
-"""The measured table of collectives inside JAX's plugin for CUDA, read from the installed wheel.
+"""The measured tables inside JAX's plugin for CUDA, read from the installed wheel.
 
 XLA's compiler for GPUs carries a table of collectives that its authors measured on H100, B200,
 GB200 and GB300: a serialised protocol buffer, `xla.gpu.DeviceHloInstructionProfiles`, in the shared
 library of the wheel `jax-cuda13-pjrt`. Its schema is `xla/service/gpu/model/hlo_op_profile.proto`
 of openxla/xla; what was run is in `xla/tools/collective_perf_table_gen.cc`. A few fields of the
 wire format are enough, so no schema is compiled.
+
+Beside it stands a table of matmuls, `xla.GemmPerfTable`, as text: FLOP/s by shape and dtype.
 """
 
 import mmap
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.machines.points import Point
 from ringcoll.algorithms import in_lax
@@ -33,6 +39,26 @@ _GROUP_COUNT, _GROUP_SIZE = 1, 2
 
 Fields = list[tuple[int, int | bytes]]
 
+#: How the table of matmuls begins.
+_MATMULS = b"# proto-message: xla.GemmPerfTable"
+#: The element types of both factors there, and their names.
+DTYPES: Mapping[str, str] = {
+    "f32xf32": "float32",
+    "bf16xbf16": "bfloat16",
+    "f8e4m3fnxf8e4m3fn": "float8",
+}
+#: Left out: faster than the 1979 TFLOP/s that are published for this GPU.
+_INCREDIBLE = ("h100", "float8")
+
+
+class Matmul(NamedTuple):
+    """A measured matmul: on what, the dtype of its factors, its FLOPs and its seconds."""
+
+    device: str
+    dtype: str
+    flops: float
+    seconds: float
+
 
 class TableError(ValueError):
     """There is no such table."""
@@ -47,22 +73,64 @@ def points() -> list[Point]:
     Raises:
         TableError: the wheel is not installed, or has no such table.
     """
+    with _library() as library:
+        found = [
+            point
+            for key, device in KEYS.items()
+            for entry in _table(library, key)
+            if (point := _point(entry, device))
+        ]
+    if not found:
+        raise TableError(f"{WHEEL} {version_of()} holds no table of collectives")
+    return found
+
+
+def matmuls() -> list[Matmul]:
+    """All matmuls in the table of the installed wheel that are of a machine of `KEYS`.
+
+    Raises:
+        TableError: the wheel is not installed, or has no such table.
+    """
+    with _library() as library:
+        start = library.find(_MATMULS)
+        text = library[start : library.find(b"\0", start)].decode() if start >= 0 else ""
+    found = []
+    for part in re.split(r"\nentries \{", text)[1:]:
+        key = re.search(r'key: "(.*?)"', part)
+        device = KEYS.get(key[1].encode()) if key else None
+        if device:
+            found += [one for entry in part.split("entries {")[1:] for one in _of(entry, device)]
+    if not found:
+        raise TableError(f"{WHEEL} {version_of()} holds no table of matmuls")
+    return found
+
+
+def _of(entry: str, device: str) -> Iterator[Matmul]:
+    """The matmuls of one shape, in batches of b."""
+    flops = 2 * prod(int(size) for size in re.findall(r"\b[bmnk]: (\d+)", entry))
+    for dtype, rate in re.findall(r'key: "(\w+)->\w+" value: (\d+)', entry):
+        if dtype in DTYPES and (device, DTYPES[dtype]) != _INCREDIBLE:
+            yield Matmul(device, DTYPES[dtype], flops, flops / int(rate))
+
+
+@contextmanager
+def _library() -> Iterator[mmap.mmap]:
+    """The shared library of the installed wheel.
+
+    Raises:
+        TableError: it is not there.
+    """
     spec = find_spec("jax_plugins.xla_cuda13") if find_spec("jax_plugins") else None
     if spec is None or spec.origin is None:
         raise TableError(f"{WHEEL} is not installed; pip install -e '.[gpu]' brings it")
     path = Path(spec.origin).with_name("xla_cuda_plugin.so")
     if not path.exists():
-        raise TableError(f"{path} is not there: {WHEEL} {_version()} has no library of that name")
-    found = []
+        raise TableError(f"{path} is not there: {WHEEL} {version_of()} has no library of that name")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-        for key, device in KEYS.items():
-            found += [point for entry in _table(library, key) if (point := _point(entry, device))]
-    if not found:
-        raise TableError(f"{path} of {WHEEL} {_version()} holds no table of collectives")
-    return found
+        yield library
 
 
-def _version() -> str:
+def version_of() -> str:
     try:
         return version(WHEEL)
     except PackageNotFoundError:
@@ -94,7 +162,7 @@ def _point(entry: bytes, device: str) -> Point | None:
     opcode = _bytes(parts[_OPCODE]).decode()
     (elements,) = _numbers(_bytes(dict(_fields(_bytes(parts[_SHAPE])))[_DIMENSIONS]))
     size = 4.0 * elements  # float32
-    notes = f"{WHEEL} {_version()}"
+    notes = f"{WHEEL} {version_of()}"
     if opcode == "collective-permute":
         pairs = [dict(_fields(_bytes(v))) for k, v in instruction if k == _PAIRS]
         steps = [(int(pair.get(_SOURCE, 0)), int(pair.get(_TARGET, 0))) for pair in pairs]

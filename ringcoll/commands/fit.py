@@ -44,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {data['what']}; also {', '.join(data['also'])}")
         for rate, (value, source) in data["rates"].items():
             print(f"{rate} {value:.6g}: {source}")
+        for one in data.get("matmuls", ()):
+            rates = f"{one['start_seconds']:.6g} s and {one['flops_per_second']:.6g} FLOP/s"
+            print(f"matmuls in {one['dtype']} {rates}, off by {one['error']:.1%}: {one['source']}")
         for curve in data.get("curves", ()):
             print(f"{curve['collective']} on {curve['ranks']} ranks: {curve['source']}")
         return 0

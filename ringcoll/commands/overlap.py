@@ -147,11 +147,11 @@ def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
     """Refuse a chip whose constants are not known, before anything is compiled.
 
     Raises:
-        ValueError: they are not known; or constants are given for GPUs, which need none.
+        ValueError: they are not known; or constants are given for GPUs, which have measurements.
     """
     if gpus.is_named(args.topology):
         if args.constant:
-            raise ValueError(f"--constant: no times are computed for {args.topology}; leave it out")
+            raise ValueError(f"--constant: {args.topology} is priced by measurements; leave it out")
         return
     try:
         chip(mesh.devices.flat[0].device_kind)

@@ -173,7 +173,7 @@ def to_gather_on_gpus(
     if _is_no_gpu(device_kind) or not _are_known(x, *others):
         return LAX
     works = _works(gather, x, others, ranks)
-    return _fastest(on_gpus("all_gather", works, _bytes(x), ranks, device_kind))
+    return _fastest(on_gpus("all_gather", works, x, _bytes(x), ranks, device_kind))
 
 
 def to_scatter_on_gpus(
@@ -183,27 +183,36 @@ def to_scatter_on_gpus(
     if _is_no_gpu(device_kind) or not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
     work, block = _summed(scatter, pairs, ranks)
-    return _fastest(on_gpus("psum_scatter", [work], block, ranks, device_kind))
+    return _fastest(on_gpus("psum_scatter", [work], pairs[0][0], block, ranks, device_kind))
 
 
 def on_gpus(
-    collective: str, works: Sequence[Work], shard_bytes: int, ranks: int, device_kind: str | None
+    collective: str,
+    works: Sequence[Work],
+    factor: Any,
+    shard_bytes: int,
+    ranks: int,
+    device_kind: str | None,
 ) -> dict[str, float]:
     """Seconds on GPUs of matmuls with a built-in collective, and of the ring under them.
 
-    By measured collectives and permutes (`ringcoll.costs.machines`); the matmuls run at the rate of
-    large ones. A permute is far slower a byte than a built-in collective, so the ring is faster
-    only where a permute is shorter than the products of a round.
+    By measured collectives, permutes and matmuls of the dtype of a factor
+    (`ringcoll.costs.machines`). A permute is far slower a byte than a built-in collective, so the
+    ring is faster only where a permute is shorter than the products of a round. Every product of
+    the ring is put in its place in the result: read and written once more.
     """
     device = gpu(device_kind)
     hop = predict("ppermute", shard_bytes, ranks, device)
-    model = replace(device.model, alpha=hop, beta=0.0)
+    rate, memory = device.matmul(factor.dtype.itemsize), device.model.memory
+    model = replace(
+        device.model, alpha=hop, beta=0.0, start=rate.start, delta=rate.delta, far=memory
+    )
     bare = predict(collective, ranks * shard_bytes, ranks, device)
+    placing = 2 * memory * sum(work.placed for work in works)
     return {
         LAX: bare + sum(piece_seconds(work, 1, model, False) for work in works),
-        HIDDEN_ON_GPUS: hidden_seconds(
-            works, shard_bytes, ranks, model, rounds_of(HIDDEN_ON_GPUS, ranks)
-        ),
+        HIDDEN_ON_GPUS: placing
+        + hidden_seconds(works, shard_bytes, ranks, model, rounds_of(HIDDEN_ON_GPUS, ranks)),
     }
 
 

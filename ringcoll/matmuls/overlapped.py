@@ -100,7 +100,7 @@ def _gather_and_multiply(
         sizes = options.sizes()
         form = Form(*auto.to_gather(gather, x, others, sizes, model))
         on_gpus = auto.to_gather_on_gpus(gather, x, others, prod(sizes), device_kind())
-        gpus = form._replace(algorithm=on_gpus)
+        gpus = Form(on_gpus)  # no product is made late, by which it was priced
         between = Form(auto.to_gather_between(gather, x, others, prod(sizes)))
 
         def run(form: Form, x: Array, others: list[Array]) -> Any:

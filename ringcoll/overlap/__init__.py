@@ -18,6 +18,10 @@ The model:
   compiler's estimate. It takes at least bytes over the bandwidth of the memory and, for bf16, FLOPs
   over FLOP/s. Where an array is sliced or updated in place, also in nested fusions, only the slice
   or the update is read and written.
+- On a GPU of a machine that was measured (`GPUS`), collectives and permutes take what was measured
+  for as many bytes and ranks, matmuls a start and FLOPs over the measured FLOP/s, and all else its
+  bytes over the bandwidth of the memory. Transfers run one after the other. Matmuls on several
+  streams take turns.
 - Nothing else takes time: no launch, no contention for memory, no other program. All ranks start
   together.
 
@@ -25,7 +29,7 @@ A report names what it cannot read: a kernel with remote copies, send and recv, 
 of turns is not known.
 """
 
-from ringcoll.overlap.chips import CHIPS, Chip
+from ringcoll.overlap.chips import CHIPS, GPUS, Chip, Gpu, gpu
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.hlo import HloError
 from ringcoll.overlap.program import Program
@@ -35,13 +39,16 @@ from ringcoll.overlap.topology import hops, mesh
 
 __all__ = [
     "CHIPS",
+    "GPUS",
     "Chip",
+    "Gpu",
     "HloError",
     "Program",
     "Report",
     "Row",
     "assert_overlapped",
     "compile_for",
+    "gpu",
     "hops",
     "mesh",
     "report",

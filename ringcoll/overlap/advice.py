@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ringcoll.costs.matmul import APART, Work, bare_seconds, hidden_seconds, rounds_of
 from ringcoll.costs.model import Model
-from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.instruction_costs import Costs
 from ringcoll.overlap.lines import Lines
@@ -47,13 +47,14 @@ def advice(
     lines: Lines,
     network: Network,
     costs: Costs,
-    chip: Chip | None,
+    chip: Chip | Gpu | None,
 ) -> str:
     """A line about the most exposed row; "" if no row is exposed.
 
     If a gather feeds matmuls, or a sum adds results of a matmul, the line names the form that runs
     both at once, with its time by the model of `ringcoll.costs.matmul`. That model takes a
-    bidirectional ring, a piece of the matmul in each round, and the matmul's time in the program.
+    bidirectional ring (on GPUs a ring one way), a piece of the matmul in each round, and the
+    matmul's time in the program.
     """
     worst = max(rows, key=lambda row: _exposed(row, chip), default=None)
     if worst is None or _exposed(worst, chip) <= 0:
@@ -84,21 +85,29 @@ def advice(
     return f"{found}, {now * 1e6:.0f} us with the matmul; {gain}"
 
 
-def _exposed(row: Row, chip: Chip | None) -> float:
+def _exposed(row: Row, chip: Chip | Gpu | None) -> float:
     """How much of a row is exposed: seconds, or bytes if there are no times."""
     return row.exposed if chip else row.bare * row.bytes
 
 
-def _hidden(pair: _Pair, products: float, network: Network, chip: Chip) -> float:
+def _hidden(pair: _Pair, products: float, network: Network, chip: Chip | Gpu) -> float:
     """The seconds of a pair in its form; each group is a ring in the order of its ranks."""
+    if isinstance(chip, Gpu):
+        hop = max(chip.collective("ppermute", pair.block, group) for group in pair.members)
+        model = Model(hop, 0.0, 3 / chip.hbm, products / pair.work.flops)
+        return _in_rounds(pair, model, "ring")
     rings = [list(zip(group, [*group[1:], group[0]], strict=True)) for group in pair.members]
     hops = max(network.hops(*step) for ring in rings for step in ring)
     # If ranks have one link, both directions of the ring share it.
     ways = min(2, *(network.ports(group) for group in pair.members))
     wire = hops * 2 / ways / chip.link
     model = Model(hops * chip.hop, wire, 3 / chip.hbm, products / pair.work.flops)
+    return _in_rounds(pair, model, "bidirectional_ring")
+
+
+def _in_rounds(pair: _Pair, model: Model, algorithm: str) -> float:
     n = len(pair.members[0])
-    made = rounds_of("bidirectional_ring", n)
+    made = rounds_of(algorithm, n)
     joining = APART if pair.form == "all_gather_matmul" else None
     seconds = hidden_seconds([pair.work], pair.block, n, model, made, joining)
     if pair.form == "matmul_all_reduce":  # no matmul runs under the gather of the sums

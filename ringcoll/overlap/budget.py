@@ -64,8 +64,8 @@ class Budget:
         """
         if self.seconds and not report.timed:
             raise ValueError(
-                f"max_exposed_seconds: {report.name} has no times, only a TPU's program has; limit "
-                "its share instead: max_exposed"
+                f"max_exposed_seconds: {report.name} has no times, as a TPU's or a known GPU's "
+                "program has; limit its share instead: max_exposed"
             )
         return [*self._ignorance(report), *self._exposure(report)]
 

@@ -1,10 +1,13 @@
 """The rates of chips: the constants of the model, which you may change."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
-from ringcoll.costs.machines import DEVICES, KINDS
+from ringcoll.costs import machines
+from ringcoll.costs.machines import DEVICES, KINDS, Device
+from ringcoll.costs.prediction import predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,75 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 )
 
 
-def chip(name: str) -> Chip:
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU on a switch. What was measured on its machine prices its matmuls and its messages.
+
+    For another rate of the memory: `dataclasses.replace(overlap.gpu("h100"), hbm=3e12)`.
+
+    Attributes:
+        name: of a machine, as `ringcoll.cost.predict` takes it.
+        hbm: bytes per second of its memory.
+    """
+
+    name: str
+    hbm: float
+
+    @property
+    def vmem(self) -> float:
+        """A GPU's program names no memory beside the core: all is the main memory."""
+        return self.hbm
+
+    @property
+    def device(self) -> Device:
+        """The machine with its measurements."""
+        return _device(self.name)
+
+    def matmul(self, flops: float, width: float) -> float:
+        """The seconds of a matmul of so many FLOPs on elements of so many bytes."""
+        rate = self.device.matmul(width)
+        return rate.start + flops * rate.delta
+
+    def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float:
+        """The seconds of a built-in collective of these ranks, on as many hosts as they are on."""
+        members = sorted(set(ranks))
+        local = self.device.ranks_a_host
+        hosts = len({rank // local for rank in members})
+        where = f"{hosts} hosts" if len(members) % hosts == 0 else None
+        return predict(name, nbytes, len(members), self.device, topology=where)
+
+    @property
+    def error(self) -> str:
+        """How far the matmuls of the machine are off their measurements, in words."""
+        return " and ".join(
+            f"{one.error:.0%} for {one.points} of {8 * width} bits"
+            for width, one in sorted(self.device.matmuls.items())
+        )
+
+
+@lru_cache(maxsize=8)
+def _device(name: str) -> Device:
+    return machines.find(name)
+
+
+def gpu(name: str) -> Gpu | None:
+    """A GPU by a name of its machine, or by its `device.device_kind`; None if nobody measured it.
+
+    >>> overlap.gpu("NVIDIA H100 80GB HBM3")
+    Gpu(name='h100', hbm=3350000000000.0)
+    """
+    try:
+        found = _device(name)
+    except ValueError:
+        return None
+    return Gpu(found.name, 1 / found.model.memory) if found.matmuls and found.model.wire else None
+
+
+def chip(name: str) -> Chip | Gpu:
     """The constants of a chip.
 
     Args:
-        name: a key of `CHIPS`, or a `device.device_kind`.
+        name: a key of `CHIPS`; a GPU of `ringcoll.cost`, as "h100"; or a `device.device_kind`.
 
     Raises:
         ValueError: the chip is unknown.
@@ -58,7 +125,13 @@ def chip(name: str) -> Chip:
     known = KINDS.get(name, name)
     if known in CHIPS:
         return CHIPS[known]
+    if found := gpu(name):
+        return found
     raise ValueError(
-        f"overlap knows no chip named {name!r}, only {', '.join(CHIPS)}; pass chip= the name of "
-        "one of these, or an overlap.Chip with its constants"
+        f"overlap knows no chip named {name!r}, only {', '.join((*CHIPS, *GPUS))}; pass chip= the "
+        "name of one of these, or an overlap.Chip with its constants"
     )
+
+
+#: The GPUs whose matmuls and collectives were measured, or are taken for those of their like.
+GPUS = tuple(name for name in machines.MACHINES if gpu(name))

@@ -7,38 +7,67 @@ program is the real one, but its matmul kernels may not be.
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
 from jax.experimental import topologies
 
-#: Bytes of memory, and bytes a second. Published at nvidia.com/data-center/h100, h200 (SXM).
-MEMORY: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"h100": (80 * 10**9, 3350 * 10**9), "h200": (141 * 10**9, 4800 * 10**9)}
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the compiler must know of a GPU.
+
+    Attributes:
+        major: of its compute capability.
+        cores: how many.
+        clock: gigahertz.
+        l2: bytes of the cache.
+        size: bytes of the memory.
+        rate: bytes a second from the memory.
+    """
+
+    major: int
+    cores: int
+    clock: float
+    l2: int
+    size: int
+    rate: int
+
+
+#: Memory as published at nvidia.com/data-center; the rest as in XLA's own descriptions of these
+#: GPUs (`xla/backends/gpu/target_config/specs`), which are also inside the plugin.
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "h100": Target(9, 132, 1.98, 52428800, 80 * 10**9, 3350 * 10**9),
+        "h200": Target(9, 132, 1.98, 52428800, 141 * 10**9, 4800 * 10**9),
+        "b200": Target(10, 148, 1.965, 132644864, 180 * 10**9, 8000 * 10**9),
+        "gb200": Target(10, 152, 2.062, 135528448, 186 * 10**9, 8000 * 10**9),
+    }
 )
 
-#: An XLA `GpuTargetConfigProto`. The values that all SXM chips of compute capability 9.0 share are
-#: from NVIDIA's Hopper tuning guide and the tables of its CUDA programming guide.
+#: An XLA `GpuTargetConfigProto`. The values that all these GPUs share are from NVIDIA's tuning
+#: guides and the tables of its CUDA programming guide.
 _TARGET = """
 platform_name: "CUDA"
 device_description_str: "NVIDIA {name}"
 gpu_device_info {{
-  cuda_compute_capability {{ major: 9 }}
-  core_count: 132
+  cuda_compute_capability {{ major: {major} }}
+  core_count: {cores}
   fpus_per_core: 128
-  clock_rate_ghz: 1.98
+  clock_rate_ghz: {clock}
   threads_per_warp: 32
   threads_per_block_limit: 1024
   threads_per_core_limit: 2048
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  registers_per_block_limit: 65536
   registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: 232448
   shared_memory_per_core: 233472
-  l2_cache_size: 52428800
+  l2_cache_size: {l2}
   device_memory_size: {size}
   memory_bandwidth: {rate}
 }}
@@ -47,14 +76,14 @@ gpu_device_info {{
 
 def is_named(topology: str) -> bool:
     """Whether a topology is of GPUs, such as "h200:8"."""
-    return topology.partition(":")[0] in MEMORY
+    return topology.partition(":")[0] in TARGETS
 
 
 def devices(topology: str) -> list[Any]:
     """The devices of one host of GPUs, to compile for; you need not have them.
 
     Args:
-        topology: a key of `MEMORY` and a number, such as "h200:8".
+        topology: a key of `TARGETS` and a number, such as "h200:8".
 
     Raises:
         ModuleNotFoundError: the plugin is not installed, or not for this version of JAX.
@@ -63,9 +92,8 @@ def devices(topology: str) -> list[Any]:
     kind, _, count = topology.partition(":")
     if not (count.isdecimal() and int(count)):
         raise ValueError(f"overlap: {topology!r} says not how many; name such as h200:8")
-    size, rate = MEMORY[kind]
     asked = {
-        "target_config": _TARGET.format(name=kind.upper(), size=size, rate=rate),
+        "target_config": _TARGET.format(name=kind.upper(), **asdict(TARGETS[kind])),
         "topology": f"1x1x{count}",  # slices x hosts of each x devices of each
     }
     # Without this the plugin loads only with CUDA, or if JAX_PLATFORMS leaves GPUs out.

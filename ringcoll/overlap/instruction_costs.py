@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.work import flops, is_free, traffic
+from ringcoll.overlap.work import flops, is_free, traffic, width
 
 #: The sources of times, best first.
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul",
+    "measured": "measured matmuls of other shapes: a start, and a rate of FLOP/s",
     "roofline": "bytes over the bandwidth of the memory or FLOPs over FLOP/s, where that is "
     "longer than the cycles or there are none",
 }
@@ -55,8 +56,12 @@ ERRORS: Mapping[str, Error] = {
 }
 
 
-def explained(source: str, chip: Chip) -> str:
+def explained(source: str, chip: Chip | Gpu) -> str:
     """The source of a time in words; for an estimate, with the error measured on this chip."""
+    if isinstance(chip, Gpu):
+        if source == "measured":
+            return f"{SOURCES[source]} (median error {chip.error})"
+        return "bytes over the bandwidth of the memory"
     if source != "estimate":
         return SOURCES[source]
     known = ERRORS.get(chip.name, "how far off is not measured on this chip")
@@ -82,7 +87,7 @@ class Costs:
             instructions that do the same.
     """
 
-    def __init__(self, module: Module, chip: Chip | None, profile: Mapping[str, int]) -> None:
+    def __init__(self, module: Module, chip: Chip | Gpu | None, profile: Mapping[str, int]) -> None:
         self._module, self._chip, self._profile = module, chip, profile
         self._known: dict[tuple[str, str], Cost] = {}
 
@@ -100,6 +105,9 @@ class Costs:
         if self._chip is None:
             return Cost(flops=work)
         roof = memory_seconds(traffic(self._module, computation, instruction), self._chip)
+        if isinstance(self._chip, Gpu):
+            matmul = self.matmul(computation, instruction, work)
+            return Cost(matmul, "measured", work) if matmul > roof else Cost(roof, "roofline", work)
         source, cycles = self._cycles(computation, instruction, work)
         if not (source and _is_narrow(computation, instruction)):
             roof = max(roof, work / self._chip.flops)
@@ -107,6 +115,12 @@ class Costs:
         # Cycles leave out the wait for the memory: an addition of large arrays has a third of its
         # time in cycles. And some profiles have a fifth of the cycles of a matmul.
         return Cost(seconds, source, work) if seconds >= roof else Cost(roof, "roofline", work)
+
+    def matmul(self, computation: Computation, instruction: Instruction, work: float) -> float:
+        """The seconds of so many FLOPs of the matmuls of an instruction on a GPU."""
+        assert isinstance(self._chip, Gpu)
+        wide = width(self._module, computation, instruction)
+        return self._chip.matmul(work, wide) if work else 0.0
 
     def _cycles(
         self, computation: Computation, instruction: Instruction, work: float
@@ -155,6 +169,6 @@ def _is_narrow(computation: Computation, instruction: Instruction) -> bool:
     return any(shape.bytes < 2 * shape.elements for shape in shapes)
 
 
-def memory_seconds(moved: Counter[int], chip: Chip) -> float:
+def memory_seconds(moved: Counter[int], chip: Chip | Gpu) -> float:
     """The seconds that it takes to move bytes, by memory space (0 is main memory)."""
     return max(moved[0] / chip.hbm, sum(n for space, n in moved.items() if space) / chip.vmem)

@@ -16,13 +16,15 @@ class Pending:
     """A transfer that is under way.
 
     If `wire` is None, it is a copy in the chip's memory or, with flops > 0, a matmul on another
-    stream of a GPU. `before` has the sums of compute, flops and matmuls when it began.
+    stream of a GPU; `queue` is where it waits for others of its kind. `before` has the sums of
+    compute, flops and matmuls when it began.
     """
 
     name: str
     wire: Transfer | None
     seconds: float
     flops: float = 0.0
+    queue: str = "memory"
     end: float | None = None  # None: an update will begin it
     before: dict[str, float] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from os import PathLike
 
 from ringcoll.overlap.advice import advice
 from ringcoll.overlap.budget import Budget, Limit
-from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import Chip, Gpu, gpu
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.instruction_costs import SOURCES, explained
@@ -21,7 +21,7 @@ def report(
     compiled: object,
     *,
     mesh: object = None,
-    chip: str | Chip | None = None,
+    chip: str | Chip | Gpu | None = None,
     wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
@@ -32,7 +32,8 @@ def report(
             returns, or a string of scheduled HLO.
         mesh: the mesh that it was compiled for; needed only where its shardings do not tell
             (a string of HLO: without one, its ranks are taken for a ring, in order).
-        chip: a key of `CHIPS` or a `Chip` of other constants; needed only for a string.
+        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` of other constants; needed only for a
+            string.
         wrap: which axes of the chips' coordinates are rings; by default, by the kind of
             chip and the size: see `topology.wraps`.
         profile: cycles by name of instruction, or the directory of the static profile that
@@ -52,20 +53,20 @@ def report(
     module = parse(program.text)
     if isinstance(chip, str) or (chip is None and program.kind is not None and module.tiled):
         chip = named_chip(chip or program.kind or "")
-    if chip is None and module.tiled:
+    if module.tiled and not isinstance(chip, Chip):
         raise ValueError(
             f"report: {module.name} is a TPU program, but nothing says of which; pass chip='v5e' "
             "(or v5p, v6e, tpu7x), or the compiled program in place of its text"
         )
-    if not module.tiled:
-        chip = None  # the text of a CPU or GPU program has no times
+    if not module.tiled and not isinstance(chip, Gpu):
+        chip = gpu(program.kind or "")  # the text of a CPU program has no times
     network = program.network or Network.ring(_ranks(module))
     timeline = Timeline(module, network, chip, program.profile).run()
     return _report(program, module, network, chip, timeline)
 
 
 def _report(
-    program: Program, module: Module, network: Network, chip: Chip | None, timeline: Timeline
+    program: Program, module: Module, network: Network, chip: Chip | Gpu | None, timeline: Timeline
 ) -> Report:
     tally, lines = timeline.tally, Lines(program.text, module)
     found = {name: lines.of(name) for name in timeline.transfers}
@@ -115,15 +116,27 @@ def _report(
 def _assumptions(
     program: Program,
     network: Network,
-    chip: Chip | None,
+    chip: Chip | Gpu | None,
     sources: Mapping[str, float],
     timeline: Timeline,
 ) -> Iterable[str]:
     if chip is None:
         yield (
-            "no times: the text of a CPU or GPU program has none to trust; the report only counts "
-            "what stands between start and done"
+            "no times: the text of a CPU program has none to trust, and of a GPU's nothing says of "
+            "which (chip=); the report only counts what stands between start and done"
         )
+    elif isinstance(chip, Gpu):
+        yield (
+            f"{chip.name}: memory {chip.hbm / 1e9:g} GB/s; collectives as {_measured_on(chip)} "
+            f"(median error of the curves {chip.device.error:.0%}), one after the other"
+        )
+        yield (
+            "matmuls do not slow down under a transfer; kernels start without delay; nobody has "
+            "measured these programs"
+        )
+        yield from _sources(sources, chip)
+        hosts = -(-len(network.places) // chip.device.ranks_a_host)
+        yield f"{len(network.places)} GPUs in their order, on {hosts} host{'s' * (hosts > 1)}"
     else:
         yield (
             f"{chip.name}: {chip.clock / 1e9:g} GHz, {chip.flops / 1e12:g} TFLOP/s bf16, memory "
@@ -134,18 +147,27 @@ def _assumptions(
             "one stream of instructions; each direction of a link a queue; a permute takes hops x "
             "bytes / rate; a built-in collective the least that its links allow"
         )
-        used = sum(sources.values()) or 1.0
-        for source, seconds in sources.items():
-            if seconds:
-                yield f"{seconds / used:.0%} of the compute time from {explained(source, chip)}"
+        yield from _sources(sources, chip)
         if network.stated:
             axes = "x".join(map(str, network.size))
             rings = [i for i, w in enumerate(network.wrap) if w and network.size[i] > 2]
             yield f"{axes} devices, {f'rings along axes {rings}' if rings else 'no axis a ring'}"
-    if not network.stated:
+    if not network.stated and not isinstance(chip, Gpu):
         yield f"no devices known: {len(network.places)} ranks taken for a ring, in their order"
     yield from program.notes
     yield from sorted(timeline.notes)
+
+
+def _measured_on(chip: Gpu) -> str:
+    like = chip.device.like
+    return f"measured on {chip.name}" + (f" and, where it was not, on {like}" if like else "")
+
+
+def _sources(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:
+    used = sum(sources.values()) or 1.0
+    for source, seconds in sources.items():
+        if seconds:
+            yield f"{seconds / used:.0%} of the compute time from {explained(source, chip)}"
 
 
 def _ranks(module: Module) -> int:
@@ -168,7 +190,7 @@ def assert_overlapped(
     min_collectives: int = 1,
     allow_unread: str | Iterable[str] = (),
     mesh: object = None,
-    chip: str | Chip | None = None,
+    chip: str | Chip | Gpu | None = None,
     wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
@@ -176,12 +198,12 @@ def assert_overlapped(
 
     Args:
         compiled: as for `report`.
-        max_exposed: the largest share of the time that may be exposed; of a CPU or GPU
-            program, the largest share of its collectives with no matmul under them. A mapping
+        max_exposed: the largest share of the time that may be exposed; of a program without
+            times, the largest share of its collectives with no matmul under them. A mapping
             limits kinds of collectives, as {"total": 0.05, "all-gather": 0.01}: "total" is all
             of them together, and the share of a kind is what it adds to the total. Default:
             0.05, or no limit if `max_exposed_seconds` is given.
-        max_exposed_seconds: the same in seconds of the whole program; for TPU programs only.
+        max_exposed_seconds: the same in seconds of the whole program; for programs with times.
         min_collectives: the least number of collectives that must send something; each counts
             once, however often it runs.
         allow_unread: names that `Report.unread` may have. Compilers number names, so * and ?

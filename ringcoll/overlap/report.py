@@ -7,7 +7,7 @@ from os import PathLike
 
 from ringcoll.io.text import aligned
 from ringcoll.overlap.chart import draw
-from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.timeline import Segment
 
 #: How many rows are printed: those with the most exposed time.
@@ -64,16 +64,16 @@ class Row:
 class Report:
     """A program on one chip; see the package for the model. Times are in seconds.
 
-    `timed` is false for CPU and GPU programs, whose text has no times. Then every time is 0, and
-    `exposed_share` counts collectives instead of seconds. `communication` is the time for which
-    the busiest link is busy. `unread` are the names of instructions whose communication or turns
-    could not be read; the times may leave these out. `versions` are those of the packages that
-    compiled the program; there are none if only its text was given. `advice` says what to change
-    first.
+    `timed` is false for programs of CPUs and of GPUs that are not known, whose text has no times.
+    Then every time is 0, and `exposed_share` counts collectives instead of seconds.
+    `communication` is the time for which the busiest link is busy. `unread` are the names of
+    instructions whose communication or turns could not be read; the times may leave these out.
+    `versions` are those of the packages that compiled the program; there are none if only its text
+    was given. `advice` says what to change first.
     """
 
     name: str
-    chip: Chip | None
+    chip: Chip | Gpu | None
     ranks: int
     rows: tuple[Row, ...]
     total: float
@@ -146,7 +146,7 @@ class Report:
         for made in (self, *below):
             if made.chip is None:
                 raise ValueError(
-                    f"draw: {made.name} has no times to draw; only a TPU's program has"
+                    f"draw: {made.name} has no times to draw, as a TPU's or a known GPU's has"
                 )
             title = f"{made.name} on {made.ranks} x {made.chip.name}: {_totals(made)[0]}"
             timelines.append((title, made.segments))
@@ -227,7 +227,7 @@ def _totals(report: Report) -> list[str]:
             f"communication {report.communication * 1e6:.0f} us on the busiest link; "
             f"{report.total / bound - 1 if bound else 0:.1%} above the longer of the two"
         )
-    else:
+    if not isinstance(report.chip, Chip):
         count, bare = (sum(getattr(row, key) for row in report.rows) for key in ("count", "bare"))
         lines.append(f"{count - bare} of {count} collectives have a matmul between start and done")
     sizes = [

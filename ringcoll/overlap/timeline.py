@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.instruction_costs import Costs, memory_seconds
 from ringcoll.overlap.loops import called, trip_count
@@ -18,6 +18,8 @@ from ringcoll.overlap.work import copied, flops
 TURNS = 16
 #: The beginnings of the opcodes of copies within a chip.
 _COPIES = ("copy", "slice", "dynamic")
+#: The queue of the matmuls on other streams of a GPU. They and its main stream take turns.
+_MATMULS = "matmuls"
 #: Sums over all instructions, noted at the start of each transfer.
 _WORK = ("compute", "flops", "matmuls")
 
@@ -42,7 +44,7 @@ class Timeline:
     """
 
     def __init__(
-        self, module: Module, network: Network, chip: Chip | None, profile: Mapping[str, int]
+        self, module: Module, network: Network, chip: Chip | Gpu | None, profile: Mapping[str, int]
     ) -> None:
         self._module, self._network, self._chip = module, network, chip
         self.costs = Costs(module, chip, profile)
@@ -146,7 +148,12 @@ class Timeline:
             pending.flops = flops(self._module, where, instruction)
             self.tally["flops",] += pending.flops
             self.tally["matmuls",] += pending.flops > 0
-            if not instruction.operands:
+            if pending.flops and isinstance(self._chip, Gpu):
+                pending.queue = _MATMULS
+                pending.seconds = self.costs.matmul(where, instruction, pending.flops)
+                self.tally["compute",] += pending.seconds
+                self.tally["source", "measured"] += pending.seconds
+            elif not instruction.operands:
                 self.notes.add("what runs on sparse cores, except collectives, is taken as free")
             elif self._chip:
                 if instruction.attribute("cross_program_prefetch_index") is not None:
@@ -176,7 +183,8 @@ class Timeline:
         pending.before = {key: self.tally[key,] for key in _WORK}
         pending.before["flops"] -= sum(beside)
         pending.before["matmuls"] -= len(beside)
-        queues = pending.wire.links if pending.wire else {"memory"}
+        pending.before["compute"] -= max(0.0, self._free[_MATMULS] - self.now)
+        queues = pending.wire.links if pending.wire else {pending.queue}
         start = max(self.now, *(self._free[queue] for queue in queues)) if queues else self.now
         pending.end = start + pending.seconds
         for queue in queues:
@@ -185,6 +193,8 @@ class Timeline:
             for queue in queues:
                 self.tally["busy", queue] += pending.seconds
             self._draw("wire", start, pending.end, pending.name)
+        elif pending.queue == _MATMULS:
+            self._draw("compute", start, pending.end, pending.name)
 
     def _update(self, scope: Scope, instruction: Instruction) -> Pending | None:
         pending = self._find(scope, instruction)
@@ -211,9 +221,11 @@ class Timeline:
         if pending.end is None:  # no update began it
             self._begin(pending)
         end = max(self.now, pending.end or 0.0)
-        waited = end - self.now
+        # A matmul on another stream of a GPU may run meanwhile; it counts as compute.
+        idle = min(end, max(self.now, self._free[_MATMULS]))
+        waited = end - idle
         row = "exposed" if pending.wire else "memory"
-        self._draw(row, self.now, end, pending.name)
+        self._draw(row, idle, end, pending.name)
         self.now = end
         self.tally[row,] += waited
         if pending.wire:
@@ -233,8 +245,9 @@ class Timeline:
         self.tally["compute",] += cost.seconds
         self.tally["flops",] += cost.flops
         self.tally["matmuls",] += cost.flops > 0
-        self._draw("compute", self.now, self.now + cost.seconds, instruction.name)
-        self.now += cost.seconds
+        start = max(self.now, self._free[_MATMULS]) if cost.seconds else self.now
+        self._draw("compute", start, start + cost.seconds, instruction.name)
+        self.now = start + cost.seconds
 
     def _loop(self, scope: Scope, instruction: Instruction) -> Held:
         """Run a loop; transfers in its carry go on to the next turn, and out of the loop."""

@@ -1,11 +1,12 @@
 """The bytes that a collective sends, the links it occupies, and its time."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ringcoll.overlap.chips import Chip
+from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
 from ringcoll.overlap.network import Link, Network
 
@@ -20,6 +21,18 @@ BUILT_IN = (
 )
 PERMUTE = "collective-permute"
 COLLECTIVES = (*BUILT_IN, PERMUTE)
+#: The same in `ringcoll.cost.predict`.
+_NAMES: Mapping[str, str] = {
+    "all-gather": "all_gather",
+    "reduce-scatter": "psum_scatter",
+    "all-reduce": "psum",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-broadcast": "pbroadcast",
+    PERMUTE: "ppermute",
+}
+#: What all messages of a GPU share: its port to the switch, one message after the other.
+PORT: Link = ((0,), (0,))
 
 
 def is_collective(instruction: Instruction) -> bool:
@@ -43,9 +56,9 @@ class Transfer:
 
 
 def transfer(
-    computation: Computation, instruction: Instruction, network: Network, chip: Chip | None
+    computation: Computation, instruction: Instruction, network: Network, chip: Chip | Gpu | None
 ) -> Transfer:
-    """Price a collective.
+    """Price a collective. On GPUs it takes what was measured; the rest of this is about TPUs.
 
     A permute takes hops x bytes / rate of a link, one way, and a latency for each hop. If more
     messages than hops share a link, the bytes count once for each message. A built-in collective
@@ -59,7 +72,6 @@ def transfer(
     """
     kind = instruction.opcode.removesuffix("-start")
     sent = sum(operand.bytes for operand in computation.operands(instruction))
-    rate = chip.link if chip else 1.0
     pairs = source_target_pairs(instruction)
     members = [] if kind == PERMUTE else groups(instruction, len(network.places))
     named = [rank for some in (*pairs, *members) for rank in some]
@@ -68,6 +80,9 @@ def transfer(
             f"{instruction.name} sends between more than the {len(network.places)} ranks "
             "of the network; pass mesh= the mesh that the program was compiled for"
         )
+    if isinstance(chip, Gpu):
+        return _on_gpus(kind, sent, pairs, members, chip)
+    rate = chip.link if chip else 1.0
     if kind == PERMUTE:
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
@@ -86,6 +101,27 @@ def transfer(
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
+
+
+def _on_gpus(
+    kind: str,
+    sent: float,
+    pairs: Sequence[tuple[int, int]],
+    members: Sequence[Sequence[int]],
+    gpu: Gpu,
+) -> Transfer:
+    """By measured collectives; of several groups, the slowest counts."""
+    if kind == PERMUTE:
+        ranks = {rank for pair in pairs for rank in pair if pair[0] != pair[1]}
+        seconds = gpu.collective(_NAMES[kind], sent, ranks) if ranks else 0.0
+        return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}))
+    leaving = max((_sent(kind, sent, len(group)) for group in members), default=0.0)
+    seconds = 0.0
+    for group in members:
+        whole = sent * len(group) if kind == "all-gather" else sent
+        if len(group) > 1:
+            seconds = max(seconds, gpu.collective(_NAMES[kind], whole, group))
+    return Transfer(kind, leaving, 0, seconds, frozenset({PORT}))
 
 
 def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:

@@ -53,6 +53,18 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
     )
 
 
+def width(module: Module, computation: Computation, instruction: Instruction) -> float:
+    """The bytes of an element of the widest factor of its matmuls; 0 if it has none."""
+    inside = [(computation, instruction), *module.within(instruction)]
+    factors = (
+        operand.shapes[0]
+        for where, one in inside
+        if one.opcode in _MATMULS or _is_gemm(one)
+        for operand in where.operands(one)[:2]
+    )
+    return max((of.bytes / max(1, of.elements) for of in factors), default=0.0)
+
+
 def _is_gemm(instruction: Instruction) -> bool:
     """Whether it calls the matmul of a library, as on GPUs and CPUs."""
     target = instruction.attribute("custom_call_target") or ""
@@ -108,6 +120,8 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
         part = parts[number] if number < len(parts) else root
         if part is not root and part.opcode in ("parameter", *_PASSING):
             continue
+        if number and _is_gemm(instruction):
+            continue  # room for the library to work in
         moved[shape.space] += round(shape.bytes * _part_written(module, inner, part))
     return moved
 

@@ -1,5 +1,6 @@
 """Published measurements, the table in JAX's wheel for CUDA, and the error of the model."""
 
+import json
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
@@ -90,8 +91,6 @@ def test_the_table_in_the_wheel():
 
 @OF_THE_WHEEL
 def test_the_curves_are_those_that_the_command_fits():
-    import json
-
     for name, curves in fit.fitted(fit.everything()).items():
         kept = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["curves"]
         knots = [(c["collective"], c["ranks"], c["hosts"], c["knots"]) for c in kept]
@@ -103,3 +102,16 @@ def test_the_page_is_what_the_command_writes():
     page = measured.PAGE.read_text(encoding="utf-8")
     found, notes = measured.everything()
     assert page == measured.written(page, measured.tables(found), notes)
+
+
+@OF_THE_WHEEL
+def test_the_matmuls_are_those_that_the_command_fits():
+    measured = wheel.matmuls()
+    cube = 2 * 4096**3
+    best = {one.device: one.flops / one.seconds / 1e12 for one in measured if one.flops == cube
+            and one.dtype == "bfloat16"}  # fmt: skip
+    assert best == pytest.approx({"h100": 780, "b200": 1417}, rel=0.01)
+    for name, fitted in fit.fitted_matmuls(measured).items():
+        kept = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["matmuls"]
+        assert kept == fitted
+        assert max(one["error"] for one in kept) < 0.15

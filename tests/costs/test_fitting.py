@@ -119,5 +119,7 @@ def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):
 def test_machines_are_listed_with_their_sources(capsys):
     assert main(["machine"]) == 0
     assert "h100: NVIDIA H100 SXM5: 8 on NVSwitch" in capsys.readouterr().out
+    assert main(["machine", "--show", "h100"]) == 0
+    assert "matmuls in bfloat16 6" in capsys.readouterr().out
     assert main(["machine", "--show", "TPU v5p"]) == 0
     assert "start_seconds 3.55e-06: measured: marin-community" in capsys.readouterr().out

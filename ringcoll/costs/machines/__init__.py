@@ -1,7 +1,8 @@
 """Machines as data: a file beside this one for each, with the source of every figure.
 
 `find` gets one by name. `DEVICES` and `SWITCHES` are their models. Curves, the measured seconds of
-collectives on a number of ranks, are written by `python -m benchmarks machines`; rates by hand.
+collectives on a number of ranks, and the rates of GPUs' matmuls are written by
+`python -m benchmarks machines`; other rates by hand.
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +18,23 @@ from ringcoll.costs.curves import Curve
 from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
 
-__all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "find"]
+__all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "Matmuls", "find"]
+
+#: The bytes of an element of the dtypes of measured matmuls.
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Matmuls:
+    """Matmuls of one width of elements: they take start seconds, and delta a FLOP.
+
+    error is the median of |modelled / measured - 1| over so many points.
+    """
+
+    start: float
+    delta: float
+    error: float
+    points: int
 
 
 @dataclass(frozen=True)
@@ -30,9 +48,11 @@ class Device:
         model: its rates.
         ranks_a_host: as many ranks are joined by one switch; 0 on a torus.
         between: the network between its hosts; "" if none is known.
-        like: a device whose curves stand in where it has none; "" for none.
+        like: a device whose curves and matmuls stand in where it has none; "" for none.
         built_in_share: of the links that a group of ranks has, what a built-in collective gets.
         curves: by collective, whether ranks are on several hosts, and their number.
+        matmuls: measured, by the bytes of an element; empty if nobody measured any.
+        error: of its curves, the median of their median errors; that of its like if it is larger.
     """
 
     name: str
@@ -44,6 +64,16 @@ class Device:
     like: str
     built_in_share: float
     curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
+    matmuls: Mapping[int, Matmuls]
+    error: float
+
+    def matmul(self, width: float) -> Matmuls:
+        """The rates of matmuls of elements of so many bytes.
+
+        Of elements that nobody measured, those of the next wider ones; else the machine's own.
+        """
+        known = self.matmuls or {2: Matmuls(self.model.start, self.model.delta, 0.0, 0)}
+        return known[min((w for w in known if w >= width), default=max(known))]
 
     def hosts(self, ranks: int) -> int:
         """The fewest hosts among which so many ranks divide."""
@@ -65,19 +95,35 @@ def device_of(data: Mapping[str, Any]) -> Device:
         key = one["collective"], one["hosts"] > 1
         knots = tuple((float(size), seconds) for size, seconds in one["knots"])
         curves.setdefault(key, {})[one["ranks"]] = Curve(knots)
+    matmuls = {
+        _WIDTHS[one["dtype"]]: Matmuls(
+            one["start_seconds"], 1 / one["flops_per_second"], one["error"], one["points"]
+        )
+        for one in data.get("matmuls", ())
+    }
     axes = data["axes"]
     hop_curves = {} if axes else curves.get(("ppermute", False), {})
     return Device(
         data["name"],
         data["what"],
         tuple(data["also"]),
-        _model(axes, rates, hop_curves[min(hop_curves)] if hop_curves else None),
+        _with_matmuls(
+            _model(axes, rates, hop_curves[min(hop_curves)] if hop_curves else None), matmuls
+        ),
         data.get("ranks_a_host", 0),
         data.get("between", ""),
         data.get("like", ""),
         rates.get("built_in_share", 1.0),
         MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
+        MappingProxyType(matmuls),
+        median([one["error"] for one in data.get("curves", ())] or [0.0]),
     )
+
+
+def _with_matmuls(model: Model, matmuls: Mapping[int, Matmuls]) -> Model:
+    """A model with the rates of measured matmuls in bf16, if there are any."""
+    bf16 = matmuls.get(2)
+    return replace(model, start=bf16.start, delta=bf16.delta) if bf16 else model
 
 
 def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
@@ -112,7 +158,7 @@ def text_of(data: Mapping[str, Any]) -> str:
         if name == "rates":
             inner = [f"  {json.dumps(key)}: {json.dumps(rate)}" for key, rate in value.items()]
             lines.append(f' "{name}": {{\n' + ",\n".join(inner) + "\n }")
-        elif name == "curves" and value:
+        elif name in ("curves", "matmuls") and value:
             inner = [f"  {json.dumps(curve)}" for curve in value]
             lines.append(f' "{name}": [\n' + ",\n".join(inner) + "\n ]")
         else:
@@ -136,10 +182,15 @@ def contents(path: Path) -> dict[str, Any]:
 def _load() -> dict[str, Device]:
     found = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
     devices = {device.name: device for device in found}
-    for device in found:  # permutes of a device without a curve are those of its like
-        if device.like and not device.model.wire:
-            wire = devices[device.like].model.wire
-            devices[device.name] = replace(device, model=replace(device.model, wire=wire))
+    for device in found:  # where a device has no permutes or matmuls, those of its like stand in
+        like = devices.get(device.like)
+        if like and not device.model.wire:
+            device = replace(device, model=replace(device.model, wire=like.model.wire))
+        if like and not device.model.delta:
+            model = _with_matmuls(device.model, like.matmuls)
+            error = max(device.error, like.error)
+            device = replace(device, model=model, matmuls=like.matmuls, error=error)
+        devices[device.name] = device
     return devices
 
 

@@ -1,0 +1,146 @@
+"""Times of programs for GPUs: what was measured on the machine, and streams that take turns."""
+
+import json
+
+import pytest
+from hlo_texts import blocking, done, program, start
+
+from ringcoll import cost, overlap
+from ringcoll.costs.machines import MACHINES
+
+H100 = MACHINES["h100"]
+#: Of the matmul of `matmul`: float32, 500^3.
+PRODUCT = H100.matmuls[4].start + 2 * 500**3 * H100.matmuls[4].delta
+HOP = cost.predict("ppermute", 1e6, 4, "h100")
+
+
+def untiled(*lines, **how):
+    """The text of a GPU's program: its layouts have no tiles."""
+    return program(*lines, **how).replace(":T(8,128)", "").replace(":T(128)", "")
+
+
+def matmul(name, x="x"):
+    return f"%{name} = f32[500,500]{{1,0}} fusion(%{x}, %w), kind=kCustom, calls=%matmul"
+
+
+def beside(name, x="x"):
+    """A matmul on another stream, and the wait for it."""
+    kind = "kind=kCustom, calls=%matmul"
+    of = "((f32[500,500]{1,0}, f32[500,500]{1,0}), f32[500,500]{1,0})"
+    return (
+        f"%{name}.s = {of} fusion-start(%{x}, %w), {kind}",
+        f"%{name} = f32[500,500]{{1,0}} fusion-done(%{name}.s)",
+    )
+
+
+def timed(*lines, chip="h100", **how):
+    return overlap.report(untiled(*lines, **how), chip=chip)
+
+
+def test_a_permute_and_a_matmul_take_what_was_measured():
+    made = timed(start("s"), matmul("y"), done("d", "s"), matmul("z", "d"))
+    assert made.timed
+    assert made.rows[0].wire == pytest.approx(HOP)
+    assert made.compute == pytest.approx(2 * PRODUCT)
+    assert made.exposed == pytest.approx(HOP - PRODUCT)
+    assert made.total == pytest.approx(HOP + PRODUCT)
+    assert dict(made.sources) == {"measured": pytest.approx(2 * PRODUCT)}
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name", "times"),
+    [
+        ("all-gather", "all_gather", 4),
+        ("reduce-scatter", "psum_scatter", 1),
+        ("all-reduce", "psum", 1),
+        ("all-to-all", "all_to_all", 1),
+        ("collective-broadcast", "pbroadcast", 1),
+    ],
+)
+def test_built_in_collectives_are_those_of_predict(opcode, name, times):
+    """Bytes as nccl-tests counts them: of an all-gather, those of the result."""
+    made = timed(matmul("y"), blocking(opcode, "y"))
+    assert made.exposed == pytest.approx(cost.predict(name, times * 1e6, 4, "h100"))
+    pairs = timed(matmul("y"), blocking(opcode, "y", groups="{{0,1},{2,3}}"))
+    least = cost.predict(name, min(times, 2) * 1e6, 2, "h100")
+    assert pairs.exposed == pytest.approx(least)
+
+
+def test_ranks_on_two_hosts_use_the_network():
+    (near,) = timed(blocking("all-reduce", groups="{{0,1,2,3}}"), ranks=16).rows
+    (far,) = timed(blocking("all-reduce", groups="{{0,1,8,9}}"), ranks=16).rows
+    assert near.wire == pytest.approx(cost.predict("psum", 1e6, 4, "h100"))
+    assert far.wire == pytest.approx(cost.predict("psum", 1e6, (2, 2), "h100", topology="2 hosts"))
+    assert far.wire != near.wire
+
+
+def test_transfers_run_one_after_the_other():
+    made = timed(start("s"), start("t"), done("d", "s"), done("e", "t"))
+    assert made.total == made.exposed == pytest.approx(2 * HOP)
+    nobody = "source_target_pairs={{0,0}}"
+    assert timed(start("s", pairs=nobody), done("d", "s")).total == 0
+
+
+def test_matmuls_on_two_streams_take_turns():
+    (one, wait), (two, last) = beside("m"), beside("n")
+    made = timed(one, two, matmul("y"), wait, last)
+    assert made.total == made.compute == pytest.approx(3 * PRODUCT)
+    assert made.exposed == made.memory == 0
+
+
+def test_a_transfer_under_a_matmul_of_another_stream_is_exposed_for_the_rest():
+    one, wait = beside("m")
+    made = timed(one, start("s"), done("d", "s"), wait)
+    assert made.exposed == pytest.approx(HOP - PRODUCT)
+    assert made.total == pytest.approx(HOP)
+    assert made.rows[0].compute == pytest.approx(PRODUCT)
+
+
+def test_other_work_takes_its_bytes_over_the_memory():
+    """Three arrays; of a library's matmul, not the room that it works in."""
+    made = timed("%a = f32[500,500]{1,0} add(%x, %w)")
+    assert made.total == pytest.approx(3e6 * H100.model.memory)
+    assert dict(made.sources) == {"roofline": made.total}
+    config = '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
+    gemm = (
+        "%g = (f32[500,500]{1,0}, s8[999999999]{0}) custom-call(%x, %w), "
+        f'custom_call_target="__cublas$gemm", backend_config={{"gemm_backend_config":{config}}}'
+    )
+    assert timed(gemm).total == pytest.approx(PRODUCT)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("f8e4m3fn", 2), ("f64", 4)])
+def test_a_dtype_that_was_not_measured_counts_as_the_next_wider(dtype, width):
+    text = untiled("%d = f32[500,500]{1,0} dot(%x, %w), lhs_contracting_dims={1}")
+    text = text.replace("%x = f32", f"%x = {dtype}").replace("%w = f32", f"%w = {dtype}")
+    rate = H100.matmuls[width]
+    found = overlap.report(text, chip="h100").total
+    assert found == pytest.approx(rate.start + 2 * 500**3 * rate.delta)
+
+
+def test_a_report_says_what_was_modelled_and_how_far_it_is_off():
+    made = timed(start("s"), matmul("y"), done("d", "s"), chip="NVIDIA H200")
+    said = str(made)
+    for words in ("h200: memory 4800 GB/s", "on h100", "median error", "nobody has measured"):
+        assert words in said
+    assert "1 of 1 collectives have a matmul between start and done" in said
+    assert json.loads(made.to_json())["chip"] == {"name": "h200", "hbm": 4.8e12}
+    assert {"h100", "h200", "b200", "gb200"} <= {*overlap.GPUS}
+
+
+def test_the_device_kind_tells_the_gpu():
+    text = untiled(matmul("y"))
+    known = overlap.report(overlap.Program(text, kind="NVIDIA H100 80GB HBM3"))
+    assert known.chip == overlap.gpu("h100")
+    assert not overlap.report(overlap.Program(text, kind="NVIDIA GeForce")).timed
+    with pytest.raises(ValueError, match="is a TPU program"):
+        overlap.report(program(matmul("y")), chip="h100")
+    with pytest.raises(ValueError, match=r"knows no chip named 'abacus', only .*tpu7x, .*h100"):
+        timed(matmul("y"), chip="abacus")
+
+
+def test_advice_compares_with_the_ring():
+    """A gather of four, of so few bytes that permutes take longer than the gather."""
+    gather = "%g = f32[2000,500]{1,0} all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}"
+    product = "%y = f32[2000,500]{1,0} dot(%g, %w), lhs_contracting_dims={1}"
+    assert "no form of ringcoll is quicker by its model" in timed(gather, product).advice
