@@ -16,6 +16,7 @@ from benchmarks.collectives import scale, sweep, tune
 from benchmarks.compiled import check_claims, fsdp, layers, matmul, overlap
 from benchmarks.hosts import cluster, failures, skew, wire
 from benchmarks.machines import fit, measured
+from benchmarks.referee import referee
 from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
 from ringcoll.collectives import choice
@@ -33,6 +34,7 @@ COMMANDS = {
     "claims": check_claims,
     "machines": fit,
     "measured": measured,
+    "referee": referee,
     "cluster": cluster,
     "wire": wire,
     "skew": skew,

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ import jax
 from benchmarks.collectives import scale
 from benchmarks.compiled import compiling, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
+from benchmarks.referee import referee
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
 
@@ -31,7 +32,10 @@ COMPILED: Mapping[str, compiling.Make] = {
     "fsdp": fsdp.program_of,
 }
 #: The commands that only model, and functions from their flags to seconds.
-MODELLED = {"scale": scale.seconds_of}
+MODELLED: Mapping[str, Callable[..., float]] = {
+    "scale": scale.seconds_of,
+    "referee": referee.seconds_of,
+}
 
 
 @dataclass(frozen=True)
