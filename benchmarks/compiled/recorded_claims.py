@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.collectives import scale
-from benchmarks.compiled import compiling, fsdp, grid, layers
+from benchmarks.collectives import candidates, scale
+from benchmarks.compiled import collectives, compiling, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.referee import referee
 from ringcoll.io.files import write
@@ -30,11 +30,13 @@ COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
     "fsdp": fsdp.program_of,
+    "collectives": collectives.program_of,
 }
 #: The commands that only model, and functions from their flags to seconds.
 MODELLED: Mapping[str, Callable[..., float]] = {
     "scale": scale.seconds_of,
     "referee": referee.seconds_of,
+    "candidates": candidates.seconds_of,
 }
 
 
