@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the machine and the calls."""
     add = parser.add_argument
     add("--device", default="v5e", metavar="NAME", help="as python -m ringcoll machine lists (v5e)")
-    add("--ranks", type=arguments.ranks, default="4x4", metavar="SHAPE", help="(4x4)")
+    add("--ranks", default="4x4", metavar="SHAPE", help="(4x4)")
     add("--collective", choices=COLLECTIVES, default="psum_scatter", help="(psum_scatter)")
     add("--bytes", type=sizes, default="1K,64K,1M,64M", metavar="LIST", help="of the full vector")
     add("--algorithm", default="all", metavar="LIST", help="comma between (default: all)")
@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     """Print a table."""
     table = report.table("bytes", "built-in", "ours", "gain", "algorithm")
     for nbytes in args.bytes:
-        call = args.collective, nbytes, args.ranks, args.device
         try:
+            call = args.collective, nbytes, arguments.ranks(args.ranks), args.device
             built_in, (ours, name) = cost.predict(*call), _best(*call, args.algorithm)
-        except ValueError as error:
+        except (ValueError, argparse.ArgumentTypeError) as error:
             args.error(str(error))
         seconds = map(seconds_in_words, (built_in, ours))
         table.add_row(bytes_in_words(nbytes), *seconds, f"{built_in / ours:.2f}", name)

@@ -26,6 +26,7 @@ def test_a_gain_is_that_of_the_fastest(capsys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (["--ranks", "4y4"], "is not a shape"),
         (["--device", "v9"], "no machine is named 'v9'"),
         (["--ranks", "3", "--algorithm", "recursive_doubling"], "need a power of two"),
     ],
