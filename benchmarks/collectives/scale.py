@@ -81,7 +81,8 @@ def _ranks(text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Print a table, draw a picture."""
     ranks, forms = args.ranks, [form for form in FORMS if form.name in args.form]
-    title = f"all_reduce of {bytes_in_words(args.bytes)}, by {args.by}"
+    how = "modelled" if args.by == BY[0] else "simulated"
+    title = f"all_reduce of {bytes_in_words(args.bytes)}, {how}"
     try:
         lines = [
             PlotLine(form.name, ranks, [_seconds(form, n, args.bytes, args.by) for n in ranks])
