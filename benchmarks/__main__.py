@@ -12,10 +12,11 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
-from benchmarks.collectives import scale, sweep, tune
-from benchmarks.compiled import check_claims, fsdp, layers, matmul, overlap
+from benchmarks.collectives import candidates, scale, sweep, tune
+from benchmarks.compiled import check_claims, collectives, fsdp, layers, matmul, overlap
 from benchmarks.hosts import cluster, failures, skew, wire
 from benchmarks.machines import fit, measured
+from benchmarks.referee import referee
 from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
 from ringcoll.collectives import choice
@@ -25,6 +26,8 @@ from ringcoll.collectives.table import default_table
 #: what it does in the first line of its docstring.
 COMMANDS = {
     "tune": tune,
+    "candidates": candidates,
+    "collectives": collectives,
     "matmul": matmul,
     "overlap": overlap,
     "layers": layers,
@@ -33,6 +36,7 @@ COMMANDS = {
     "claims": check_claims,
     "machines": fit,
     "measured": measured,
+    "referee": referee,
     "cluster": cluster,
     "wire": wire,
     "skew": skew,

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 
-from benchmarks.collectives import scale
-from benchmarks.compiled import compiling, fsdp, grid, layers
+from benchmarks.collectives import candidates, scale
+from benchmarks.compiled import collectives, compiling, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
+from benchmarks.referee import referee
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
 
@@ -29,9 +30,14 @@ COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
     "fsdp": fsdp.program_of,
+    "collectives": collectives.program_of,
 }
 #: The commands that only model, and functions from their flags to seconds.
-MODELLED = {"scale": scale.seconds_of}
+MODELLED: Mapping[str, Callable[..., float]] = {
+    "scale": scale.seconds_of,
+    "referee": referee.seconds_of,
+    "candidates": candidates.seconds_of,
+}
 
 
 @dataclass(frozen=True)

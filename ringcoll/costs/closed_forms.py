@@ -49,7 +49,7 @@ _FORMS = (
 )
 #: The fewest counts that show a form: it has two unknowns, so any two counts would fit it.
 _ENOUGH = 4
-#: The numbers of ranks at which schedules are priced. A ring skips 2, which has two links.
+#: The numbers of ranks at which schedules are priced. A ring skips 2, where both ways are one link.
 _RANKS = (*range(2, 18), 32, 64)
 
 

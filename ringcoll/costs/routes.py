@@ -1,5 +1,11 @@
 """Where the messages of a schedule go: over a ring or torus link by link, or between hosts.
 
+On a torus a message goes along one axis after the other, the shorter way. If both ways are as
+short, it goes whole, one way. The routes of TPUs are set up before a program runs, one dimension
+after the other (Zu et al., "Resiliency at Scale: Managing Google's TPUv4 Machine Learning
+Supercomputer", NSDI 2024), so a message has one; SimGrid's torus, by which `python -m benchmarks
+referee` judges these prices, does the same. That it is the way ahead, to higher places, is assumed.
+
 Rounds whose moves have the same shifts, and as many offsets, load a network alike: each kind
 of round is routed once, so that a ring of 65,536 ranks is a matter of milliseconds.
 """
@@ -61,8 +67,8 @@ def on_torus(
     for kind, times in _kinds(schedule).items():
         rings = closed or (True,) * len(network)
         total += times * np.array(_round_on_torus(schedule, kind, network, rings))
-    startups, hops, halves = total.tolist()
-    return Load(startups, hops, Fraction(halves, 2 * schedule.lanes))
+    startups, hops, shards = total.tolist()
+    return Load(startups, hops, Fraction(shards, schedule.lanes))
 
 
 def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
@@ -117,33 +123,31 @@ def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
 def _round_on_torus(
     schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
 ) -> tuple[int, int, int]:
-    """Startups, hops, and the load of the busiest link in half lane shares."""
+    """Startups, hops, and the load of the busiest link in lane shares."""
     # On a torus of its own shape, what one rank sends is what all send.
     alike = schedule.shape == network and all(closed)
     ranks = np.arange(1 if alike else schedule.size)
     source, target, shards = _messages(schedule, kind, ranks)
     here, there = (_places(r, network, closed) for r in (source, target))
     at, loads, far = here.copy(), [0], np.zeros(len(source), int)
-    starts = np.zeros((3, len(network), len(ranks)), int)  # ahead, back, as far either way
+    starts = np.zeros((2, len(network), len(ranks)), int)  # ahead, back
     for axis, length in enumerate(network):  # one dimension after the other
         ahead = (there[axis] - here[axis]) % length
         back = -ahead % length
         longer = ahead - back if closed[axis] else here[axis] - there[axis]
-        way = np.select([longer < 0, longer > 0], [0, 1], 2)
+        way = (longer > 0).astype(int)
         far += np.where(way == 1, back, ahead)
         first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
         np.add.at(starts, (way[first], axis, source[first]), 1)
         for sign, hops in enumerate([ahead, back]):
-            halves = np.select([way == sign, way == 2], [2, 1]) * shards  # a tie splits the load
+            load = (way == sign) * shards
             if alike:  # a link is passed by as many messages as one message passes links
-                loads.append(int(hops @ halves))
+                loads.append(int(hops @ load))
             else:
                 at[axis] = (here[axis] - sign * hops) % length
-                loads.append(_busiest_link(network, axis, at, hops, halves))
+                loads.append(_busiest_link(network, axis, at, hops, load))
         at[axis] = there[axis]
-    # Of ties, each message goes whole, by the port that fewer leave by.
-    one_port = np.maximum(starts[:2].max(axis=0), -(-starts.sum(axis=0) // 2))
-    return int(one_port.max()), int(far.max(initial=0)), max(loads)
+    return int(starts.max()), int(far.max(initial=0)), max(loads)
 
 
 def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...]) -> np.ndarray:

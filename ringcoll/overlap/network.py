@@ -17,7 +17,8 @@ class Network:
     """Ranks on a mesh or torus; each has a link, both ways, to its neighbours on each axis.
 
     `places[r]` is the place of rank r. Axis i is a ring if `wrap[i]`, else a line; its size is that
-    of the places. A message goes along one axis after the other, the shorter way.
+    of the places. A message goes along one axis after the other, the shorter way; if both are as
+    short, ahead, as in `costs.routes`.
     """
 
     places: tuple[Place, ...]
@@ -38,8 +39,9 @@ class Network:
         """The places along one axis from start to stop, both included."""
         size, way = self.size[axis], 1 if stop >= start else -1
         length = abs(stop - start)
-        if self.wrap[axis] and 2 * length > size:
-            way, length = -way, size - length
+        if self.wrap[axis]:
+            ahead = (stop - start) % size
+            way, length = (1, ahead) if 2 * ahead <= size else (-1, size - ahead)
         return [(start + way * i) % size for i in range(length + 1)]
 
     def path(self, source: int, target: int) -> list[Link]:

@@ -62,7 +62,7 @@ LITERATURE = [
     ("psum_scatter", "recursive_doubling", False,
      "(log2 n) alpha + (n-1)/n B beta + (n-1)/n B gamma (n = 2^k)"),
     ("psum", "recursive_doubling", True,
-     "(log2 n) alpha + (n-1) hop + (3n-4)/4 B beta + (log2 n) B gamma (n = 2^k)"),
+     "(log2 n) alpha + (n-1) hop + (n-1) B beta + (log2 n) B gamma (n = 2^k)"),
     ("psum", "one_shot", False, "ceil(log2 n) alpha + (n-1) B beta + (n-1) B gamma"),
     ("all_to_all", "pairwise", False, "(n-1) alpha + (n-1)/n B beta"),
     ("all_to_all", "bruck", False, "ceil(log2 n) alpha + (log2 n)/2 B beta (n = 2^k)"),

@@ -1,0 +1,74 @@
+"""Collectives compiled for TPUs that you need not have: ours and the built-in, in a program alone.
+
+The built-in counts as the least time that any algorithm could take over its links, without latency;
+ours as its messages go over the links. Ranks are in the order of `overlap.mesh`.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks.compiled import compiling
+from ringcoll import overlap
+from ringcoll.commands.arguments import shape, size
+
+COLLECTIVES: Mapping[str, Callable] = {
+    "psum_scatter": partial(ringcoll.psum_scatter, tiled=True),
+    "psum": ringcoll.psum,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the calls and the machines."""
+    add = parser.add_argument
+    add("--topology", default="v5e:4x4", metavar="LIST", help="comma between (v5e:4x4)")
+    add("--axes", default="16,4x4", metavar="LIST", help="of the mesh (16,4x4)")
+    add("--collective", choices=COLLECTIVES, default="psum_scatter", help="(psum_scatter)")
+    add("--bytes", default="1M,64M", metavar="LIST", help="of one rank's operand (1M,64M)")
+    known = "lax,bidirectional_ring,two_ended,torus"
+    add("--algorithm", default=known, metavar="LIST", help=f"({known})")
+    compiling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile; 1 if the compiler refused a program."""
+    todo = [
+        {
+            "topology": topology,
+            "axes": axes,
+            "collective": args.collective,
+            "bytes": nbytes,
+            "algorithm": algorithm,
+        }
+        for topology in args.topology.split(",")
+        for axes in args.axes.split(",")
+        for nbytes in args.bytes.split(",")
+        for algorithm in args.algorithm.split(",")
+    ]
+    return compiling.compile_all(args, todo, program_of)
+
+
+def program_of(
+    topology: str, axes: str, collective: str, bytes: str, algorithm: str
+) -> tuple[Callable, tuple]:
+    """A program, as the flags of the command name it, and its operand, float32."""
+    sizes = shape(axes)
+    names = tuple("xyz"[: len(sizes)])
+    mesh = overlap.mesh(topology, **dict(zip(names, sizes, strict=True)))
+    whole = P() if collective == "psum" else P(names)
+
+    def function(x: jax.Array) -> jax.Array:
+        return COLLECTIVES[collective](x, names, algorithm=algorithm)
+
+    rows = size(bytes) // 4 // 1024 * prod(sizes)
+    sharding = NamedSharding(mesh, P(names))
+    operand = jax.ShapeDtypeStruct((rows, 1024), jnp.float32, sharding=sharding)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=P(names), out_specs=whole, check_vma=False)
+    return mapped, (operand,)

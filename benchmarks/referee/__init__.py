@@ -1,0 +1,1 @@
+"""A judge of prices: SimGrid runs a schedule message by message."""

@@ -1,0 +1,137 @@
+"""Seconds of a collective by SimGrid, message by message, to hold against its price."""
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ringcoll.commands.machine import Machine
+from ringcoll.costs.model import Model
+from ringcoll.schedules.phases import Carries, Phase, phases
+from ringcoll.schedules.registry import Algorithm, build
+
+#: The sources of seconds, as commands name them.
+BY = ("price", "simgrid")
+SIMULATOR = Path(__file__).with_name("simulator.py")
+#: Where a distribution puts its Python, to which SimGrid's module belongs.
+PYTHONS = ("/usr/bin/python3", "python3")
+#: How to get SimGrid.
+CURE = "install it, as root: apt-get install -y python3-simgrid (Debian, Ubuntu)"
+
+
+class NoSimGrid(RuntimeError):
+    """There is no Python here that has SimGrid."""
+
+
+@cache
+def python() -> str:
+    """The Python that has SimGrid's module.
+
+    Raises:
+        NoSimGrid: there is none.
+    """
+    for name in PYTHONS:
+        try:
+            found = subprocess.run([name, "-c", "import simgrid"], capture_output=True, check=False)
+        except OSError:
+            continue
+        if not found.returncode:
+            return name
+    raise NoSimGrid(f"{' and '.join(PYTHONS)} have no module simgrid; {CURE}")
+
+
+def seconds(
+    collective: str,
+    algorithm: Algorithm,
+    machine: Machine,
+    nbytes: float,
+    network: Mapping[str, Any] | None = None,
+) -> float:
+    """The seconds of a collective on a machine, by SimGrid.
+
+    Args:
+        collective, algorithm: as for `pricing.price`.
+        machine: on a torus, or on hosts with an outer network.
+        nbytes: of the full vector.
+        network: instead, a network of switches as the simulator describes it: its "kind"
+            ("fat_tree", "dragonfly") and sizes.
+
+    Raises:
+        NoSimGrid: SimGrid is not installed.
+        ValueError: the machine is on a switch or has an axis that is a line; or SimGrid fails.
+    """
+    data = description(collective, algorithm, machine, nbytes, network)
+    command = [python(), str(SIMULATOR)]
+    done = subprocess.run(
+        command, input=json.dumps(data), text=True, capture_output=True, check=False
+    )
+    if done.returncode:
+        raise ValueError(f"SimGrid failed: {done.stderr.strip()[-500:]}")
+    return float(done.stdout)
+
+
+def description(
+    collective: str,
+    algorithm: Algorithm,
+    machine: Machine,
+    nbytes: float,
+    network: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the simulator reads: the network, and phases of rounds of moves in bytes."""
+    model, run = machine.model, phases(collective, build(collective, algorithm, machine.shape))
+    shard = nbytes / machine.ranks
+    return {
+        "ranks": machine.ranks,
+        "network": {**(network or _network(machine)), "hop": model.hop, "rate": _rate(model)},
+        "addition": model.gamma,
+        "phases": [
+            {
+                "shape": phase.schedule.shape,
+                "adds": phase.carries in (Carries.SUMS, Carries.VECTORS),
+                "rounds": _rounds(phase, shard, model),
+            }
+            for phase in run
+        ],
+    }
+
+
+def _network(machine: Machine) -> dict[str, Any]:
+    outer = machine.outer
+    if outer is not None:
+        ports = {"outer_rate": _rate(outer), "outer_start": outer.alpha}
+        return {"kind": "hosts", "hosts": machine.ranks // machine.local, **ports}
+    if machine.network is None or not machine.is_torus:
+        raise ValueError(f"a machine of shape {machine.name} that is no torus: give its network")
+    return {"kind": "torus", "sizes": machine.network}
+
+
+def _rate(model: Model) -> float:
+    """Bytes a second on a link; of a measured wire, the most at any size."""
+    if not model.wire:
+        return 1 / model.beta
+    (first, floor), (last, most) = model.wire.knots[0], model.wire.knots[-1]
+    rates = [size / seconds for size, seconds in model.wire.knots]
+    return max(*rates, (last - first) / (most - floor))
+
+
+def _rounds(phase: Phase, shard: float, model: Model) -> list[tuple[int, list[Any]]]:
+    """Rounds that move as much the same way, each once, with how many there are in a row."""
+    each = shard * phase.shards / phase.schedule.lanes
+    rounds = (
+        [_move(m.axis, m.shift, len(m.offsets) * each, model) for m in moves]
+        for moves in phase.rounds
+    )
+    return [(_count(same), moves) for moves, same in groupby(rounds)]
+
+
+def _move(axis: int, shift: int, size: float, model: Model) -> tuple[int, int, float, float]:
+    """A move, with the seconds that its message takes besides its bytes and links."""
+    start = model.wire(size) - size / _rate(model) if model.wire else model.alpha
+    return axis, shift, size, start
+
+
+def _count(some: Iterable[Any]) -> int:
+    return sum(1 for _ in some)

@@ -1,0 +1,138 @@
+"""Run schedules message by message in SimGrid, and compare the seconds with their prices.
+
+A network is a torus of v5p chips (16, 8x8, 4x4x4); hosts:8x8, of 8 H200 each, which share a port to
+InfiniBand; tree:8x8, a fat tree of 8 switches with 8 ranks each; or dragonfly:4x2x4x2, groups of
+chassis of routers of ranks, with a link for each rank of a group between two groups (thin: with
+one). Ranks on the last three are priced on a switch. The exit status is 1 if a price is off by more
+than 1 %, where messages go to neighbours on a torus, or 5 % elsewhere.
+"""
+
+import argparse
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from benchmarks.measuring import report
+from benchmarks.referee import judge
+from benchmarks.referee.judge import BY
+from ringcoll.algorithms import COLLECTIVES, in_lax, names
+from ringcoll.commands.arguments import collective, shape, size, sizes
+from ringcoll.commands.machine import MODELS, Machine
+from ringcoll.costs.counts import Price
+from ringcoll.io.text import bytes_in_words, seconds_in_words
+from ringcoll.schedules.schedule import SizeError
+
+CHIP, GPU, PORT = "v5p", "h200", "infiniband400"
+NEAR, FAR = 0.01, 0.05
+NETWORKS = "16,8x8,4x4x4,hosts:8x8,tree:8x8,dragonfly:4x2x4x2"
+
+
+class Place(NamedTuple):
+    """A machine by its name in the command.
+
+    `network` is of switches, as the simulator takes it; None is the machine's own.
+    """
+
+    name: str
+    machine: Machine
+    network: Mapping[str, Any] | None = None
+
+
+def place(text: str) -> Place:
+    """The machine and network of "8x8", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2" or "thin:...".
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these.
+    """
+    kind, _, of = text.rpartition(":")
+    sizes = shape(of)
+    if not kind:
+        return Place(text, Machine(sizes, MODELS[CHIP], network=sizes))
+    flat = Machine((prod(sizes),), MODELS[PORT])
+    if kind == "hosts" and len(sizes) == 2:
+        return Place(text, Machine(sizes, MODELS[GPU], outer=MODELS[PORT], local=sizes[1]))
+    if kind == "tree" and len(sizes) == 2:
+        return Place(text, flat, {"kind": "fat_tree", "sizes": sizes})
+    if kind in ("dragonfly", "thin") and len(sizes) == 4:
+        if sizes[2] < sizes[0]:  # SimGrid would read beyond its routers
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {sizes[0]} groups, of chassis of {sizes[2]} routers; each router of a "
+                "chassis leads to one group, so give as many routers, or more"
+            )
+        links = prod(sizes[1:]) if kind == "dragonfly" else 1
+        return Place(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no network; write 4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what runs, and where."""
+    add = parser.add_argument
+    known = ", ".join(COLLECTIVES)
+    add("--collective", default="all_gather", type=_collective, metavar="NAME", help=known)
+    add("--algorithm", default="all", metavar="LIST", help="comma between (default: all)")
+    add("--network", default=NETWORKS, metavar="LIST", help=f"(default: {NETWORKS})")
+    add("--bytes", type=sizes, default="1K,64M", metavar="LIST", help="of the full vector (1K,64M)")
+    add("--by", choices=(*BY, "both"), default="both", help="the source of the seconds (both)")
+
+
+def _collective(text: str) -> str:
+    """The name that lax has for a collective.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none of this name.
+    """
+    name = in_lax(collective(text))
+    if name not in COLLECTIVES:
+        raise argparse.ArgumentTypeError(f"no {text!r}; choose from {', '.join(COLLECTIVES)}")
+    return name
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table; returns the exit status."""
+    known = names(args.collective)
+    chosen = known if args.algorithm == "all" else args.algorithm.split(",")
+    if wrong := [name for name in chosen if name not in known]:
+        args.error(f"--algorithm {wrong[0]!r}: choose from {', '.join(known)} or all")
+    try:
+        places = [place(text) for text in args.network.split(",")]
+        if args.by != "price":
+            judge.python()
+    except (argparse.ArgumentTypeError, judge.NoSimGrid) as error:
+        args.error(str(error))
+    shown = BY if args.by == "both" else (args.by,)
+    table = report.table("network", "algorithm", "bytes", *shown, "ratio", "", left=2)
+    todo = [(one, name, n) for one in places for name in chosen for n in args.bytes]
+    status = 0
+    for one, name, nbytes in report.progress(todo, len(todo), "simulating", lambda of: str(of[1])):
+        try:
+            paid = one.machine.price(args.collective, name)
+            found = [_seconds(one, args.collective, name, nbytes, by) for by in shown]
+        except SizeError:  # there is none of this algorithm
+            continue
+        except ValueError as error:
+            args.error(f"{one.name}, {name}: {error}")
+        ratio = found[-1] / found[0]
+        is_off = abs(ratio - 1) > (NEAR if _to_neighbours(paid) else FAR)
+        status = max(status, is_off)
+        cells = [one.name, name, bytes_in_words(nbytes), *map(seconds_in_words, found)]
+        table.add_row(*cells, f"{ratio:.3f}" if found[1:] else "", "off" if is_off else "")
+    report.show(f"{args.collective}, modelled", table)
+    return status
+
+
+def _to_neighbours(paid: Any) -> bool:
+    """Whether every message on a torus passes one link."""
+    return isinstance(paid, Price) and 0 < paid.hops == paid.rounds
+
+
+def seconds_of(bytes: str, network: str, collective: str, algorithm: str, by: str) -> float:
+    """The seconds that the command prints in one cell, by its flags."""
+    return _seconds(place(network), collective, algorithm, size(bytes), by)
+
+
+def _seconds(one: Place, name: str, algorithm: str, nbytes: int, by: str) -> float:
+    if by == "simgrid":
+        return judge.seconds(name, algorithm, one.machine, nbytes, one.network)
+    return one.machine.seconds(one.machine.price(name, algorithm))(nbytes)

@@ -1,0 +1,219 @@
+"""Run a schedule message by message in SimGrid: a program of the system's Python.
+
+SimGrid's Python module belongs to the distribution (Debian: python3-simgrid), so this file imports
+nothing else but the standard library. It reads a description as JSON from standard input
+(`benchmarks.referee.judge` writes it) and prints the seconds until the last rank is done.
+
+A rank starts a round when all messages of its last round have come, and its own have gone. Each of
+its ports starts its messages one after the other; then their bytes share the links with all others
+(SimGrid: max-min fairness). Routes, what meets on a link, and who waits for whom are found here, by
+walking; nothing is taken from a price.
+"""
+
+import json
+import sys
+
+import simgrid
+
+#: Only what a price has too: no TCP, no packets that acknowledge, no factors of measured clusters.
+PLAIN = (
+    "network/model:CM02",
+    "network/TCP-gamma:0",
+    "network/crosstraffic:0",
+    "network/weight-S:0",
+    "network/bandwidth-factor:1",
+    "network/latency-factor:1",
+    "surf/precision:1e-12",
+)
+DUPLEX = simgrid.Link.SharingPolicy.SPLITDUPLEX
+#: SimGrid takes whole numbers of bytes; shares of a shard have fractions.
+PARTS = 1000
+
+
+class Switched:
+    """A network of switches, which joins ranks by one port each."""
+
+    def __init__(self, given, ranks):
+        self.given, self.ranks = given, ranks
+
+    def build(self, pairs):
+        """Make the hosts and links."""
+        made = simgrid.ClusterCallbacks(_host, None, None)
+        hop, rate = self.given["hop"], self.given["rate"] * PARTS
+        self.zone(made, rate, hop).seal()
+
+    def zone(self, made, rate, hop):
+        """The network itself."""
+        raise NotImplementedError
+
+    def port(self, rank, target):
+        """The port by which a message leaves."""
+        return rank
+
+    def start(self, port, start):
+        """The seconds that a message takes to start."""
+        return start
+
+
+class FatTree(Switched):
+    """Two levels; a switch has as many links up as ranks below it."""
+
+    def zone(self, made, rate, hop):
+        leaves, below = self.given["sizes"]
+        params = simgrid.FatTreeParams(2, [below, leaves], [1, below], [1, 1])
+        return simgrid.NetZone.create_fatTree_zone("net", None, params, made, rate, hop, DUPLEX)
+
+
+class Dragonfly(Switched):
+    """Groups of chassis of routers, with so many links between two of each."""
+
+    def zone(self, made, rate, hop):
+        *sizes, nodes = self.given["sizes"]
+        params = simgrid.DragonflyParams(*((n, self.given["links"]) for n in sizes), nodes)
+        return simgrid.NetZone.create_dragonfly_zone("net", None, params, made, rate, hop, DUPLEX)
+
+
+class Torus(Switched):
+    """A port for each axis and direction."""
+
+    def zone(self, made, rate, hop):
+        sizes = [*reversed(self.given["sizes"])]  # SimGrid counts the first axis fastest
+        return simgrid.NetZone.create_torus_zone("net", None, sizes, made, rate, hop, DUPLEX)
+
+    def port(self, rank, target):
+        """The axis that a message takes first, and its shorter way there."""
+        stride = self.ranks
+        for axis, size in enumerate(self.given["sizes"]):
+            stride //= size
+            ahead = (target // stride - rank // stride) % size
+            if ahead:
+                return rank, axis, 2 * ahead <= size
+        raise SystemExit(f"rank {rank} sends to itself")
+
+
+class Hosts(Switched):
+    """A port of each rank to the others of its host, and one of the host, which its ranks share."""
+
+    def build(self, pairs):
+        """Make routes for those pairs of ranks that send."""
+        zone = simgrid.NetZone.create_full_zone("net")
+        ranks = [_host(zone, None, rank)[0] for rank in range(self.ranks)]
+        links = {}
+
+        def link(name, rate):
+            if name not in links:
+                links[name] = zone.create_link(name, rate * PARTS)
+                links[name].seal()
+            return simgrid.LinkInRoute(links[name])
+
+        for source, target in sorted(pairs):
+            crosses, _ = self.port(source, target)
+            ends, rate = (source, target), self.given["rate"]
+            if crosses:
+                ends, rate = (self.host(source), self.host(target)), self.given["outer_rate"]
+            out, into = (f"{crosses} {end}" for end in ends)
+            way = [link(f"{out} out", rate), link(f"{into} in", rate)]
+            zone.add_route(ranks[source], ranks[target], None, None, way, False)
+        zone.seal()
+
+    def host(self, rank):
+        return rank * self.given["hosts"] // self.ranks
+
+    def port(self, rank, target):
+        """Each rank starts its messages to other hosts by itself; their bytes share a port."""
+        return self.host(rank) != self.host(target), rank
+
+    def start(self, port, start):
+        return self.given["outer_start"] if port[0] else start
+
+
+def _host(zone, _coordinates, number):
+    """What SimGrid calls for each place of a network."""
+    host = zone.create_host(str(number), "1Gf")
+    host.seal()
+    return host.netpoint, None
+
+
+NETWORKS = {"torus": Torus, "fat_tree": FatTree, "dragonfly": Dragonfly, "hosts": Hosts}
+
+
+def step(shape, rank, axis, shift):
+    """The rank that is `shift` further along an axis; ranks are numbered row-major."""
+    stride = 1
+    for size in shape[axis + 1 :]:
+        stride *= size
+    digit = rank // stride % shape[axis]
+    return rank + ((digit + shift) % shape[axis] - digit) * stride
+
+
+def planned(data, network):
+    """Each round: how often, what every rank sends after how long, and what it gets."""
+    rounds = []
+    for phase in data["phases"]:
+        adding = data["addition"] if phase["adds"] else 0.0
+        for times, moves in phase["rounds"]:
+            starts: dict = {}
+            sent: list[list] = [[] for _ in range(network.ranks)]
+            got: list[list] = [[] for _ in range(network.ranks)]
+            for axis, shift, size, start in moves:
+                for rank in range(network.ranks):
+                    target = step(phase["shape"], rank, axis, shift)
+                    port = network.port(rank, target)
+                    starts[port] = starts.get(port, 0.0) + network.start(port, start)
+                    sent[rank].append((port, target, size))
+                    got[target].append((rank, size))
+            after = [
+                sorted((starts[port], target, size) for port, target, size in messages)
+                for messages in sent
+            ]
+            rounds.append((times, after, got, adding))
+    return rounds
+
+
+def act(engine, rounds, rank, ended):
+    """What one rank does, from its first round to its last."""
+    sleep, box = simgrid.this_actor.sleep_for, engine.mailbox_by_name_or_create
+    for times, sent, got, adding in rounds:
+        sources = [box(f"{source} {rank}") for source, _ in got[rank]]
+        out = [(start, box(f"{rank} {to}"), round(size * PARTS)) for start, to, size in sent[rank]]
+        additions = adding * sum(size for _, size in got[rank])
+        for _ in range(times):
+            coming = [source.get_async() for source in sources]  # kept until they have come
+            messages, slept = [comm for comm, _ in coming], 0.0
+            for start, target, size in out:
+                if start > slept:
+                    sleep(start - slept)
+                    slept = start
+                messages.append(target.put_async(0, size))
+            simgrid.Comm.wait_all(messages)
+            if additions:
+                sleep(additions)
+    ended.append(engine.clock)
+
+
+def run(data):
+    """The seconds until the last rank is done."""
+    engine = simgrid.Engine(
+        ["simulator", "--log=root.thres:error", *(f"--cfg={one}" for one in PLAIN)]
+    )
+    network = NETWORKS[data["network"]["kind"]](data["network"], data["ranks"])
+    rounds, ended = planned(data, network), list[float]()
+    network.build(
+        {
+            (rank, target)
+            for _, sent, _, _ in rounds
+            for rank, messages in enumerate(sent)
+            for _, target, _ in messages
+        }
+    )
+    for place in engine.all_hosts:
+        rank = int(place.name)
+        simgrid.Actor.create(place.name, place, act, engine, rounds, rank, ended)
+    engine.run()
+    if len(ended) < network.ranks:
+        raise SystemExit("ranks wait for messages that never come")
+    return max(ended)
+
+
+if __name__ == "__main__":
+    print(repr(run(json.load(sys.stdin))))

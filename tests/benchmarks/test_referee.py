@@ -1,0 +1,101 @@
+"""Prices against SimGrid, which runs every message."""
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.referee import judge, referee
+from ringcoll.algorithms import names
+from ringcoll.commands.machine import MODELS, Machine
+from ringcoll.schedules.schedule import SizeError
+
+
+def reason():
+    """Why SimGrid cannot run here; "" if it can."""
+    try:
+        judge.python()
+    except judge.NoSimGrid as error:
+        return str(error)
+    return ""
+
+
+SIMGRID = pytest.mark.skipif(bool(reason()), reason=reason() or "it is here")
+PLACES = ("8", "4x3", "hosts:4x2", "tree:4x4", "dragonfly:2x2x2x2")
+
+
+def judged(place, collective, algorithm, size):
+    """The price, and the seconds that SimGrid gives, over the price."""
+    one = referee.place(place)
+    paid = one.machine.price(collective, algorithm)
+    found = judge.seconds(collective, algorithm, one.machine, size, one.network)
+    return paid, found / one.machine.seconds(paid)(size)
+
+
+@SIMGRID
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("size", [2**26, pytest.param(2**10, marks=pytest.mark.exhaustive)])
+def test_prices_are_those_of_messages_that_simgrid_runs(place, size):
+    for collective in ("psum", "all_to_all"):
+        for algorithm in names(collective):
+            try:
+                paid, ratio = judged(place, collective, algorithm, size)
+            except SizeError:
+                continue
+            limit = referee.NEAR if referee._to_neighbours(paid) else referee.FAR
+            assert ratio == pytest.approx(1, abs=limit), algorithm
+
+
+@SIMGRID
+def test_what_a_price_leaves_out_is_found():
+    _, ratio = judged("thin:3x2x3x2", "all_gather", "bruck", 2**26)
+    assert ratio > 3  # ranks of a group share the link to another
+    _, ratio = judged("16", "all_gather", "direct", 2**20)
+    assert 0.85 < ratio < 0.95  # the bytes of some messages travel beside the hops of others
+
+
+def test_without_simgrid_the_command_says_how_to_get_it(monkeypatch, capsys):
+    judge.python.cache_clear()
+    monkeypatch.setattr(judge, "PYTHONS", ("no-such-python",))
+    try:
+        for command in (["referee", "--network", "4"], ["scale", "--ranks", "8", "--by=simgrid"]):
+            with pytest.raises(SystemExit) as ended:
+                main(command)
+            assert ended.value.code == 2
+            assert "apt-get install -y python3-simgrid" in capsys.readouterr().err
+    finally:
+        judge.python.cache_clear()
+
+
+def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
+    monkeypatch.setattr(judge, "python", lambda: "python3")
+    for factor, status in ((1.005, 0), (1.03, 1)):
+
+        def off(collective, algorithm, machine, nbytes, network, factor=factor):
+            return factor * machine.seconds(machine.price(collective, algorithm))(nbytes)
+
+        monkeypatch.setattr(judge, "seconds", off)
+        command = ["referee", "--network", "8", "--algorithm", "ring", "--bytes", "1M"]
+        assert main(command) == status
+        assert f"{factor:.3f}" in capsys.readouterr().out
+        assert main([*command, "--algorithm", "bruck"]) == 0  # not to neighbours
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--network", "cube:8"], "is no network; write 4x4, hosts:8x8"),
+        (["--network", "thin:4x2x2x2"], "so give as many routers, or more"),
+        (["--algorithm", "rign"], "'rign': choose from ring"),
+        (["--collective", "gather"], "no 'gather'; choose from all_gather"),
+    ],
+)
+def test_bad_arguments_are_refused(given, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["referee", *given])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_slice_with_a_line_is_refused():
+    line = Machine((4,), MODELS["v5e"], network=(4,), closed=(False,))
+    with pytest.raises(ValueError, match="no torus"):
+        judge.description("psum", "ring", line, 2**20)
