@@ -13,7 +13,7 @@ from jax import lax
 from support import SIZES, assert_same, data, make_mesh, mostly_exhaustive, per_rank, runnable
 
 import ringcoll
-from benchmarks.collectives.references import ragged_all_to_all as reference
+from benchmarks.collectives.ragged import moved as reference
 
 ROW = (2, 3)
 
