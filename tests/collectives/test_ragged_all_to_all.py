@@ -3,6 +3,7 @@
 jax.lax cannot run its own on CPU; it is asked for types and errors alone.
 """
 
+import re
 from functools import partial
 
 import jax
@@ -10,10 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import SIZES, assert_same, data, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import (
+    SIZES,
+    assert_same,
+    data,
+    every_rank,
+    make_mesh,
+    mostly_exhaustive,
+    per_rank,
+    runnable,
+)
 
 import ringcoll
 from benchmarks.collectives.ragged import moved as reference
+from ringcoll import pricing
+from ringcoll.collectives import rows
 
 ROW = (2, 3)
 
@@ -116,14 +128,45 @@ def test_a_rank_may_have_nothing_at_all():
 # -- max_send --
 
 
+def lowered(program, *xs):
+    """The StableHLO of what every rank runs."""
+    mapped = every_rank(make_mesh(len(xs[0])), program, check_vma=True)
+    return jax.jit(mapped).lower(*xs).as_text()
+
+
 @pytest.mark.parametrize("slices", [1, 3])
-def test_messages_are_as_small_as_max_send_says(slices):
-    numbers = integers(3, slices)
-    xs, most = (*arrays(3, numbers), *numbers), int(numbers[1].reshape(3, 3, slices).sum(2).max())
-    program = partial(call, algorithm="pairwise", max_send=most)
-    assert_same(np.asarray(per_rank(make_mesh(3), program, *xs)), reference(*xs))
-    text = jax.jit(lambda *xs: per_rank(make_mesh(3), program, *xs)).lower(*xs).as_text()
-    assert text.count(f"-> tensor<1x{most}x2x3xf32>") >= 2, text
+def test_messages_are_those_of_the_price_and_as_small_as_max_send_says(slices):
+    numbers = integers(4, slices)
+    xs, most = (*arrays(4, numbers), *numbers), int(numbers[1].reshape(4, 4, slices).sum(2).max())
+    for algorithm in runnable("all_to_all", 4):
+        program = partial(call, algorithm=algorithm, max_send=most)
+        assert_same(np.asarray(per_rank(make_mesh(4), program, *xs)), reference(*xs))
+        text = lowered(program, *xs)
+        price = pricing.price("ragged_all_to_all", algorithm, (4,))
+        sent = re.findall(r"collective_permute.*-> tensor<(\d+)x(\d+)x2x3xf32>", text)
+        assert (len(sent), sum(int(k) for k, _ in sent)) == (price.messages, price.sent)
+        assert {int(rows) for _, rows in sent} == {most}
+
+
+def test_a_program_checks_only_what_may_be_wrong():
+    numbers = integers(2)
+    xs, more = (*arrays(2, numbers), *numbers), [np.tile(x, 2) for x in numbers]
+    both = [np.stack([x, x], 1) for x in xs]
+    assert "callback" not in lowered(call, *xs)
+    assert "callback" not in lowered(jax.vmap(call), *both)
+    assert "callback" not in lowered(partial(call, max_send=99), *xs)
+    assert "callback" in lowered(partial(call, max_send=2), *xs)
+    assert "callback" in lowered(jax.vmap(partial(call, max_send=2)), *both)
+    assert "callback" in lowered(call, *xs[:2], *more)  # slices may share rows
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [("float32", np.nan), ("int8", -128), ("uint8", 255)])
+def test_elsewhere_than_on_cpu_rows_that_do_not_fit_are_seen(dtype, lost):
+    """Of two ranks, with two slices each; a block holds three rows, and the first has four."""
+    at, sizes = np.array([[4, 0], [6, 2]], np.int32), np.array([[2, 2], [1, 1]], np.int32)
+    blocks = np.array([1, 2, 3, 4, 5, 0], dtype)
+    made = rows.put(blocks, np.full(8, 9, dtype), at, sizes, 3)
+    assert_same(np.asarray(made), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
 
 
 REFUSED = jax.errors.JaxRuntimeError
