@@ -5,9 +5,14 @@ the slices of one rank travel end to end in a block of `bound` rows, whose last 
 the slices are shorter. A block holds no row after these; such rows are lost.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from ringcoll.runtime.value_types import explicit_spec
 
 _NONE = np.int32(np.iinfo(np.int32).min)
 
@@ -29,7 +34,8 @@ def numbers(offsets: Array, sizes: Array, bound: int) -> Array:
 
 def taken(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
     """The rows of the slices, a block for each rank, end to end: `[n bound, ...]`."""
-    return jnp.take(x, numbers(offsets, sizes, bound).reshape(-1), 0, mode="clip")
+    rows = numbers(offsets, sizes, bound).reshape(-1)
+    return x.at[rows].get(mode="clip", out_sharding=_as(x))
 
 
 def within(offsets: Array, sizes: Array, count: int) -> Array:
@@ -40,7 +46,12 @@ def within(offsets: Array, sizes: Array, count: int) -> Array:
 
 def selected(mask: Array, x: Array, y: Array) -> Array:
     """The rows of x where the mask is true, and elsewhere those of y."""
-    return jnp.where(jnp.broadcast_to(mask.reshape(-1, *[1] * (x.ndim - 1)), x.shape), x, y)
+    return jnp.where(lax.broadcast_in_dim(mask, x.shape, (0,), out_sharding=_as(x)), x, y)
+
+
+def _as(x: Array) -> Any:
+    """How an array of rows like those of x is sharded over explicit axes of the caller, if so."""
+    return jax.typeof(x).sharding if explicit_spec(x) else None
 
 
 def _total(x: Array, axis: int) -> Array:
@@ -53,7 +64,7 @@ def put(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) 
     A row that is lost becomes NaN, or the greatest or least integer.
     """
     rows, found = _sources(output, offsets, sizes, bound)
-    arrived = jnp.take(blocks, rows, 0, mode="fill")
+    arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
     return selected(found, arrived, output)
 
 
@@ -65,13 +76,13 @@ def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int
 
     def once(blocks: Array, output: Array) -> Array:
         rows, found = _sources(output, offsets, sizes, bound)
-        arrived = jnp.take(blocks, rows, 0, mode="fill")
+        arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
         return selected(found, output + arrived, output)
 
     def often(blocks: Array, output: Array) -> Array:
         used = jnp.arange(bound, dtype=jnp.int32)[None] < _total(sizes, 1)[:, None]
         rows = jnp.where(used, numbers(offsets, sizes, bound), len(output))
-        return output.at[rows.reshape(-1)].add(blocks, mode="drop")
+        return output.at[rows.reshape(-1)].add(blocks, mode="drop", out_sharding=_as(output))
 
     # A gather is faster than a scatter, and gives the same if no row is there twice.
     overlap = jnp.max(_total(within(offsets, sizes, len(output)), 0)) > 1

@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from support import (
     SIZES,
     assert_same,
+    crossed,
     data,
     every_rank,
     make_mesh,
@@ -74,8 +77,7 @@ def test_rows_arrive_and_the_others_stay(n, slices):
         assert_same({algorithm: np.asarray(y)}, {algorithm: reference(*xs)})
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize(("jit", "check_vma"), crossed([True, False], [True, False]))
 def test_in_every_mode(jit, check_vma):
     numbers = integers(3)
     xs = *arrays(3, numbers), *numbers
@@ -164,8 +166,8 @@ def test_a_program_checks_only_what_may_be_wrong():
 def test_elsewhere_than_on_cpu_rows_that_do_not_fit_are_seen(dtype, lost):
     """Of two ranks, with two slices each; a block holds three rows, and the first has four."""
     at, sizes = np.array([[4, 0], [6, 2]], np.int32), np.array([[2, 2], [1, 1]], np.int32)
-    blocks = np.array([1, 2, 3, 4, 5, 0], dtype)
-    made = rows.put(blocks, np.full(8, 9, dtype), at, sizes, 3)
+    blocks, output = jnp.array([1, 2, 3, 4, 5, 0], dtype), jnp.full(8, 9, dtype)
+    made = rows.put(blocks, output, at, sizes, 3)
     assert_same(np.asarray(made), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
 
 
@@ -230,13 +232,13 @@ def overlapping(n):
     return [x.astype(np.int32) for x in (at, sends, to.T, gets)]
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "bruck"])
-@pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(
-    ("n", "numbers"), [(3, integers(3, 3)), (4, overlapping(4))], ids=["slices", "overlap"]
+    ("n", "overlap", "check_vma", "algorithm"),
+    crossed([3, 4], [False, True], [True, False], ["bruck", "auto"]),
 )
-def test_gradients(n, numbers, check_vma, algorithm):
+def test_gradients(n, overlap, check_vma, algorithm):
     """First and second, backward and forward, of operand and output, under remat."""
+    numbers = overlapping(n) if overlap else integers(n, 3)
     operand, output = arrays(n, numbers)
     ct = data((n, *output.shape[1:])) + 1
 
@@ -334,6 +336,32 @@ def test_the_result_varies_as_any_operand_does():
     z = np.asarray(per_rank(make_mesh(2, 2), program, *both))
     xs = xs[0], np.zeros_like(xs[1]), *numbers
     assert_same(z, np.concatenate([reference(*xs)] * 2))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "pairwise"])
+def test_rows_that_are_sharded_over_another_axis(algorithm):
+    """As of experts that are tensor-parallel: the compiler splits rows, forward and backward."""
+    numbers = integers(2, 2)
+    operand, output = arrays(2, numbers, row=(4,))
+    mesh = jax.make_mesh(
+        (2, 2), ("x", "y"), (AxisType.Auto, AxisType.Explicit), devices=jax.devices()[:4]
+    )
+
+    def one_rank(operand, output, *numbers):
+        def function(operand, output):
+            numbers_here = (x[0] for x in numbers)
+            return call(operand[0], output[0], *numbers_here, algorithm=algorithm)[None]
+
+        y, back = jax.vjp(function, operand, output)
+        return y, back(y)
+
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(one_rank, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+        rows = (jax.device_put(x, P("x", None, "y")) for x in (operand, output))
+        y, back = jax.jit(mapped)(*rows, *(jax.device_put(x, P("x")) for x in numbers))
+    expected = reference(operand, output, *numbers)
+    assert_same(np.asarray(y), expected)
+    assert_same(jax.tree.map(np.asarray, back), pulled_back(expected, operand.shape[1], numbers))
 
 
 def test_wide_integers_around():
