@@ -11,6 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.collectives import ragged
+
 Reference = Callable[..., np.ndarray]
 
 
@@ -106,6 +108,7 @@ REFERENCES: dict[str, Reference] = {
     "pbroadcast": pbroadcast,
     "ppermute": ppermute,
     "pshuffle": pshuffle,
+    "ragged_all_to_all": ragged.reference,
 }
 
 
@@ -132,4 +135,5 @@ TRANSPOSES: dict[str, Reference] = {
     "pbroadcast": _to_source,
     "ppermute": lambda ct, perm: ppermute(ct, [(target, source) for source, target in perm]),
     "pshuffle": lambda ct, perm: pshuffle(ct, np.argsort(perm).tolist()),
+    "ragged_all_to_all": ragged.transpose,
 }
