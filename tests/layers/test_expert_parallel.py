@@ -1,0 +1,213 @@
+"""Mixtures of experts over ranks, and their gradients, against the same layer on one device.
+
+In float64; tolerances as in `test_layers`. Sums over features have D or F terms, those of
+gradients as many as there are tokens.
+"""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from layer_references import moe as by_reference
+from support import crossed, make_mesh
+from test_layers import close, with_gradients
+
+from ringcoll.layers import expert_parallel as ep
+
+D, F, T = 6, 5, 7
+#: (ranks, experts): each has one at least, and most have several.
+SIZES = [(1, 8), (2, 8), (3, 6), (4, 8), (5, 5), (8, 8)]
+FORMS = ["gather", "ring", "bidirectional_ring"]
+ROUTINGS = ["random", "skewed", "to one", "to few"]
+
+
+def arguments(n, experts, routing, seed=0):
+    """Tokens of all ranks, a router, experts; some routings leave experts empty."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n * T, D))
+    router = rng.standard_normal((D, experts))
+    x[:, 0] = 1 + rng.random(n * T)  # a feature that routers can go by
+    if routing == "skewed":
+        router[0] += np.linspace(4, 0, experts)
+    elif routing == "to one":
+        router[0, experts // 2] += 50
+    elif routing == "to few":
+        router[0, -2:] += 50
+    weights = {
+        "gate": rng.standard_normal((experts, D, F)),
+        "up": rng.standard_normal((experts, D, F)) / D**0.5,
+        "down": rng.standard_normal((experts, F, D)) / F**0.5,
+    }
+    return {"x": x, "router": router, "experts": weights}
+
+
+def over(mesh, params, *, check_vma=True, features=None, **how):
+    """The layer over a mesh, from whole operands to whole results."""
+    experts = ep.partition_specs(params["experts"], "x", features=features)
+
+    def layer(params):
+        made = ep.moe(params["x"], params["router"], params["experts"], "x", **how)
+        return made if features is None else made._replace(output=jax.lax.psum(made[0], features))
+
+    specs = {"x": P("x"), "router": P(), "experts": experts}
+    out = ep.Routed(P("x"), P())
+    return jax.shard_map(layer, mesh=mesh, in_specs=(specs,), out_specs=out, check_vma=check_vma)
+
+
+@cache
+def on_one_device(n, experts, routing, top_k):
+    return with_gradients(partial(by_reference, top_k=top_k))(arguments(n, experts, routing))
+
+
+@pytest.mark.parametrize(
+    ("size", "form", "routing", "top_k", "check_vma"),
+    crossed(SIZES, FORMS, ROUTINGS, [2, 1, 3], [True, False]),
+)
+def test_outputs_losses_and_gradients_equal_those_of_one_device(
+    size, form, routing, top_k, check_vma
+):
+    with jax.enable_x64(True):
+        params = arguments(*size, routing)
+        call = over(make_mesh(size[0]), params, top_k=top_k, algorithm=form, check_vma=check_vma)
+        ours = with_gradients(lambda params: tuple(call(params)))(params)
+        close(ours, on_one_device(*size, routing, top_k), terms=size[0] * T * D)
+
+
+def on_x(params, **how):
+    """The layer as a function of the tokens, over three ranks."""
+    mapped = over(make_mesh(3), params, top_k=2, **how)
+    return lambda x: mapped(params | {"x": x}).output
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_under_transformations(form):
+    """vmap, of one operand and of two; a scan over layers; remat; leading dimensions."""
+    with jax.enable_x64(True):
+        params = arguments(3, 6, "random")
+        call = on_x(params, algorithm=form)
+        many = np.stack([params["x"], -params["x"], params["x"] ** 2])
+        one_by_one = jax.lax.map(call, many)
+        close(jax.jit(jax.vmap(call))(many), one_by_one, terms=D)
+
+        def loss(call, params):
+            return jnp.sin(call(params).output).sum()
+
+        mapped = over(make_mesh(3), params, top_k=2, algorithm=form)
+        grad = jax.jit(jax.grad(partial(loss, mapped)))
+        two = jax.tree.map(lambda x: np.stack([x, 2 * x]), params)
+        each = [grad(jax.tree.map(lambda x, i=i: x[i], two)) for i in range(2)]
+        each = jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+        close(jax.jit(jax.vmap(jax.grad(partial(loss, mapped))))(two), each, terms=3 * T * D)
+        close(jax.jit(jax.grad(partial(loss, jax.checkpoint(mapped))))(params), grad(params), 64)
+
+        def layers(x):
+            return jax.lax.scan(lambda x, _: (x + call(x), None), x, length=2)[0].sum()
+
+        twice = jax.grad(lambda x: (x + call(x) + call(x + call(x))).sum())
+        close(jax.jit(jax.grad(layers))(params["x"]), twice(params["x"]), terms=3 * T * D)
+
+
+def test_leading_dimensions_are_tokens_too():
+    with jax.enable_x64(True):
+        params = arguments(2, 4, "random")
+        call = over(make_mesh(2), params, top_k=2)
+        shaped = call(params | {"x": params["x"].reshape(2, T, D)})
+        flat = call(params)
+        assert shaped.output.shape == (2, T, D)
+        close((shaped.output.reshape(-1, D), shaped[1]), tuple(flat), terms=D)
+
+
+def test_weights_that_are_not_normalized():
+    with jax.enable_x64(True):
+        params, how = arguments(2, 4, "random"), {"top_k": 1, "normalize": False}
+        ours = with_gradients(lambda params: tuple(over(make_mesh(2), params, **how)(params)))
+        close(ours(params), with_gradients(partial(by_reference, **how))(params), 2 * T * D)
+
+
+@pytest.mark.parametrize(("form", "check_vma"), crossed(FORMS, [True, False]))
+def test_experts_beside_tensor_parallelism(form, check_vma):
+    with jax.enable_x64(True):
+        params = arguments(2, 4, "skewed")
+        params["experts"] = {  # features that divide
+            name: np.concatenate([w, -w], 1 if name == "down" else 2)
+            for name, w in params["experts"].items()
+        }
+        mesh = make_mesh(2, 2, names="xy")
+        how = {"top_k": 2, "algorithm": form, "features": "y", "check_vma": check_vma}
+        ours = with_gradients(lambda params: tuple(over(mesh, params, **how)(params)))
+        close(ours(params), with_gradients(partial(by_reference, top_k=2))(params), 2 * T * D)
+
+
+def test_experts_over_two_axes_count_row_major():
+    with jax.enable_x64(True):
+        params = arguments(4, 8, "random")
+
+        def layer(params):
+            return ep.moe(*params, ("y", "x"), top_k=2, algorithm="bidirectional_ring")
+
+        axes = ("y", "x")
+        specs = (P(axes), P(), ep.partition_specs(params["experts"], axes))
+        mapped = jax.shard_map(
+            layer, mesh=make_mesh(2, 2), in_specs=(specs,), out_specs=ep.Routed(P(axes), P())
+        )
+        ours = jax.jit(mapped)(tuple(params.values()))
+        close(tuple(ours), by_reference(params, top_k=2), terms=D)
+
+
+WRONG = {
+    "a router of other features": ({"router": (5, 4)}, {}, ValueError, "pass x: [..., t, d]"),
+    "no tokens' dimension": ({"x": (6,)}, {}, ValueError, "x is [6]"),
+    "experts that do not divide": ({"router": (6, 5)}, {}, ValueError, "5 experts do not divide"),
+    "top_k too great": ({}, {"top_k": 5}, ValueError, "top_k=5 of 4 experts; pass 1 to 4"),
+    "no expert": ({}, {"top_k": 0}, ValueError, "top_k=0"),
+    "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is no integer"),
+    "no such algorithm": ({}, {"algorithm": "rings"}, ValueError, "algorithm='rings'; choose from"),
+    "all experts on each rank": ({"gate": (4, 6, 5)}, {}, ValueError, "gate [4, 6, 5]"),
+    "experts that are not sharded": (
+        {"gate": (4, 6, 5), "up": (4, 6, 5), "down": (4, 5, 6)},
+        {},
+        ValueError,
+        "a rank has 4 experts, and 4 over 2 ranks are 2",
+    ),
+    "down the other way": ({"down": (2, 6, 5)}, {}, ValueError, "down: [experts, f, d]"),
+    "experts of other features": (
+        {"gate": (2, 3, 5), "up": (2, 3, 5), "down": (2, 5, 3)},
+        {},
+        ValueError,
+        "x has 6 features, experts 3",
+    ),
+    "another dtype": ({"dtype": jnp.bfloat16}, {}, TypeError, "gate is float32"),
+    "integers": ({"dtype": jnp.int32}, {}, TypeError, "x is int32; pass real floats"),
+    "no such axis": ({}, {"axis_name": "z"}, NameError, "z"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_say_what_is_wrong_before_anything_is_sent(case):
+    changed, how, kind, words = WRONG[case]
+    shapes = {"x": (7, 6), "router": (6, 4), "gate": (2, 6, 5), "up": (2, 6, 5), "down": (2, 5, 6)}
+    of_x = changed.get("dtype", jnp.float32)
+
+    def layer():
+        x, router, *weights = (
+            jnp.zeros(changed.get(name, shape), of_x if name == "x" else jnp.float32)
+            for name, shape in shapes.items()
+        )
+        experts = dict(zip(("gate", "up", "down"), weights, strict=True))
+        return ep.moe(x, router, experts, **({"axis_name": "x", "top_k": 2} | how))
+
+    mapped = jax.shard_map(layer, mesh=make_mesh(2), in_specs=(), out_specs=P("x"))
+    with pytest.raises(kind) as raised:
+        jax.eval_shape(mapped)
+    assert words in str(raised.value)
+
+
+def test_specs_of_leaves_without_experts_are_refused():
+    leaf = jax.ShapeDtypeStruct((6, 5), jnp.float32)
+    with pytest.raises(ValueError, match=r"mlp/up has 2 dimensions; experts are a dimension"):
+        ep.partition_specs({"mlp": {"up": leaf}}, "x")
+    stacked = jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32)
+    assert ep.partition_specs({"up": stacked}, "x") == {"up": P(None, "x", None, None)}
