@@ -27,6 +27,7 @@ from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.permute import ppermute, pshuffle
+from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.table import Table
 from ringcoll.matmuls.functions import (
     all_gather_einsum,
@@ -69,6 +70,7 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pswapaxes",
+    "ragged_all_to_all",
     "sharded_matmul",
 ]
 

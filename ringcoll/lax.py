@@ -43,6 +43,7 @@ from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.permute import ppermute, pshuffle
+from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 
 __all__ = [
     "all_gather",
@@ -56,6 +57,7 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pswapaxes",
+    "ragged_all_to_all",
 ]
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
     from ringcoll.collectives.broadcast import pbroadcast
     from ringcoll.collectives.permute import ppermute, pshuffle
+    from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 else:
 
     def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
 from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import typed_alike, varying
 
 Pytree = Any
 #: The functions that need no communication for constants.
@@ -95,6 +95,25 @@ class Call:
             self._ask_lax(leaves, every)
             raise
         return jax.tree.unflatten(tree, done)
+
+    def together(self, xs: Sequence[Any], collective: ScheduledCollective) -> Array:
+        """The collective of several operands, each with a role of its own.
+
+        Nothing is sent before lax is asked. If lax alone can do it, lax does.
+        """
+        if self.grouped is not None:
+            self.ask(check_groups, self.grouped, self.ask(self.rank_count))
+        if any(self._is_for_lax(x) for x in xs):
+            return self.ask(collective.by_lax, *xs)
+        call = self.algorithm, collective.collective, self.axes, self.grouped
+        collective = replace(collective, algorithm=self.ask(choice.settled, *call))
+        return self.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), self.axes))[0]
+
+    def ask_lax(self, xs: Sequence[Any], collective: Collective) -> None:
+        """Refuse operands, each with a role of its own, that lax refuses."""
+        as_written: Any = self.axis_name
+        avals = [self.ask(jax.typeof, x) for x in xs]
+        self.ask(self._let_lax_type, replace(collective, axes=as_written), *avals)
 
     def _done(
         self, leaves: Sequence[Any], every: Sequence[Collective], is_only_lax_s: bool
@@ -187,9 +206,9 @@ class Call:
         for (_, aval), collective in types.items():
             self.ask(self._let_lax_type, collective, aval)
 
-    def _let_lax_type(self, collective: Collective, aval: Any) -> None:
+    def _let_lax_type(self, collective: Collective, *avals: Any) -> None:
         try:
-            jax.make_jaxpr(collective.by_lax)(aval)
+            jax.make_jaxpr(collective.by_lax)(*avals)
         except AssertionError:  # an axis is not bound; the error has no message
             for axis in self.axes:
                 lax.axis_size(axis)  # raises one with a message

@@ -13,7 +13,7 @@ from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Table
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import typed_alike
 
 
 class FactorsCall(Call):
@@ -81,5 +81,4 @@ class FactorsCall(Call):
 
     def typed_alike(self, *factors: Array) -> list[Array]:
         """Each typed as varying where any is, so that derivatives have the types of factors."""
-        types = [jax.typeof(factor).mat.varying for factor in factors]
-        return [varying(factor, (*self.axes, *frozenset().union(*types))) for factor in factors]
+        return typed_alike(factors, self.axes)

@@ -15,6 +15,7 @@ from jax.lax import (
     psum,
     psum_scatter,
     pswapaxes,
+    ragged_all_to_all,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pswapaxes",
+    "ragged_all_to_all",
 ]

@@ -11,6 +11,9 @@ one; an instance is a collective with all its arguments but the operand, and say
   platform is known, and the type of the result is fixed;
 - `transpose`: the collective of the cotangent, by the same algorithm;
 - `under_vmap`: the same collective where one of its axes is a `vmap` and not an axis of a mesh.
+
+These serve collectives that treat each operand alike. A collective of operands that have different
+roles has its own `types`, `jvp`, `pulled_back` and `batch`, which are the rules of the primitive.
 """
 
 from collections.abc import Hashable, Sequence
@@ -101,28 +104,70 @@ class Collective:
         """The same on operands with a batch dimension at `dim`."""
         return replace(self, dims=tuple(d + (dim <= d) for d in self.dims))
 
+    def types(self, *avals: Any) -> tuple[list[Any], set[Any]]:
+        """The types and effects that lax's own collective would have."""
+        programs = {aval: jax.make_jaxpr(self.by_lax)(aval) for aval in dict.fromkeys(avals)}
+        effects = set().union(*(p.effects for p in programs.values()))
+        return [programs[aval].out_avals[0] for aval in avals], effects
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The collective is linear; tangents that are zero are not sent."""
+        results = self(*primals)
+        moving = [t for t in tangents if type(t) is not ad.Zero]
+        moved = iter(self(*moving) if moving else ())
+        return results, [
+            ad.Zero(jax.typeof(y).to_tangent_aval()) if type(t) is ad.Zero else next(moved)
+            for y, t in zip(results, tangents, strict=True)
+        ]
+
+    def pulled_back(self, cts: Sequence[Any], *xs: Any) -> list[Any]:
+        """The cotangents of the operands."""
+        moving = [ct for ct in cts if type(ct) is not ad.Zero]
+        moved = iter(self.transpose(moving) if moving else ())
+        return [
+            ad.Zero(x.aval) if type(ct) is ad.Zero else next(moved)
+            for ct, x in zip(cts, xs, strict=True)
+        ]
+
+    def batch(
+        self, axis: Any, xs: Sequence[Array], dims: Sequence[int | None]
+    ) -> tuple[list[Array], Sequence[int | None]]:
+        """The collective under a vmap of operands that are mapped at `dims`."""
+        if axis.name in self.axes:
+            if self.groups is not None:
+                raise NotImplementedError(
+                    f"axis_index_groups not supported in vmap collectives: "
+                    f"{self.primitive.name} over the vmapped axis {axis.name!r} with "
+                    f"axis_index_groups={self.groups}; use a mesh axis, or reshape the batch"
+                )
+            pairs = [
+                (jnp.broadcast_to(x, (axis.size, *jnp.shape(x))), 0) if dim is None else (x, dim)
+                for x, dim in zip(xs, dims, strict=True)
+            ]
+            results = [self.under_vmap(x, dim, axis) for x, dim in pairs]
+            return [y for y, _ in results], [dim for _, dim in results]
+        # Several operands work element by element, and have no dims to shift.
+        collective = self if dims[0] is None else self.batched(dims[0])
+        return collective(*xs), dims
+
 
 def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primitive:
     """Give a primitive the rules that are the same for every collective."""
     primitive.multiple_results = True
-    primitive.def_effectful_abstract_eval(_abstract)
+    primitive.def_effectful_abstract_eval(lambda *xs, collective: collective.types(*xs))
     primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
-    batching.fancy_primitive_batchers[primitive] = _batch  # the plain rule does not get the axis
+    # The plain rule does not get the axis.
+    batching.fancy_primitive_batchers[primitive] = lambda *args, collective: collective.batch(*args)
     if joins:
         mlir.register_lowering(primitive, _now_or_later, cacheable=False)  # each call by itself
     else:
         _register_platforms(primitive)
     if differentiable:
-        ad.primitive_jvps[primitive] = _jvp
-        ad.primitive_transposes[primitive] = _transpose
+        ad.primitive_jvps[primitive] = lambda *args, collective: collective.jvp(*args)
+        ad.primitive_transposes[primitive] = lambda cts, *xs, collective: collective.pulled_back(
+            cts, *xs
+        )
     return primitive
-
-
-def _abstract(*avals, collective: Collective):
-    """The types and effects that lax's own collective would have."""
-    programs = {aval: jax.make_jaxpr(collective.by_lax)(aval) for aval in dict.fromkeys(avals)}
-    effects = set().union(*(p.effects for p in programs.values()))
-    return [programs[aval].out_avals[0] for aval in avals], effects
 
 
 @lru_cache(maxsize=512)
@@ -164,42 +209,3 @@ def _now_or_later(ctx, *xs, collective: Collective):
         if kind and collective.is_by_hand(ctx.avals_in, where):
             return joining.lower_later(ctx, collective, _lower, xs)
     return _lower(ctx, *xs, collective=collective)
-
-
-def _jvp(primals, tangents, *, collective: Collective):
-    """The collective is linear; tangents that are zero are not sent."""
-    results = collective(*primals)
-    moving = [t for t in tangents if type(t) is not ad.Zero]
-    moved = iter(collective(*moving) if moving else ())
-    return results, [
-        ad.Zero(jax.typeof(y).to_tangent_aval()) if type(t) is ad.Zero else next(moved)
-        for y, t in zip(results, tangents, strict=True)
-    ]
-
-
-def _transpose(cts, *xs, collective: Collective):
-    moving = [ct for ct in cts if type(ct) is not ad.Zero]
-    moved = iter(collective.transpose(moving) if moving else ())
-    return [
-        ad.Zero(x.aval) if type(ct) is ad.Zero else next(moved)
-        for ct, x in zip(cts, xs, strict=True)
-    ]
-
-
-def _batch(axis, operands, dims, *, collective: Collective):
-    if axis.name in collective.axes:
-        if collective.groups is not None:
-            raise NotImplementedError(
-                f"axis_index_groups not supported in vmap collectives: "
-                f"{collective.primitive.name} over the vmapped axis {axis.name!r} with "
-                f"axis_index_groups={collective.groups}; use a mesh axis, or reshape the batch"
-            )
-        pairs = [
-            (jnp.broadcast_to(x, (axis.size, *jnp.shape(x))), 0) if dim is None else (x, dim)
-            for x, dim in zip(operands, dims, strict=True)
-        ]
-        results = [collective.under_vmap(x, dim, axis) for x, dim in pairs]
-        return [y for y, _ in results], [dim for _, dim in results]
-    if dims[0] is not None:  # several work element by element, and have no dims to shift
-        collective = collective.batched(dims[0])
-    return collective(*operands), dims

@@ -36,6 +36,12 @@ def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     return lax.pcast(x, typed, to="varying") if typed else x
 
 
+def typed_alike(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
+    """Arrays, typed as varying over `axes` and wherever any of them varies."""
+    types = [jax.typeof(x).mat.varying for x in xs]
+    return [varying(x, (*axes, *frozenset().union(*types))) for x in xs]
+
+
 def sharded_dims(x: Array | jax.core.ShapedArray) -> tuple[int, ...]:
     """The dimensions of x, or of its type, that are sharded over explicit axes of the caller."""
     aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)

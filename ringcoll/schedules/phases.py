@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ringcoll.schedules.registry import ALL_REDUCES, Stages
+from ringcoll.schedules.registry import ALL_REDUCES, EXCHANGES, Stages
 from ringcoll.schedules.schedule import Round, Schedule, digits, product
 
 
@@ -58,7 +58,7 @@ def phases(collective: str, built: Schedule | Stages) -> list[Phase]:
     if isinstance(built, tuple):
         names = [f"stage {i} of {len(built)}" for i in range(1, len(built) + 1)]
         return [Phase(s, Carries.VECTORS, product(built, [i])) for i, s in enumerate(names)]
-    if collective == "all_to_all":
+    if collective in EXCHANGES:
         return [Phase("all-to-all", Carries.BLOCKS, built)]
     backward = Phase("reduce-scatter", Carries.SUMS, built)
     forward = Phase("all-gather", Carries.SHARDS, built)

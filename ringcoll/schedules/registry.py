@@ -72,8 +72,10 @@ def along_each_axis(one_axis: Callable[..., Kind]) -> Callable[..., Kind]:
 
 
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
+#: Those that exchange blocks, by the same schedules.
+EXCHANGES = ("all_to_all", "ragged_all_to_all")
 #: The collectives that schedules serve.
-COLLECTIVES = ("all_gather", "psum_scatter", *ALL_REDUCES, "all_to_all")
+COLLECTIVES = ("all_gather", "psum_scatter", *ALL_REDUCES, *EXCHANGES)
 #: The names in the literature of collectives to which `jax.lax` gives others.
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
@@ -109,7 +111,7 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
         raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
     if collective in ALL_REDUCES:
         return {AS_ALL_REDUCE.get(name, name): gather for name, gather in GATHERS.items()} | STAGED
-    return ALL_TO_ALLS if collective == "all_to_all" else GATHERS
+    return ALL_TO_ALLS if collective in EXCHANGES else GATHERS
 
 
 def listed_name(collective: str, name: str) -> str:
@@ -126,7 +128,7 @@ def listed_name(collective: str, name: str) -> str:
     if collective in ALL_REDUCES:
         return FORMER_NAMES.get(name, name)
     gathers = {whole: gather for gather, whole in AS_ALL_REDUCE.items()}
-    return name if collective == "all_to_all" else gathers.get(name, name)
+    return name if collective in EXCHANGES else gathers.get(name, name)
 
 
 @lru_cache(maxsize=1024)
@@ -166,7 +168,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     stages: tuple[Any, ...] = (
         made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
     )
-    kind = AllToAllSchedule if collective == "all_to_all" else Schedule
+    kind = AllToAllSchedule if collective in EXCHANGES else Schedule
     for stage in stages:
         if type(stage) is not kind:
             raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")

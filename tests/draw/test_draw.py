@@ -15,6 +15,7 @@ from ringcoll.draw import as_page, as_text, frames, plan
 from ringcoll.draw.captions import parts, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
+from ringcoll.schedules.registry import EXCHANGES
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
 pytestmark = pytest.mark.quick
@@ -30,7 +31,7 @@ def wanted(collective, rank, n):
     everybody = frozenset(range(n))
     if collective == "all_gather":
         return tuple(frozenset([shard]) for shard in range(n))
-    if collective in ("psum_scatter", "all_to_all"):
+    if collective in ("psum_scatter", *EXCHANGES):
         return tuple(everybody if shard == rank else frozenset() for shard in range(n))
     return None
 

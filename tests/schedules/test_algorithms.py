@@ -15,7 +15,13 @@ from ringcoll import algorithms
 from ringcoll.algorithms import ALL_REDUCES, ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
 from ringcoll.commands import explain
 from ringcoll.pricing import price, price_backward
-from ringcoll.schedules.registry import AS_ALL_REDUCE, algorithms_of, along_each_axis, listed_name
+from ringcoll.schedules.registry import (
+    AS_ALL_REDUCE,
+    EXCHANGES,
+    algorithms_of,
+    along_each_axis,
+    listed_name,
+)
 from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, SizeError
 
 pytestmark = pytest.mark.quick
@@ -212,8 +218,9 @@ def my_ring(*shape):
 
 def test_names_are_those_of_the_collective():
     assert names("all_gather") == names("psum_scatter") == tuple(GATHERS)
-    assert names("all_to_all") == tuple(ALL_TO_ALLS)
-    for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", "all_to_all"}:
+    for collective in EXCHANGES:
+        assert names(collective) == tuple(ALL_TO_ALLS)
+    for collective in set(COLLECTIVES) - {"all_gather", "psum_scatter", *EXCHANGES}:
         gathers = (AS_ALL_REDUCE.get(name, name) for name in GATHERS)
         assert names(collective) == (*gathers, *STAGED)  # each once
     assert {"psum", "pmean", "pmax", "pmin", "pbroadcast"} < set(COLLECTIVES)
@@ -242,7 +249,7 @@ REFUSED = [
     (
         ("allreduce", "ring", (3,)),
         "no collective 'allreduce'; there are all_gather, psum_scatter, psum, pmean, pmax, "
-        "pmin, pbroadcast, all_to_all",
+        "pmin, pbroadcast, all_to_all, ragged_all_to_all",
     ),
     (
         ("all_to_all", "ring", (3,)),

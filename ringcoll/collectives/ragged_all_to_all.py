@@ -1,0 +1,264 @@
+"""Ragged all-to-all: the exchange of slices of any sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.interpreters import ad
+from jax.typing import ArrayLike
+
+from ringcoll.collectives import rows
+from ringcoll.collectives.all_to_all import AllToAll
+from ringcoll.collectives.by_schedule import ScheduledCollective, named
+from ringcoll.collectives.front_door import AxisName, Call, Groups
+from ringcoll.collectives.table import LAX, Algorithm
+from ringcoll.runtime import built_in
+from ringcoll.runtime.hop import Ranks, as_bits
+from ringcoll.runtime.hosts import Where
+from ringcoll.runtime.progress import marked
+from ringcoll.runtime.value_types import zeros
+
+_INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
+    """Slices of the first operand, written into the second; the others say which, and where.
+
+    Attributes:
+        max_send: the most rows for one rank; None: as many as operand and output both have.
+        calls: how many calls it is: a `vmap` puts their rows end to end.
+        adds: whether it is a transpose: it adds rows to those of `output`, and output_offsets are
+            those at which this rank writes what arrives.
+    """
+
+    collective = "ragged_all_to_all"
+    max_send: int | None = None
+    calls: int = 1
+    adds: bool = False
+
+    def by_lax(self, x: Array, *others: Array) -> Array:
+        output, at, sends, to, gets = others
+        if self.adds:
+            exchange = partial(built_in.all_to_all, split_axis=0, concat_axis=0, tiled=True)
+            to = exchange(to, self.axes, axis_index_groups=self.groups)
+        how = {"axis_name": self.axes, "axis_index_groups": self.groups}
+        return built_in.ragged_all_to_all(x, output, at, sends, to, gets, **how)
+
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        operand, output, *integers = xs
+        if 0 in operand.shape or 0 in output.shape:
+            return [output]
+        n = Ranks.over(self.axes, self.groups).size
+        fewest = min(len(operand), len(output))
+        most = len(integers[0]) // (n * self.calls) * fewest  # if slices share rows
+        bound = fewest if self.max_send is None else min(self.max_send, most)
+        sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
+        by = replace(self, algorithm=self.chosen([sent], where))
+        has_built_in = where.platform != "cpu" and n > 1  # TPUs refuse groups of one rank
+        with named(self.collective, by.algorithm, self.collective):
+            if by.algorithm == LAX and has_built_in:
+                return marked(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
+            at, sends, to, gets = (x.astype(jnp.int32) for x in integers)
+            if bound < most:
+                at, to = self.checked([at, to], sends.reshape(n, -1), bound, where)
+            if not self.adds:
+                (to,) = self.exchange().by_hand(where, to)
+            at, sends, to, gets = (x.reshape(n, -1) for x in (at, sends, to, gets))
+            algorithm = "auto" if by.algorithm == LAX else by.algorithm
+            exchange = partial(self.exchange(algorithm).by_hand, where)
+            if self.adds:
+                (blocks,) = exchange(rows.taken(operand, at, sends, bound))
+                return [rows.added(blocks, output, to, gets, bound)]
+            (narrow, back), (buffer, _) = as_bits(operand), as_bits(output)
+            (blocks,) = exchange(rows.taken(narrow, at, sends, bound))
+            return [back(rows.put(blocks, buffer, to, gets, bound))]
+
+    def checked(
+        self, offsets: Sequence[Array], sends: Array, bound: int, where: Where
+    ) -> Sequence[Array]:
+        """The offsets, if no rank has more rows for another than go into a block.
+
+        Otherwise all ranks of the mesh raise, also those of other groups and along other axes: a
+        rank that did not raise would wait for the others in its next collective. Only CPUs check
+        it, because elsewhere a callback takes long. JAX has callbacks where every axis of the mesh
+        is manual.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        if where.platform != "cpu" or set(mesh.axis_names) != set(mesh.manual_axes):
+            return offsets
+        most = jnp.max(jnp.sum(sends, 1, dtype=jnp.int32))
+        most = built_in.pmax(most, mesh.axis_names or self.axes)
+        refuse = partial(_refuse_more, bound)
+        is_right = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), bool), most)
+        return [jnp.where(is_right, x, 0) for x in offsets]
+
+    def exchange(self, algorithm: Algorithm = "auto") -> AllToAll:
+        """The exchange of what there is as much of for every rank, such as offsets."""
+        return AllToAll(axes=self.axes, groups=self.groups, dims=(0, 0), algorithm=algorithm)
+
+    def types(self, *avals: Any) -> tuple[list[Any], set[Any]]:
+        program = jax.make_jaxpr(self.by_lax)(*avals)
+        return [*program.out_avals], set(program.effects)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        (y,), moving = self(*primals), tangents[:2]
+        if all(type(t) is ad.Zero for t in moving):
+            return [y], [ad.Zero(jax.typeof(y).to_tangent_aval())]
+        whole = [zeros(_type_of(t)) if type(t) is ad.Zero else t for t in moving]
+        return [y], self(*whole, *primals[2:])
+
+    def pulled_back(self, cts: Sequence[Any], *xs: Any) -> list[Any]:
+        (ct,), (operand, output, at, sends, to, gets) = cts, xs
+        if type(ct) is ad.Zero:
+            return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs]
+        if not self.adds:
+            (to,) = self.exchange()(to)
+        of_operand = of_output = None
+        if ad.is_undefined_primal(operand):
+            back = replace(self, adds=True)
+            zero = zeros(_type_of(operand))
+            (of_operand,) = back(ct, zero, to, gets, at, sends)
+        if ad.is_undefined_primal(output):
+            written = rows.within(to, gets, len(ct)).any(0)
+            of_output = ct if self.adds else rows.selected(written, jnp.zeros_like(ct), ct)
+        return [of_operand, of_output, None, None, None, None]
+
+    def batch(
+        self, axis: Any, xs: Sequence[Array], dims: Sequence[int | None]
+    ) -> tuple[list[Array], Sequence[int | None]]:
+        """The rows of all calls end to end, and their slices for each rank side by side."""
+        if axis.name in self.axes:
+            raise NotImplementedError(
+                f"{self.primitive.name} over the vmapped axis {axis.name!r}, as in lax; "
+                "use a mesh axis"
+            )
+        size = axis.size
+
+        def whole(x: Array, dim: int | None, to: int) -> Array:
+            return jnp.moveaxis(x, dim, to) if dim is not None else jnp.stack([x] * size, to)
+
+        operand, output = (whole(x, dim, 0) for x, dim in zip(xs[:2], dims[:2], strict=True))
+        integers = [
+            whole(x.astype(jnp.int32), dim, 1) for x, dim in zip(xs[2:], dims[2:], strict=True)
+        ]
+        at, sends, to, gets = integers  # [slices, size]
+        calls = jnp.arange(size, dtype=jnp.int32)[None]
+        at, to = at + calls * operand.shape[1], to + calls * output.shape[1]
+        most = None if self.max_send is None else size * self.max_send
+        merged = replace(self, max_send=most, calls=size * self.calls)
+        flat = [x.reshape(-1, *x.shape[2:]) for x in (operand, output, at, sends, to, gets)]
+        (y,) = merged(*flat)
+        return [y.reshape(output.shape)], [0]
+
+
+def _type_of(absent: Any) -> jax.core.ShapedArray:
+    """The type of a zero tangent, or of an operand that is not known."""
+    return absent.aval
+
+
+def ragged_all_to_all(
+    operand: ArrayLike,
+    output: ArrayLike,
+    input_offsets: ArrayLike,
+    send_sizes: ArrayLike,
+    output_offsets: ArrayLike,
+    recv_sizes: ArrayLike,
+    *,
+    axis_name: AxisName,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+    max_send: int | None = None,
+) -> Array:
+    """Slices of `operand` travel to all ranks, which write them into `output`.
+
+    `operand: [a, s], output: [b, s] -> [b, s]`. The others are four times `[k n]` integers: k
+    slices for each rank, in the order of the ranks. Slice i is the `send_sizes[i]` rows of
+    `operand` from `input_offsets[i]` on. Its receiver writes it from row `output_offsets[i]` on.
+    `recv_sizes` are the sizes of the slices that arrive. The other rows of `output` are kept.
+
+    This runs on every platform; lax's does not run on CPU. On TPU and GPU, "lax" is lax's own, and
+    so is "auto", unless your table says otherwise. Any other algorithm is one of `all_to_all`, and
+    sends a block of `max_send` rows to every rank.
+
+    `max_send` is the most rows that one rank has for another; by default, the rows of `operand` or
+    of `output`, whichever are fewer. If a rank has more, all ranks raise on CPU. Elsewhere the
+    rows that do not fit arrive as NaN, or as the greatest or least integer. lax's own needs no
+    `max_send`.
+
+    Steps and bytes: as an `all_to_all` of blocks of `max_send` rows, and one of the offsets.
+
+    Gradient: the rows travel back. Where slices of `operand` overlap, their gradients are added;
+    lax's own keeps one of them. The gradient of `output` is zero in rows that were written.
+
+    Raises:
+        ValueError: offsets or sizes are not four arrays of k n integers, k at least 1; operand and
+            output differ in their dimensions after the first; groups differ in size; or `max_send`
+            is less than 1.
+        TypeError: operand and output differ in dtype.
+        NotImplementedError: the axis is that of a `vmap`.
+
+    n, `algorithm` and what all of them raise: see `ringcoll.lax`.
+
+    >>> def send(x):  # rank r sends its row to rank r + 1, and nothing to the others
+    ...     r = jax.lax.axis_index("x")
+    ...     to_next = (jnp.arange(4) == (r + 1) % 4).astype(int)
+    ...     from_last = (jnp.arange(4) == (r - 1) % 4).astype(int)
+    ...     zeros = jnp.zeros(4, int)
+    ...     out = -jnp.ones(2, int)
+    ...     return ringcoll.ragged_all_to_all(
+    ...         x, out, zeros, to_next, zeros, from_last, axis_name="x", algorithm="pairwise"
+    ...     )
+    >>> print(ranks(send)(jnp.array([3, 1, 4, 1])))
+    [ 1 -1  3 -1  1 -1  4 -1]
+    """
+    xs = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
+    said = {} if max_send is None else {"max_send": max_send}
+    operands = ", ".join(("operand", "output", *_INTEGERS))
+    call = Call(
+        "ragged_all_to_all", axis_name, axis_index_groups, algorithm, said=said, operands=operands
+    )
+    collective = RaggedAllToAll(axes=call.axes, groups=call.grouped)
+    call.ask_lax(xs, collective)
+    _check(call, *map(jax.typeof, xs))
+    if max_send is not None:
+        collective = replace(collective, max_send=call.integer("max_send"))
+    return call.together(xs, collective)
+
+
+def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
+    """Refuse types that lax takes, and with which it could not be lowered."""
+    if len({len(group) for group in call.grouped or ()}) > 1:
+        words, cure = "axis_index_groups differ in size", "pass groups of one size"
+        raise call.refusal(ValueError, words, cure)
+    shapes = operand.shape, output.shape
+    if () in shapes or operand.shape[1:] != output.shape[1:]:
+        words = f"operand and output are {shapes[0]} and {shapes[1]}"
+        cure = "let them differ in their first dimension alone"
+        raise call.refusal(ValueError, words, cure)
+    if operand.dtype != output.dtype:
+        words = f"operand is {operand.dtype} and output is {output.dtype}"
+        raise call.refusal(TypeError, words, "cast one of them")
+    n = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
+    sizes = [x.shape[0] for x in integers]
+    if len(set(sizes)) > 1 or sizes[0] % n:
+        said = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))
+        words = f"offsets and sizes are of other lengths than k times {n} ranks ({said})"
+        raise call.refusal(ValueError, words, f"pass a multiple of {n} of each")
+    if call.said and call.integer("max_send") < 1:
+        raise call.refusal(ValueError, f"max_send={call.said['max_send']}", "pass 1 or more")
+
+
+def _refuse_more(bound: int, most: Array) -> np.ndarray:
+    """The callback. It must not compute with JAX arrays: that may need the thread it runs on."""
+    if int(most) > bound:
+        raise ValueError(
+            f"ringcoll.ragged_all_to_all: send_sizes: a rank has {int(most)} rows for another, and "
+            f"a block has {bound}; pass max_send={int(most)}, or more"
+        )
+    return np.asarray(True)

@@ -1,0 +1,93 @@
+"""Which rows of an array the slices of a ragged array are, and where they are written.
+
+A rank has slices for each rank, or from each: `offsets` and `sizes` are `[n, slices]`. The rows of
+the slices of one rank travel end to end in a block of `bound` rows, whose last rows say nothing if
+the slices are shorter. A block holds no row after these; such rows are lost.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+_NONE = np.int32(np.iinfo(np.int32).min)
+
+
+def _starts(sizes: Array) -> Array:
+    """Where each slice starts in the block of its rank: `[n, slices]`."""
+    return lax.cumsum(sizes, 1) - sizes
+
+
+def numbers(offsets: Array, sizes: Array, bound: int) -> Array:
+    """The numbers of the rows in each block: `[n, bound]`; after the last slice, any."""
+    starts = _starts(sizes)
+    places = jnp.arange(bound, dtype=jnp.int32)
+    # From the first row of a slice on, a row lies this much farther behind its place in the block.
+    steps = jnp.diff(offsets - starts, axis=1, prepend=0)  # [n, slices]
+    begun = places[None, :, None] >= starts[:, None, :]  # [n, bound, slices]
+    return places[None] + _total(jnp.where(begun, steps[:, None], 0), 2)
+
+
+def taken(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
+    """The rows of the slices, a block for each rank, end to end: `[n bound, ...]`."""
+    return jnp.take(x, numbers(offsets, sizes, bound).reshape(-1), 0, mode="clip")
+
+
+def within(offsets: Array, sizes: Array, count: int) -> Array:
+    """Which of so many rows are in each slice: `[slices of all ranks, count]`."""
+    row, at = jnp.arange(count, dtype=jnp.int32)[None], offsets.reshape(-1, 1)
+    return (row >= at) & (row < at + sizes.reshape(-1, 1))
+
+
+def selected(mask: Array, x: Array, y: Array) -> Array:
+    """The rows of x where the mask is true, and elsewhere those of y."""
+    return jnp.where(jnp.broadcast_to(mask.reshape(-1, *[1] * (x.ndim - 1)), x.shape), x, y)
+
+
+def _total(x: Array, axis: int) -> Array:
+    return jnp.sum(x, axis, dtype=jnp.int32)
+
+
+def put(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
+    """`output`, with the rows of the blocks in the place of its own.
+
+    A row that is lost becomes NaN, or the greatest or least integer.
+    """
+    rows, found = _sources(output, offsets, sizes, bound)
+    arrived = jnp.take(blocks, rows, 0, mode="fill")
+    return selected(found, arrived, output)
+
+
+def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
+    """`output`, with the rows of the blocks added to it; slices may overlap.
+
+    A row that is lost becomes NaN if no slices overlap.
+    """
+
+    def once(blocks: Array, output: Array) -> Array:
+        rows, found = _sources(output, offsets, sizes, bound)
+        arrived = jnp.take(blocks, rows, 0, mode="fill")
+        return selected(found, output + arrived, output)
+
+    def often(blocks: Array, output: Array) -> Array:
+        used = jnp.arange(bound, dtype=jnp.int32)[None] < _total(sizes, 1)[:, None]
+        rows = jnp.where(used, numbers(offsets, sizes, bound), len(output))
+        return output.at[rows.reshape(-1)].add(blocks, mode="drop")
+
+    # A gather is faster than a scatter, and gives the same if no row is there twice.
+    overlap = jnp.max(_total(within(offsets, sizes, len(output)), 0)) > 1
+    return lax.cond(overlap, often, once, blocks, output)
+
+
+def _sources(output: Array, offsets: Array, sizes: Array, bound: int) -> tuple[Array, Array]:
+    """For every row of the output, which row of all blocks belongs there, and whether one does.
+
+    A row that is lost has a number beyond all rows.
+    """
+    n, starts = len(offsets), _starts(sizes)
+    first = jnp.arange(n, dtype=jnp.int32)[:, None] * np.int32(bound) + starts - offsets
+    held = jnp.clip(sizes, 0, jnp.maximum(bound - starts, 0))
+    came, known = within(offsets, held, len(output)), within(offsets, sizes, len(output))
+    beyond = jnp.where(came, first.reshape(-1, 1), np.int32(n * bound))
+    best = jnp.max(jnp.where(known, beyond, _NONE), 0)
+    found = best > _NONE
+    return jnp.where(found, jnp.arange(len(output), dtype=jnp.int32) + best, 0), found
