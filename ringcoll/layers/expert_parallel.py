@@ -7,6 +7,8 @@ none is dropped, however uneven the choice is. One argument says how tokens and 
 - "gather": all tokens travel to all ranks, and the sums of what experts made of them back;
 - "ring", "bidirectional_ring": the same, block by block: while the experts work on the tokens of
   some ranks, those of the next ones arrive, and the sums of the last ones are on their way home;
+- "ragged_all_to_all": a token travels to the ranks of its experts alone, once for each expert, and
+  each result back: fewer bytes where there are many more ranks than experts of a token;
 - "auto": "gather" or "bidirectional_ring".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for
@@ -35,18 +37,31 @@ from jax.tree_util import keystr
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.collectives.permute import ppermute
-from ringcoll.layers.experts import Experts, experts_of, slots_of, typed_alike
+from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.layers.experts import (
+    Experts,
+    combined,
+    counted,
+    experts_of,
+    orders,
+    permuted,
+    slots_of,
+    spread,
+)
 from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
+from ringcoll.runtime.value_types import typed_alike
 
 __all__ = ["ALGORITHMS", "WAYS", "Routed", "moe", "partition_specs", "shard"]
 
 #: Of a ring: which way each share of the tokens goes.
 WAYS: Mapping[str, Sequence[int]] = MappingProxyType({"ring": (1,), "bidirectional_ring": (1, -1)})
+#: The algorithm by which tokens travel to the ranks of their experts alone.
+RAGGED = "ragged_all_to_all"
 #: What `algorithm` may be.
-ALGORITHMS = ("auto", "gather", *WAYS)
+ALGORITHMS = ("auto", "gather", *WAYS, RAGGED)
 
 
 class Routed(NamedTuple):
@@ -66,6 +81,7 @@ def moe(
     normalize: bool = True,
     activation: Callable[[Array], Array] = jax.nn.silu,
     algorithm: str = "auto",
+    max_send: int | None = None,
     precision: Any = None,
 ) -> Routed:
     """A mixture of gated MLPs: each token goes to its `top_k` experts, wherever they are.
@@ -84,6 +100,9 @@ def moe(
             `top_k=1`, or the output has no gradient for the router.
         activation: of the gate.
         algorithm: see above.
+        max_send: the most rows that one rank may have for another, which bounds messages and
+            buffers of "ragged_all_to_all", and is for it alone. If a rank has more, no row is
+            dropped in silence: the output of all ranks is NaN.
         precision: of the experts' products, as in `jax.lax.dot`.
 
     Returns:
@@ -96,6 +115,8 @@ def moe(
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as rows those that its experts may get at most:
     n t min(top_k, E/n). The rings hold n times less of rows, and compute them again for gradients.
+    "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather", or
+    n max_send.
 
     Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
     is sent.
@@ -124,15 +145,23 @@ def moe(
     axes, n = axes_of(axis_name), rank_count(axis_name)
     x, router = jnp.asarray(x), jnp.asarray(router)
     top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
+    if max_send is not None:
+        max_send = _integer("moe", "max_send", max_send)
+        if max_send < 1 or algorithm not in ("auto", RAGGED):
+            words = f"max_send={max_send}, algorithm={algorithm!r}"
+            cure = f"pass 1 or more, and algorithm={RAGGED!r}"
+            raise refusal(ValueError, "moe", words, cure)
     how = {"activation": activation, "precision": precision}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
     tokens = x.reshape(-1, x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
-    (tokens,) = typed_alike([tokens], like=[router])
+    tokens, _ = typed_alike([tokens, router], axes)
     form = "gather" if algorithm == "auto" else algorithm
     if form == "gather":
         y = _by_gather(tokens, routing, own, axes)
+    elif form == RAGGED:
+        y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
         y = _by_ring(tokens, routing, own, axes, n, ways=WAYS[form])
     return Routed(y.reshape(x.shape), routing.balance_loss)
@@ -154,11 +183,7 @@ def _checked(
         words = f"{total} experts do not divide by the {n} ranks of {axis_name!r}"
         cure = "use a multiple of the ranks; a router's columns are all the experts"
         raise refusal(ValueError, function, words, cure)
-    try:
-        number = operator.index(top_k)
-    except TypeError as error:
-        words = f"top_k={top_k!r} is no integer"
-        raise refusal(TypeError, function, words, "pass a Python int") from error
+    number = _integer(function, "top_k", top_k)
     if not 1 <= number <= total:
         words = f"top_k={number} of {total} experts"
         raise refusal(ValueError, function, words, f"pass 1 to {total}")
@@ -166,6 +191,14 @@ def _checked(
         words = f"algorithm={algorithm!r}"
         raise refusal(ValueError, function, words, f"choose from {', '.join(ALGORITHMS)}")
     return number
+
+
+def _integer(function: str, name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        words = f"{name}={value!r} is no integer"
+        raise refusal(TypeError, function, words, "pass a Python int") from error
 
 
 def _by_gather(x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...]) -> Array:
@@ -224,6 +257,45 @@ def _by_ring(
     home = hops(sums) if n > 1 else []
     own = jnp.concatenate([own, multiplied([x[half:]], [me], [slice(half, None)])])
     return own + jnp.concatenate(home) if home else own
+
+
+def _by_ragged_all_to_all(
+    x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], max_send: int | None
+) -> Array:
+    """Each token to the ranks of its experts, a row for each expert, and the results back.
+
+    Rows are sorted by expert before they are sent, and arrive sorted: a rank has a slice for each
+    expert. All ranks know how many rows go from where to where.
+    """
+    me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
+    order, back = orders(routing.ids)
+    table = all_gather(counted(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
+    n, most = len(table), tokens * min(k, count)
+    fits = jnp.array(True)
+    if max_send is not None and max_send < most:
+        most, fits = max_send, table.reshape(n, n, count).sum(2).max() <= max_send
+        table = jnp.where(fits, table, 0)
+    of_expert = table.sum(0).reshape(n, count)
+    there = _before(of_expert, 1).reshape(-1)[None] + _before(table, 0)  # where rows arrive: [n, E]
+    home = _before(table, 1)  # where they were: [n, E]
+    sends = table[me]
+    here = [lax.dynamic_slice_in_dim(part, me * count, count, 1) for part in (table, there, home)]
+    gets, arrived, left = (part.reshape(-1) for part in here)
+
+    rows = spread(x, order, back, jnp.ones((tokens, k), bool))
+    exchange = partial(ragged_all_to_all, axis_name=axes, max_send=max(most, 1))
+    buffer, _ = typed_alike([jnp.zeros((n * most, x.shape[1]), x.dtype), rows], axes)
+    rows = exchange(rows, buffer, home[me], sends, there[me], gets)
+    rows = experts.mlp(rows, of_expert[me])
+    buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
+    rows = exchange(rows, buffer, arrived, gets, left, sends)
+    y = combined(permuted(rows, back, order).reshape(tokens, k, -1), routing.weights)
+    return jnp.where(fits, y, jnp.nan)
+
+
+def _before(sizes: Array, dim: int) -> Array:
+    """The sum of those before, along a dimension."""
+    return lax.cumsum(sizes, dim) - sizes
 
 
 def partition_specs(

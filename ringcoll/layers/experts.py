@@ -5,7 +5,7 @@ the experts of this rank, or `count` for none. Rows are sorted by expert and mul
 `jax.lax.ragged_dot`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from ringcoll.layers.parameters import check_alike, field, refusal
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import typed_alike
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class Experts:
 
         What is behind the last row of an expert may be anything.
         """
-        weights = typed_alike([rows, self.gate, self.up, self.down])
-        rows, gate, up, down = weights
+        rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
         product = partial(_product, self.precision)
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes)
@@ -54,11 +53,10 @@ class Experts:
     def of_slots(self, x: Array, slots: Array) -> Array:
         """Each token by the expert of each slot: `[t, d], [t, s] -> [t, s, d]`; zeros for none."""
         used, flat = slots < self.count, slots.reshape(-1)
-        order = jnp.argsort(flat, stable=True)
-        back = jnp.argsort(order)
-        (x,) = typed_alike([x], like=[slots])
-        rows = self.mlp(_spread(x, order, back, used), counted(flat, self.count))
-        rows = _permuted(rows, back, order).reshape(*slots.shape, -1)
+        order, back = orders(slots)
+        x, _ = typed_alike([x, slots], ())
+        rows = self.mlp(spread(x, order, back, used), counted(flat, self.count))
+        rows = permuted(rows, back, order).reshape(*slots.shape, -1)
         return jnp.where(used[..., None], rows, 0)
 
     def weighted(self, x: Array, slots: Array, weights: Array) -> Array:
@@ -89,14 +87,6 @@ def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **h
     return Experts(gate, up, down, **how)
 
 
-def typed_alike(xs: Sequence[Array], like: Sequence[Array] = ()) -> list[Array]:
-    """Arrays, typed as varying wherever any of them, or of those in `like`, varies."""
-    axes: frozenset[Hashable] = frozenset().union(
-        *(jax.typeof(x).mat.varying for x in (*xs, *like))
-    )
-    return [varying(x, tuple(axes)) for x in xs]
-
-
 def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Array, Array]:
     """The slots of tokens on the rank of experts `first` to `first + count - 1`, and their weights.
 
@@ -110,6 +100,12 @@ def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Arra
     chosen = local[:, :, None] == here[None, None]  # [t, k, count]
     numbers = jnp.where(chosen.any(1), here[None], count)
     return numbers, jnp.where(chosen, weights[:, :, None], 0).sum(1)
+
+
+def orders(slots: Array) -> tuple[Array, Array]:
+    """The order of slots by expert, and its inverse: `[t, s] -> [t s]`."""
+    order = jnp.argsort(slots.reshape(-1), stable=True)
+    return order, jnp.argsort(order)
 
 
 def counted(numbers: Array, count: int) -> Array:
@@ -131,7 +127,7 @@ def combined(rows: Array, weights: Array) -> Array:
 
 
 @jax.custom_vjp
-def _spread(x: Array, order: Array, back: Array, used: Array) -> Array:
+def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
     """The row of each slot, in this order of the slots: `[t, d], [t s] -> [t s, d]`.
 
     `back` is the inverse of `order`; slots that are not used get no gradient.
@@ -147,17 +143,17 @@ def _spread_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ..
     return summed.astype(ct.dtype), None, None, None
 
 
-_spread.defvjp(lambda x, *where: (_spread(x, *where), where[1:]), _spread_backward)
+spread.defvjp(lambda x, *where: (spread(x, *where), where[1:]), _spread_backward)
 
 
 @jax.custom_vjp
-def _permuted(x: Array, order: Array, back: Array) -> Array:
+def permuted(x: Array, order: Array, back: Array) -> Array:
     """The rows of x in an order, whose inverse is `back`."""
     return jnp.take(x, order, axis=0)
 
 
-_permuted.defvjp(
-    lambda x, order, back: (_permuted(x, order, back), back),
+permuted.defvjp(
+    lambda x, order, back: (permuted(x, order, back), back),
     lambda back, ct: (jnp.take(ct, back, axis=0), None, None),
 )
 

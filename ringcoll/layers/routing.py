@@ -13,11 +13,12 @@ from ringcoll.layers.linear import rank_count
 
 
 class Routing(NamedTuple):
-    """`[t, k]` numbers of experts and `[t, k]` weights, best first; the load-balancing loss."""
+    """`[t, k]` numbers of experts and `[t, k]` weights, best first; the load-balancing loss; E."""
 
     ids: Array
     weights: Array
     balance_loss: Array
+    experts: int
 
 
 def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: bool) -> Routing:
@@ -35,4 +36,4 @@ def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: b
     chosen = counted(ids.reshape(-1), experts).astype(wide)
     chosen, likely = psum(jnp.stack([chosen, probabilities.sum(0)]), axis_name)
     loss = experts * jnp.dot(chosen, likely) / float(max(tokens * tokens * top_k, 1))
-    return Routing(ids, weights, loss)
+    return Routing(ids, weights, loss, experts)

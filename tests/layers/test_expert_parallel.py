@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from layer_references import moe as by_reference
-from support import crossed, make_mesh
+from support import crossed, make_mesh, mostly_exhaustive
 from test_layers import close, with_gradients
 
 from ringcoll.layers import expert_parallel as ep
@@ -20,7 +20,7 @@ from ringcoll.layers import expert_parallel as ep
 D, F, T = 6, 5, 7
 #: (ranks, experts): each has one at least, and most have several.
 SIZES = [(1, 8), (2, 8), (3, 6), (4, 8), (5, 5), (8, 8)]
-FORMS = ["gather", "ring", "bidirectional_ring"]
+FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
 ROUTINGS = ["random", "skewed", "to one", "to few"]
 
 
@@ -76,44 +76,56 @@ def test_outputs_losses_and_gradients_equal_those_of_one_device(
         close(ours, on_one_device(*size, routing, top_k), terms=size[0] * T * D)
 
 
-def on_x(params, **how):
-    """The layer as a function of the tokens, over three ranks."""
-    mapped = over(make_mesh(3), params, top_k=2, **how)
-    return lambda x: mapped(params | {"x": x}).output
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", mostly_exhaustive(FORMS, lambda form: form in ("gather", "ragged_all_to_all"))
+)
 def test_under_transformations(form):
-    """vmap, of one operand and of two; a scan over layers; remat; leading dimensions."""
+    """vmap of tokens alone and of all, of gradients too; a scan over layers; remat."""
     with jax.enable_x64(True):
-        params = arguments(3, 6, "random")
-        call = on_x(params, algorithm=form)
-        many = np.stack([params["x"], -params["x"], params["x"] ** 2])
-        one_by_one = jax.lax.map(call, many)
-        close(jax.jit(jax.vmap(call))(many), one_by_one, terms=D)
+        params = arguments(2, 4, "random")
+        mapped = over(make_mesh(2), params, top_k=2, algorithm=form)
 
-        def loss(call, params):
-            return jnp.sin(call(params).output).sum()
+        def call(x):
+            return mapped(params | {"x": x}).output
 
-        mapped = over(make_mesh(3), params, top_k=2, algorithm=form)
-        grad = jax.jit(jax.grad(partial(loss, mapped)))
-        two = jax.tree.map(lambda x: np.stack([x, 2 * x]), params)
-        each = [grad(jax.tree.map(lambda x, i=i: x[i], two)) for i in range(2)]
-        each = jax.tree.map(lambda *xs: jnp.stack(xs), *each)
-        close(jax.jit(jax.vmap(jax.grad(partial(loss, mapped))))(two), each, terms=3 * T * D)
-        close(jax.jit(jax.grad(partial(loss, jax.checkpoint(mapped))))(params), grad(params), 64)
+        def loss(params):
+            return jnp.sin(mapped(params).output).sum()
 
         def layers(x):
             return jax.lax.scan(lambda x, _: (x + call(x), None), x, length=2)[0].sum()
 
-        twice = jax.grad(lambda x: (x + call(x) + call(x + call(x))).sum())
-        close(jax.jit(jax.grad(layers))(params["x"]), twice(params["x"]), terms=3 * T * D)
+        def written_out(x):
+            y = x + call(x)
+            return (y + call(y)).sum()
+
+        @jax.jit
+        def transformed(params):
+            many = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
+            return {
+                "tokens": jax.vmap(call)(many["x"]),
+                "all": jax.vmap(jax.grad(loss))(many),
+                "remat": jax.grad(jax.checkpoint(loss))(params),
+                "scan": jax.grad(layers)(params["x"]),
+            }
+
+        @jax.jit
+        def plain(params):
+            twice = jax.tree.map(lambda x: 2 * x, params)
+            each = jax.grad(loss)(params), jax.grad(loss)(twice)
+            return {
+                "tokens": jnp.stack([call(params["x"]), call(twice["x"])]),
+                "all": jax.tree.map(lambda *xs: jnp.stack(xs), *each),
+                "remat": each[0],
+                "scan": jax.grad(written_out)(params["x"]),
+            }
+
+        close(transformed(params), plain(params), terms=2 * T * D)
 
 
 def test_leading_dimensions_are_tokens_too():
     with jax.enable_x64(True):
         params = arguments(2, 4, "random")
-        call = over(make_mesh(2), params, top_k=2)
+        call = jax.jit(over(make_mesh(2), params, top_k=2))
         shaped = call(params | {"x": params["x"].reshape(2, T, D)})
         flat = call(params)
         assert shaped.output.shape == (2, T, D)
@@ -157,6 +169,16 @@ def test_experts_over_two_axes_count_row_major():
         close(tuple(ours), by_reference(params, top_k=2), terms=D)
 
 
+def test_a_bound_of_messages_that_holds_changes_nothing_and_one_that_does_not_gives_nan():
+    with jax.enable_x64(True):
+        params = arguments(2, 8, "to one")  # a rank has T rows for the one with that expert
+        call = partial(over, make_mesh(2), params, top_k=1, algorithm="ragged_all_to_all")
+        free, bound, less = (jax.jit(call(max_send=most))(params) for most in (None, T, T - 1))
+        close(bound, free, terms=D)
+        assert not jnp.isnan(bound.output).any()
+        assert jnp.isnan(less.output).all()
+
+
 WRONG = {
     "a router of other features": ({"router": (5, 4)}, {}, ValueError, "pass x: [..., t, d]"),
     "no tokens' dimension": ({"x": (6,)}, {}, ValueError, "x is [6]"),
@@ -164,6 +186,12 @@ WRONG = {
     "top_k too great": ({}, {"top_k": 5}, ValueError, "top_k=5 of 4 experts; pass 1 to 4"),
     "no expert": ({}, {"top_k": 0}, ValueError, "top_k=0"),
     "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is no integer"),
+    "a bound for another": (
+        {},
+        {"max_send": 4, "algorithm": "ring"},
+        ValueError,
+        "max_send=4, algorithm='ring'; pass 1 or more, and algorithm='ragged_all_to_all'",
+    ),
     "no such algorithm": ({}, {"algorithm": "rings"}, ValueError, "algorithm='rings'; choose from"),
     "all experts on each rank": ({"gate": (4, 6, 5)}, {}, ValueError, "gate [4, 6, 5]"),
     "experts that are not sharded": (
