@@ -9,7 +9,8 @@ none is dropped, however uneven the choice is. One argument says how tokens and 
   some ranks, those of the next ones arrive, and the sums of the last ones are on their way home;
 - "ragged_all_to_all": a token travels to the ranks of its experts alone, once for each expert, and
   each result back: fewer bytes where there are many more ranks than experts of a token;
-- "auto": "gather" or "bidirectional_ring".
+- "auto": what `ringcoll.matmuls.experts` prices least for these shapes on the devices of the mesh;
+  on CPU "gather".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for
 `tensor_parallel`, take them outside `shard_map`, or inside under `check_vma=True`.
@@ -52,16 +53,15 @@ from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
-from ringcoll.runtime.value_types import typed_alike
+from ringcoll.matmuls.experts import GATHER, RAGGED, Mixture, fastest
+from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "WAYS", "Routed", "moe", "partition_specs", "shard"]
 
 #: Of a ring: which way each share of the tokens goes.
 WAYS: Mapping[str, Sequence[int]] = MappingProxyType({"ring": (1,), "bidirectional_ring": (1, -1)})
-#: The algorithm by which tokens travel to the ranks of their experts alone.
-RAGGED = "ragged_all_to_all"
 #: What `algorithm` may be.
-ALGORITHMS = ("auto", "gather", *WAYS, RAGGED)
+ALGORITHMS = ("auto", GATHER, *WAYS, RAGGED)
 
 
 class Routed(NamedTuple):
@@ -157,8 +157,12 @@ def moe(
     tokens = x.reshape(-1, x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
-    form = "gather" if algorithm == "auto" else algorithm
-    if form == "gather":
+    form = algorithm
+    if form == "auto":
+        count, d, f = own.gate.shape
+        mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
+        form = fastest(mixture, device_kind()) if max_send is None else RAGGED
+    if form == GATHER:
         y = _by_gather(tokens, routing, own, axes)
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)

@@ -16,6 +16,7 @@ from support import crossed, make_mesh, mostly_exhaustive
 from test_layers import close, with_gradients
 
 from ringcoll.layers import expert_parallel as ep
+from ringcoll.matmuls.experts import Mixture, fastest
 
 D, F, T = 6, 5, 7
 #: (ranks, experts): each has one at least, and most have several.
@@ -177,6 +178,21 @@ def test_a_bound_of_messages_that_holds_changes_nothing_and_one_that_does_not_gi
         close(bound, free, terms=D)
         assert not jnp.isnan(bound.output).any()
         assert jnp.isnan(less.output).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "tokens", "algorithm"),
+    [
+        ("TPU v6 lite", 8, 128, "gather"),  # a ring would read the weights in every round
+        ("TPU v6 lite", 8, 8192, "bidirectional_ring"),
+        ("TPU v6 lite", 64, 8192, "ragged_all_to_all"),  # eight times as many as a token has
+        ("NVIDIA H100 80GB HBM3", 8, 8192, "gather"),  # measured: permutes are slow there
+        ("cpu", 8, 8192, "gather"),
+        (None, 8, 8192, "gather"),
+    ],
+)
+def test_auto_goes_by_the_price(kind, ranks, tokens, algorithm):
+    assert fastest(Mixture(ranks, tokens, 64 // ranks, 8, 4096, 4096, 2), kind) == algorithm
 
 
 WRONG = {
