@@ -90,6 +90,11 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
     """The algorithm that the model says is fastest; "gather" where it knows nothing.
 
     It knows nothing of CPUs, of unknown devices, and of sizes that are symbols.
+
+    >>> from ringcoll.matmuls.experts import Mixture, fastest
+    >>> many = Mixture(ranks=8, tokens=8192, experts=8, chosen=8, d=4096, f=4096, itemsize=2)
+    >>> fastest(many, "TPU v6 lite")
+    'bidirectional_ring'
     """
     sizes = (mixture.tokens, mixture.d, mixture.f)
     are_known = all(isinstance(size, int) for size in sizes) and mixture.tokens > 0
