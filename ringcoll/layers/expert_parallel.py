@@ -224,6 +224,7 @@ def _by_ring(
     own tokens are multiplied under the first hop and under the last, one half each.
     """
     me, count = lax.axis_index(axes), experts.count
+    x, _ = typed_alike([x, experts.gate], axes)
     table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
     ends = np.linspace(0, len(x), len(ways) + 1, dtype=int)
     shares = [slice(int(a), int(b)) for a, b in pairwise(ends)]
@@ -249,18 +250,33 @@ def _by_ring(
         return [ppermute(x, axes, to) for x, to in zip(values, pairs, strict=True)]
 
     blocks = hops([x[share] for share in shares]) if n > 1 else []
-    own = multiplied([x[:half]], [me], [slice(half)])
     sums: list[Array] = []
+    first, blocks = _tied((multiplied([x[:half]], [me], [slice(half)]), blocks))
     for turn in range(1, n):
         coming = hops(blocks) if turn < n - 1 else []
         sums = hops(sums) if sums else []
         made = multiplied(blocks, [(me - way * turn) % n for way in ways], shares)
+        made, coming, sums = _tied((made, coming, sums))
         parts = [made[share] for share in shares]
         sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
         blocks = coming
     home = hops(sums) if n > 1 else []
-    own = jnp.concatenate([own, multiplied([x[half:]], [me], [slice(half, None)])])
+    last, home = _tied((multiplied([x[half:]], [me], [slice(half, None)]), home))
+    own = jnp.concatenate([first, last])
     return own + jnp.concatenate(home) if home else own
+
+
+@jax.custom_vjp
+def _tied(tree: Pytree) -> Pytree:
+    """The tree itself; whatever uses a part of it waits for all of it, also backward.
+
+    So the messages of a round travel under its products. Without it, compilers send all blocks
+    first.
+    """
+    return lax.optimization_barrier(tree)
+
+
+_tied.defvjp(lambda tree: (_tied(tree), None), lambda _, cts: (lax.optimization_barrier(cts),))
 
 
 def _by_ragged_all_to_all(
