@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax import lax as jax_lax
 
-from benchmarks.collectives import references
+from benchmarks.collectives import ragged, references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
 from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
@@ -90,7 +90,10 @@ class Case:
         if algorithm != LAX:
             how = {"algorithm": self.schedule(algorithm)} if self.name in COLLECTIVES else {}
             return self.call(our_lax, x, **how)
-        if self.name == "pbroadcast" and platform != "gpu":  # lax has none, so what people write
+        # If lax has none, what people write.
+        if self.name == "ragged_all_to_all" and platform == "cpu":
+            return jax_lax.all_to_all(x, AXIS, 0, 0, tiled=True)
+        if self.name == "pbroadcast" and platform != "gpu":
             mine = jnp.where(jax_lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))
             return jax_lax.psum(mine, AXIS)
         return self.call(jax_lax, x)
@@ -155,6 +158,16 @@ CASES = (
         best=("pairwise", "bruck"),
     ),
     Case(
+        "ragged_all_to_all",
+        "",
+        sends=lambda n: n,
+        gets=lambda n: n,
+        busbw=lambda n: (n - 1) / n,
+        reference=partial(references.all_to_all, split_axis=0, concat_axis=0, tiled=True),
+        call=lambda lib, x, **how: _in_equal_slices(lib, x, **how),
+        best=("pairwise", "bruck"),
+    ),
+    Case(
         "pbroadcast",
         "",
         sends=lambda n: 1,
@@ -175,6 +188,15 @@ CASES = (
         best=("hop", "hop"),
     ),
 )
+
+
+def _in_equal_slices(lib: Any, x: Array, **how: Any) -> Array:
+    """As many rows for every rank; lax's own needs no bound on them."""
+    n = jax_lax.axis_size(AXIS)
+    count = len(x) // n
+    if lib is our_lax:
+        how["max_send"] = count
+    return ragged.called(lib, x, AXIS, [[count] * n] * n, **how)
 
 
 def _to_the_next(n: int) -> list[tuple[int, int]]:

@@ -11,6 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.collectives import ragged
+
 Reference = Callable[..., np.ndarray]
 
 
@@ -70,23 +72,6 @@ def _cut(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
     return blocks if tiled else [block.squeeze(dim) for block in blocks]
 
 
-def ragged_all_to_all(
-    operand: np.ndarray,
-    output: np.ndarray,
-    input_offsets: np.ndarray,
-    send_sizes: np.ndarray,
-    output_offsets: np.ndarray,
-    recv_sizes: np.ndarray,
-) -> np.ndarray:
-    """The output of every rank, with the slices of all operands for it written into it."""
-    result, slices = output.copy(), send_sizes.shape[1] // len(operand)
-    for source, number in np.ndindex(send_sizes.shape):
-        target, size = number // slices, send_sizes[source, number]
-        at, to = input_offsets[source, number], output_offsets[source, number]
-        result[target, to : to + size] = operand[source, at : at + size]
-    return result
-
-
 def pswapaxes(x: np.ndarray, axis: int) -> np.ndarray:
     """An `all_to_all` that splits and stacks the same dimension."""
     return all_to_all(x, axis, axis)
@@ -123,6 +108,7 @@ REFERENCES: dict[str, Reference] = {
     "pbroadcast": pbroadcast,
     "ppermute": ppermute,
     "pshuffle": pshuffle,
+    "ragged_all_to_all": ragged.reference,
 }
 
 
@@ -149,4 +135,5 @@ TRANSPOSES: dict[str, Reference] = {
     "pbroadcast": _to_source,
     "ppermute": lambda ct, perm: ppermute(ct, [(target, source) for source, target in perm]),
     "pshuffle": lambda ct, perm: pshuffle(ct, np.argsort(perm).tolist()),
+    "ragged_all_to_all": ragged.transpose,
 }

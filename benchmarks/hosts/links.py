@@ -16,6 +16,7 @@ from ringcoll.algorithms import COLLECTIVES, build
 from ringcoll.collectives.table import BUILT_INS
 from ringcoll.pricing import Price
 from ringcoll.schedules.phases import phases
+from ringcoll.schedules.registry import EXCHANGES
 
 #: One switch; or a cable from each host to the next one.
 LINKS = ("star", "ring")
@@ -60,7 +61,7 @@ class Wire:
         elif case.name in ("psum", "pmax", "pmin"):  # scattered, and gathered
             shares *= 2
         ports = 2 if self.links == "ring" and self.hosts > 2 else 1
-        if case.name != "all_to_all":
+        if case.name not in EXCHANGES:
             return shares / ports
         if ports == 1:
             return shares * self.local

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.random import Generator
 
+from benchmarks.collectives import ragged
 from benchmarks.collectives.cases import exists
 from benchmarks.collectives.references import REFERENCES, TRANSPOSES
 from benchmarks.measuring.data import largest
@@ -39,6 +40,7 @@ _UNGROUPED_IF_TYPED = ("psum", "pmean")  # no groups in lax under check_vma=True
 _WIDENED = (*_SUMS, "all_gather")  # the last in its gradient
 #: The argument with the dimension that is cut into a block for each rank.
 _CUTS = {"psum_scatter": "scatter_dimension", "all_to_all": "split_axis", "pswapaxes": "axis"}
+_RAGGED = "ragged_all_to_all"  # its operand holds the rows of all slices
 _IS_AS = {"pswapaxes": "all_to_all"}
 
 
@@ -75,7 +77,7 @@ class RandomCall:
         groups: its `axis_index_groups`.
         dtype, shapes: of the leaves of a rank's operand.
         what: the arguments that decide the result.
-        how: the others: `algorithm`, `accumulate_dtype`.
+        how: the others: `algorithm`, `accumulate_dtype`, `max_send`.
         batch: the dimension of a `vmap` around it, if there is one.
         pulls_back: whether it is differentiated too.
     """
@@ -139,9 +141,12 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
     shape = shape if groups is None else (len(groups[0]),)
     n = prod(shape)
     dtype = np.dtype(_pick(rng, _dtypes(name, n, place.x64)))
-    least = 1 if name in _CUTS else 0
+    least = 1 if name in (*_CUTS, _RAGGED) else 0
     ndim = int(rng.integers(least, 4))
     what = _what(rng, name, ndim, n)
+    how = _how(rng, name, shape, dtype, place.x64)
+    if name == _RAGGED and rng.integers(2):
+        how["max_send"] = max(ragged.rows(what["sizes"])[2], 1)
     if groups is None and name == "all_gather":
         what |= {"to": _pick(rng, ["varying", "invarying"])}
     return RandomCall(
@@ -154,7 +159,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
         dtype.name,
         tuple(_shape(rng, name, of, n, what) for of in _ndims(rng, ndim)),
         what,
-        _how(rng, name, shape, dtype, place.x64),
+        how,
         _maybe(rng, 0.1, int(rng.integers(ndim + 1))),
         rng.random() < 0.25 and _has_exact_gradient(name, dtype, n),
     )
@@ -207,6 +212,7 @@ def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
         "pbroadcast": {"source": sources[0]},
         "ppermute": {"perm": list(zip(sources, targets, strict=True))[:some]},
         "pshuffle": {"perm": sources},
+        _RAGGED: {"sizes": rng.integers(0, 4, (n, int(rng.integers(1, 3)) * n)).tolist()},
     }.get(name, {})
 
 
@@ -224,6 +230,8 @@ def _shape(
     if name in _CUTS:
         cut = what[_CUTS[name]]
         sizes[cut] = n * sizes[cut] if what.get("tiled") else n
+    if name == _RAGGED:
+        sizes[0] = ragged.rows(what["sizes"])[0]
     return tuple(sizes)
 
 

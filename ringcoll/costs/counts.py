@@ -68,7 +68,8 @@ def price(
 
     A psum (and pmean, pmax, pmin, pbroadcast) pays for a reduce-scatter and an
     all-gather, or for its stages: a stage over p ranks gathers whole vectors and adds
-    p-1 of them to its own.
+    p-1 of them to its own. A ragged_all_to_all pays for the exchange of its blocks; the offsets
+    are not counted.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`.

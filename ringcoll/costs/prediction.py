@@ -17,7 +17,7 @@ from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import seconds, seconds_on_hosts
 from ringcoll.costs.slices import closed, rings
 from ringcoll.io.strict_json import DTYPES
-from ringcoll.schedules.registry import ALL_REDUCES, COLLECTIVES, Algorithm, in_lax
+from ringcoll.schedules.registry import ALL_REDUCES, COLLECTIVES, EXCHANGES, Algorithm, in_lax
 
 __all__ = ["predict"]
 
@@ -94,6 +94,8 @@ def predict(
         raise ValueError(f"predict: collective {collective!r} is not known; there are {known}")
     if not 0 <= nbytes < float("inf"):
         raise ValueError(f"predict: nbytes {nbytes!r} is not a number of bytes; give 0 or more")
+    if name in EXCHANGES:  # slices that are all of one size
+        name = "all_to_all"
     if _DTYPES.get(dtype, dtype) not in DTYPES:
         raise ValueError(f"predict: dtype {dtype!r} is not known; there are {', '.join(DTYPES)}")
     machine = machines.find(device) if isinstance(device, str) else device

@@ -103,6 +103,7 @@ def test_the_references_agree_with_lax(name, n, dtype):
         ("psum_scatter", 32, 1024, 1024, 7 / 8),
         ("psum", 256, 1024, 1024, 14 / 8),
         ("all_to_all", 32, 1024, 1024, 7 / 8),
+        ("ragged_all_to_all", 32, 1024, 1024, 7 / 8),
         ("pbroadcast", 256, 1024, 1024, 1),
         ("ppermute", 256, 1024, 1024, 1),
     ],

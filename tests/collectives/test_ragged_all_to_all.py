@@ -3,6 +3,7 @@
 jax.lax cannot run its own on CPU; it is asked for types and errors alone.
 """
 
+import re
 from functools import partial
 
 import jax
@@ -10,10 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import SIZES, assert_same, data, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import (
+    SIZES,
+    assert_same,
+    data,
+    every_rank,
+    make_mesh,
+    mostly_exhaustive,
+    per_rank,
+    runnable,
+)
 
 import ringcoll
-from benchmarks.collectives.references import ragged_all_to_all as reference
+from benchmarks.collectives.ragged import moved as reference
+from ringcoll import pricing
+from ringcoll.collectives import rows
 
 ROW = (2, 3)
 
@@ -116,14 +128,45 @@ def test_a_rank_may_have_nothing_at_all():
 # -- max_send --
 
 
+def lowered(program, *xs):
+    """The StableHLO of what every rank runs."""
+    mapped = every_rank(make_mesh(len(xs[0])), program, check_vma=True)
+    return jax.jit(mapped).lower(*xs).as_text()
+
+
 @pytest.mark.parametrize("slices", [1, 3])
-def test_messages_are_as_small_as_max_send_says(slices):
-    numbers = integers(3, slices)
-    xs, most = (*arrays(3, numbers), *numbers), int(numbers[1].reshape(3, 3, slices).sum(2).max())
-    program = partial(call, algorithm="pairwise", max_send=most)
-    assert_same(np.asarray(per_rank(make_mesh(3), program, *xs)), reference(*xs))
-    text = jax.jit(lambda *xs: per_rank(make_mesh(3), program, *xs)).lower(*xs).as_text()
-    assert text.count(f"-> tensor<1x{most}x2x3xf32>") >= 2, text
+def test_messages_are_those_of_the_price_and_as_small_as_max_send_says(slices):
+    numbers = integers(4, slices)
+    xs, most = (*arrays(4, numbers), *numbers), int(numbers[1].reshape(4, 4, slices).sum(2).max())
+    for algorithm in runnable("all_to_all", 4):
+        program = partial(call, algorithm=algorithm, max_send=most)
+        assert_same(np.asarray(per_rank(make_mesh(4), program, *xs)), reference(*xs))
+        text = lowered(program, *xs)
+        price = pricing.price("ragged_all_to_all", algorithm, (4,))
+        sent = re.findall(r"collective_permute.*-> tensor<(\d+)x(\d+)x2x3xf32>", text)
+        assert (len(sent), sum(int(k) for k, _ in sent)) == (price.messages, price.sent)
+        assert {int(rows) for _, rows in sent} == {most}
+
+
+def test_a_program_checks_only_what_may_be_wrong():
+    numbers = integers(2)
+    xs, more = (*arrays(2, numbers), *numbers), [np.tile(x, 2) for x in numbers]
+    both = [np.stack([x, x], 1) for x in xs]
+    assert "callback" not in lowered(call, *xs)
+    assert "callback" not in lowered(jax.vmap(call), *both)
+    assert "callback" not in lowered(partial(call, max_send=99), *xs)
+    assert "callback" in lowered(partial(call, max_send=2), *xs)
+    assert "callback" in lowered(jax.vmap(partial(call, max_send=2)), *both)
+    assert "callback" in lowered(call, *xs[:2], *more)  # slices may share rows
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [("float32", np.nan), ("int8", -128), ("uint8", 255)])
+def test_elsewhere_than_on_cpu_rows_that_do_not_fit_are_seen(dtype, lost):
+    """Of two ranks, with two slices each; a block holds three rows, and the first has four."""
+    at, sizes = np.array([[4, 0], [6, 2]], np.int32), np.array([[2, 2], [1, 1]], np.int32)
+    blocks = np.array([1, 2, 3, 4, 5, 0], dtype)
+    made = rows.put(blocks, np.full(8, 9, dtype), at, sizes, 3)
+    assert_same(np.asarray(made), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
 
 
 REFUSED = jax.errors.JaxRuntimeError
@@ -160,3 +203,190 @@ def test_rows_that_are_sent_twice_to_a_rank_may_be_more_than_there_are():
     y = per_rank(make_mesh(1), partial(call, max_send=6), operand, output, *numbers)
     assert_same(np.asarray(y), np.concatenate([operand, operand], 1))
     jax.effects_barrier()
+
+
+# -- gradients and transformations --
+
+
+def pulled_back(ct, rows, numbers):
+    """The gradients of operand and output: rows travel back, and those of one row are added."""
+    at, sends, to, _ = numbers
+    slices = sends.shape[1] // len(ct)
+    to_operand, to_output = np.zeros((len(ct), rows, *ct.shape[2:]), ct.dtype), ct.copy()
+    for rank, number in np.ndindex(sends.shape):
+        target, size = number // slices, sends[rank, number]
+        source, start = slice(at[rank, number], at[rank, number] + size), to[rank, number]
+        to_operand[rank, source] += ct[target, start : start + size]
+        to_output[target, start : start + size] = 0
+    return to_operand, to_output
+
+
+def overlapping(n):
+    """All ranks send the same rows to all, or some of them; from some no row comes."""
+    at, sends, _, _ = integers(n)
+    at, sends = at % 3, np.where(np.arange(n) % 3 == 1, 0, sends)
+    gets = sends.T.copy()
+    to = np.cumsum(gets + 1, 1) - gets
+    return [x.astype(np.int32) for x in (at, sends, to.T, gets)]
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "bruck"])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    ("n", "numbers"), [(3, integers(3, 3)), (4, overlapping(4))], ids=["slices", "overlap"]
+)
+def test_gradients(n, numbers, check_vma, algorithm):
+    """First and second, backward and forward, of operand and output, under remat."""
+    operand, output = arrays(n, numbers)
+    ct = data((n, *output.shape[1:])) + 1
+
+    def program(operand, output, ct, *numbers):
+        @jax.checkpoint
+        def function(operand, output):
+            return call(operand, output, *numbers, algorithm=algorithm)
+
+        y, back = jax.vjp(function, operand, output)
+        once = back(ct)
+        _, there = jax.vjp(lambda ct: back(ct), ct)
+        tangents = operand + 1, 2 * output
+        _, moved = jax.jvp(function, (operand, output), tangents)
+        (of_operand,) = jax.vjp(lambda x: function(x, output), operand)[1](ct)
+        return y, once, there(tangents)[0], moved, of_operand
+
+    results = per_rank(make_mesh(n), program, operand, output, ct, *numbers, check_vma=check_vma)
+    y, once, twice, moved, of_operand = jax.tree.map(np.asarray, results)
+    expected = pulled_back(ct, operand.shape[1], numbers)
+    assert_same(y, reference(operand, output, *numbers))
+    assert_same(once, expected)
+    assert_same(of_operand, expected[0])
+    assert_same(moved, reference(operand + 1, 2 * output, *numbers))
+    assert_same(twice, moved)  # the transpose of the transpose
+
+
+def test_vmap_in_groups_of_some_operands():
+    """Operands at the end, outputs not mapped, sizes in front."""
+    xs, expected = in_groups()
+    operand, output, *numbers = xs
+    fewer = [numbers[0], numbers[1] // 2, numbers[2], numbers[3] // 2]
+    batch = np.stack([operand, 2 * operand], -1)
+    both = [np.stack(two, 1) for two in zip(numbers, fewer, strict=True)]
+
+    def program(operand, output, *numbers):
+        function = partial(call, axis_index_groups=GROUPS, algorithm="bruck", max_send=3)
+        return jax.vmap(function, (-1, None, 0, 0, 0, 0), 1)(operand, output, *numbers)
+
+    y = np.asarray(per_rank(make_mesh(6), program, batch, output, *both, check_vma=False))
+    assert_same(y[:, :, 0], expected)
+    for group in map(list, GROUPS):
+        halved = reference(*(x[group] for x in (2 * operand, output, *fewer)))
+        assert_same(y[group, :, 1], halved)
+
+
+def test_vmap_of_gradients_in_a_scan():
+    numbers = integers(3)
+    operand, output = arrays(3, numbers)
+    scales = np.tile(np.arange(1, 5, dtype=np.float32).reshape(2, 2), (3, 1, 1))
+
+    def program(operand, output, scales, *numbers):
+        def loss(operand, scale):
+            return (scale * call(operand, output, *numbers, algorithm="pairwise")).sum()
+
+        def step(carry, scales):
+            return carry, jax.vmap(jax.grad(loss), (None, 0))(operand, scales)
+
+        return lax.scan(step, 0, scales)[1]
+
+    y = np.asarray(per_rank(make_mesh(3), program, operand, output, scales, *numbers))
+    ones, _ = pulled_back(np.ones_like(output), operand.shape[1], numbers)
+    assert_same(y, scales[..., *[None] * operand[0].ndim] * ones[:, None, None])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    mostly_exhaustive(
+        ["bool", "int4", "int8", "uint32", "float8_e4m3fn", "bfloat16", "float16", "complex64"],
+        ("bool", "int4", "bfloat16").__contains__,
+    ),
+)
+def test_dtypes_of_data_and_of_numbers(dtype):
+    numbers = [
+        x.astype(kind) for x, kind in zip(integers(3), ("i2", "u1", "i4", "u4"), strict=True)
+    ]
+    operand, output = arrays(3, integers(3), dtype)
+    for algorithm in ("auto", "pairwise"):
+        y = per_rank(make_mesh(3), partial(call, algorithm=algorithm), operand, output, *numbers)
+        assert_same(np.asarray(y), reference(operand, output, *numbers))
+
+
+def test_the_result_varies_as_any_operand_does():
+    """lax types it as the output is, which may be the same on all ranks before the call."""
+    numbers = integers(2)
+    xs = *arrays(2, numbers), *numbers
+
+    def program(operand, output, *numbers):
+        same = jnp.zeros(output.shape)
+        z = ringcoll.ragged_all_to_all(operand, same, *numbers, axis_name="y")
+        assert jax.typeof(same).mat.varying == frozenset()
+        assert jax.typeof(z).mat.varying == {"x", "y"}
+        return z
+
+    both = [np.concatenate([x, x]) for x in xs]
+    z = np.asarray(per_rank(make_mesh(2, 2), program, *both))
+    xs = xs[0], np.zeros_like(xs[1]), *numbers
+    assert_same(z, np.concatenate([reference(*xs)] * 2))
+
+
+def test_wide_integers_around():
+    with jax.enable_x64(True):
+        numbers = [x.astype(np.int64) for x in integers(3, 3)]
+        xs = *arrays(3, numbers, "float64"), *numbers
+        for algorithm in ("auto", "bruck"):
+            y = per_rank(make_mesh(3), partial(call, algorithm=algorithm), *xs)
+            assert_same(np.asarray(y), reference(*xs))
+
+
+# -- refusals --
+
+X, Y, ONE = jnp.zeros((4, 2)), jnp.zeros((5, 2)), jnp.zeros(2, jnp.int32)
+REFUSALS = [
+    ((X, Y, ONE, ONE.astype(float), ONE, ONE), {}, ValueError, "send_sizes must be integer type"),
+    ((X, Y, ONE[None], *[ONE] * 3), {}, ValueError, "input_offsets must be rank 1 with positive"),
+    ((X, Y, *[ONE] * 4), {"axis_name": "z"}, NameError, "unbound axis name: z.*the axes here are"),
+    ((X, Y[0], *[ONE] * 4), {}, ValueError, r"\(4, 2\) and \(2,\); let them differ in their first"),
+    ((X, Y[:, :1], *[ONE] * 4), {}, ValueError, "let them differ in their first dimension alone"),
+    ((X, Y.astype(int), *[ONE] * 4), {}, TypeError, "operand is float32 and output is int32; cast"),
+    ((X, Y, *[ONE] * 3, ONE[:1]), {}, ValueError, "recv_sizes: 1.*pass a multiple of 2 of each"),
+    ((X, Y, *[jnp.zeros(3, int)] * 4), {}, ValueError, "k times 2 ranks.*a multiple of 2"),
+    ((X, Y, *[ONE] * 4), {"max_send": 0}, ValueError, "max_send=0.*pass 1 or more"),
+    ((X, Y, *[ONE] * 4), {"max_send": 1.5}, TypeError, "max_send=1.5 is not an integer"),
+    (
+        (X, Y, *[ONE] * 4),
+        {"algorithm": "ring"},
+        ValueError,
+        "choose from .*pairwise, bruck",
+    ),
+    ((X, Y, *[ONE] * 4), {"axis_index_groups": [[0]]}, ValueError, "in exactly one group"),
+    (([[1.0]], Y, *[ONE] * 4), {}, TypeError, "not a valid JAX type; pass an array"),
+]
+
+
+@pytest.mark.parametrize(
+    ("xs", "how", "kind", "words"), REFUSALS, ids=[words for *_, words in REFUSALS]
+)
+def test_refusals_name_the_call_and_the_cure(xs, how, kind, words):
+    with pytest.raises(kind, match=f"(?s)ringcoll.ragged_all_to_all.*{words}"):
+        trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | how)))
+
+
+def test_an_axis_of_a_vmap_is_refused_as_in_lax():
+    batch = [jnp.stack([x, x]) for x in (X, Y, *[ONE] * 4)]
+    with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):
+        jax.vmap(partial(ringcoll.ragged_all_to_all, axis_name="v"), axis_name="v")(*batch)
+
+
+def trace(program):
+    def nothing_out():
+        program()
+        return ()
+
+    jax.make_jaxpr(jax.shard_map(nothing_out, mesh=make_mesh(2), in_specs=(), out_specs=()))()
