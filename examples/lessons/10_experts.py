@@ -87,9 +87,10 @@ claim("a ring of blocks is the mixture", np.allclose(y, expected, atol=1e-5))
 
 def layer(algorithm: str):
     @jax.jit
-    @jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=ep.Routed(P("x"), P()))
-    def run(x: Array, router: Array, experts: dict[str, Array]) -> ep.Routed:
-        return ep.moe(x, router, experts, "x", top_k=K, algorithm=algorithm)
+    @jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=(P("x"), P()))
+    def run(x: Array, router: Array, experts: dict[str, Array]) -> tuple[Array, Array]:
+        y, loss = ep.moe(x, router, experts, "x", top_k=K, algorithm=algorithm)
+        return y, loss
 
     return run
 
@@ -106,10 +107,10 @@ claim("7 for the blocks, 7 for their sums", sent == 2 * (N - 1))
 mean = x.mean(0)
 uneven = jax.device_put(router.at[:, 0].add(8 * mean / jnp.linalg.norm(mean)), P())
 run = layer("gather")
-before = run(tokens, uneven, parts).balance_loss
-teach = jax.jit(jax.grad(lambda router: run(tokens, router, parts).balance_loss))
+before = run(tokens, uneven, parts)[1]
+teach = jax.jit(jax.grad(lambda router: run(tokens, router, parts)[1]))
 for _ in range(20):
     uneven = uneven - 2.0 * teach(uneven)
-after = run(tokens, uneven, parts).balance_loss
+after = run(tokens, uneven, parts)[1]
 print(f"the load-balancing loss: {before:.3f}, after 20 steps {after:.3f}")
 claim("the router has learnt to spread tokens", 1 < after < before)
