@@ -210,7 +210,7 @@ def _by_gather(x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ..
     everywhere = partial(all_gather, axis_name=axes, axis=0, tiled=True)
     x, ids, weights = everywhere((x, routing.ids, routing.weights))
     first = lax.axis_index(axes) * experts.count
-    y = experts.weighted(x, *slots_of(ids, weights, first, experts.count))
+    y, _ = experts.weighted(x, *slots_of(ids, weights, first, experts.count))
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
 
 
@@ -231,19 +231,21 @@ def _by_ring(
     half = len(x) // 2
 
     @jax.checkpoint
-    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...]) -> Array:
+    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...], beside: Pytree) -> Any:
         mine = replace(experts, gate=own[0], up=own[1], down=own[2])
-        return mine.weighted(x, *slots_of(ids, weights, me * count, count))
+        return mine.weighted(x, *slots_of(ids, weights, me * count, count), beside)
 
-    def multiplied(x: Sequence[Array], origins: Sequence[Array], parts: Sequence[slice]) -> Array:
-        """The tokens of these parts of the blocks of these ranks, by this rank's experts."""
+    def multiplied(
+        x: Sequence[Array], origins: Sequence[Array], parts: Sequence[slice], beside: Pytree
+    ) -> tuple[Array, Pytree]:
+        """These parts of the blocks of these ranks by this rank's experts, while `beside` comes."""
 
         def found(whole: Array) -> Array:
             where = zip(origins, parts, strict=True)
             return jnp.concatenate([jnp.take(whole, at, axis=0)[part] for at, part in where])
 
-        ids, weights = map(found, table)
-        return work(jnp.concatenate(x), ids, weights, (experts.gate, experts.up, experts.down))
+        own = experts.gate, experts.up, experts.down
+        return work(jnp.concatenate(x), *map(found, table), own, beside)
 
     def hops(values: Sequence[Array]) -> list[Array]:
         pairs = [[(r, (r + way) % n) for r in range(n)] for way in ways]
@@ -251,32 +253,19 @@ def _by_ring(
 
     blocks = hops([x[share] for share in shares]) if n > 1 else []
     sums: list[Array] = []
-    first, blocks = _tied((multiplied([x[:half]], [me], [slice(half)]), blocks))
+    first, blocks = multiplied([x[:half]], [me], [slice(half)], blocks)
     for turn in range(1, n):
         coming = hops(blocks) if turn < n - 1 else []
         sums = hops(sums) if sums else []
-        made = multiplied(blocks, [(me - way * turn) % n for way in ways], shares)
-        made, coming, sums = _tied((made, coming, sums))
+        origins = [(me - way * turn) % n for way in ways]
+        made, (coming, sums) = multiplied(blocks, origins, shares, (coming, sums))
         parts = [made[share] for share in shares]
         sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
         blocks = coming
     home = hops(sums) if n > 1 else []
-    last, home = _tied((multiplied([x[half:]], [me], [slice(half, None)]), home))
+    last, home = multiplied([x[half:]], [me], [slice(half, None)], home)
     own = jnp.concatenate([first, last])
     return own + jnp.concatenate(home) if home else own
-
-
-@jax.custom_vjp
-def _tied(tree: Pytree) -> Pytree:
-    """The tree itself; whatever uses a part of it waits for all of it, also backward.
-
-    So the messages of a round travel under its products. Without it, compilers send all blocks
-    first.
-    """
-    return lax.optimization_barrier(tree)
-
-
-_tied.defvjp(lambda tree: (_tied(tree), None), lambda _, cts: (lax.optimization_barrier(cts),))
 
 
 def _by_ragged_all_to_all(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.runtime.value_types import typed_alike
 
@@ -50,18 +51,33 @@ class Experts:
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes)
 
-    def of_slots(self, x: Array, slots: Array) -> Array:
-        """Each token by the expert of each slot: `[t, d], [t, s] -> [t, s, d]`; zeros for none."""
-        used, flat = slots < self.count, slots.reshape(-1)
+    def weighted(
+        self, x: Array, slots: Array, weights: Array, beside: Pytree = ()
+    ) -> tuple[Array, Pytree]:
+        """The sum of each token's slots, weighted: `[t, d], [t, s], [t, s] -> [t, d]`.
+
+        And `beside` as it is, but it is there as soon as the products are, and used no earlier.
+        """
+        used = slots < self.count
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
-        rows = self.mlp(spread(x, order, back, used), counted(flat, self.count))
+        rows = self.mlp(spread(x, order, back, used), counted(slots.reshape(-1), self.count))
+        rows, beside = _tied((rows, beside))
         rows = permuted(rows, back, order).reshape(*slots.shape, -1)
-        return jnp.where(used[..., None], rows, 0)
+        return combined(jnp.where(used[..., None], rows, 0), weights), beside
 
-    def weighted(self, x: Array, slots: Array, weights: Array) -> Array:
-        """The sum of each token's slots, weighted: `[t, d], [t, s], [t, s] -> [t, d]`."""
-        return combined(self.of_slots(x, slots), weights)
+
+@jax.custom_vjp
+def _tied(tree: Pytree) -> Pytree:
+    """The tree itself; whatever uses a part of it waits for all of it, also backward.
+
+    So the messages of a round travel under its products. Without it, compilers send all blocks
+    first.
+    """
+    return lax.optimization_barrier(tree)
+
+
+_tied.defvjp(lambda tree: (_tied(tree), None), lambda _, cts: (lax.optimization_barrier(cts),))
 
 
 def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
