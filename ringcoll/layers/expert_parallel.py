@@ -114,7 +114,8 @@ def moe(
     Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as rows those that its experts may get at most:
-    n t min(top_k, E/n). The rings hold n times less of rows, and compute them again for gradients.
+    n t min(top_k, E/n). The rings hold n times less of rows, and compute them again for gradients,
+    for which they keep the blocks and sums of all rounds.
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather", or
     n max_send.
 
