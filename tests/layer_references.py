@@ -81,3 +81,18 @@ def layer_norm(params, x, epsilon=1e-6):
     centred = x - x.mean(-1, keepdims=True)
     y = centred / jnp.sqrt(jnp.mean(centred**2, -1, keepdims=True) + epsilon) * params["scale"]
     return y + params["bias"]
+
+
+def moe(params, top_k, normalize=True):
+    """Every expert on every token, and a sum over those that a token chose; the balance loss."""
+    x, router, experts = params["x"], params["router"], params["experts"]
+    likely = jax.nn.softmax(x @ router)
+    order = jnp.argsort(-likely, axis=-1)
+    chosen = jax.nn.one_hot(order[:, :top_k], router.shape[1]).sum(1)
+    weights = likely * chosen
+    if normalize:
+        weights = weights / weights.sum(-1, keepdims=True)
+    gate, up = (jnp.einsum("td,edf->tef", x, experts[name]) for name in ("gate", "up"))
+    made = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
+    loss = router.shape[1] * jnp.sum(chosen.mean(0) / top_k * likely.mean(0))
+    return jnp.einsum("te,ted->td", weights, made), loss

@@ -1,12 +1,13 @@
 """Layers whose collectives hide under their matmuls: functions on pytrees of parameters."""
 
-from ringcoll.layers import fsdp, tensor_parallel
+from ringcoll.layers import expert_parallel, fsdp, tensor_parallel
 from ringcoll.layers.randomness import fold_rng_over_axis
 from ringcoll.layers.replicas import copied, copied_beside
 
 __all__ = [
     "copied",
     "copied_beside",
+    "expert_parallel",
     "fold_rng_over_axis",
     "fsdp",
     "tensor_parallel",

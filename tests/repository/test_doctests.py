@@ -15,10 +15,20 @@ from support import python
 import ringcoll
 from ringcoll import algorithms, debug, draw, layers, overlap
 from ringcoll.costs import counts, model, precision
-from ringcoll.layers import fsdp, tensor_parallel
+from ringcoll.layers import expert_parallel, fsdp, tensor_parallel
+from ringcoll.matmuls import experts
 
-LISTS = (ringcoll, layers, fsdp, tensor_parallel, overlap, draw, debug)  # of public names
-OWN = (algorithms, counts, model, precision)  # where what is defined is public
+LISTS = (
+    ringcoll,
+    layers,
+    expert_parallel,
+    fsdp,
+    tensor_parallel,
+    overlap,
+    draw,
+    debug,
+)  # of public names
+OWN = (algorithms, counts, experts, model, precision)  # where what is defined is public
 REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.listed_name, algorithms.names)
 FOR_TPUS = ("ringcoll.overlap.topology", "ringcoll.overlap.compilation")
 

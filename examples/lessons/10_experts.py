@@ -1,0 +1,116 @@
+"""Lesson 10: experts.
+
+A mixture of experts has many MLPs, and a router that chooses a few of them for each token. The
+experts are sharded: of E experts on n ranks, rank r has E/n. Tokens are sharded too, so a token and
+its experts are seldom on one rank.
+
+Here the tokens travel. Each rank's tokens go around the ring as one block, and behind each block
+goes the sum of what it has got so far. At each rank, the experts there add their share:
+
+    round        1              2              3         ...
+    block r      at rank r+1    at rank r+2    at rank r+3
+    its sum      made there     arrives, +=    arrives, +=    ... one more hop: home
+
+No token is dropped, however uneven the choice is. While a rank multiplies one block, the next one
+arrives.
+"""
+
+import os
+
+os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from examples.lessons.claims import claim, permutes
+from ringcoll.layers import expert_parallel as ep
+
+N, E, K, T, D, F = 8, 16, 2, 32, 16, 24  # ranks, experts, those of a token, tokens of a rank
+rng = np.random.default_rng(0)
+shapes = {"gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+experts = {
+    name: jnp.asarray(rng.standard_normal(s, np.float32) / s[1] ** 0.5)
+    for name, s in shapes.items()
+}
+router = jnp.asarray(rng.standard_normal((D, E), np.float32))
+x = jnp.asarray(rng.standard_normal((N * T, D), np.float32))
+
+
+def chosen_weights(x: Array, router: Array) -> Array:
+    """Of each token for each expert; 0 for those that it did not choose: [t, E]."""
+    likely = jax.nn.softmax(x @ router)
+    least = lax.top_k(likely, K)[0][:, -1:]
+    weights = jnp.where(likely >= least, likely, 0)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def mixed(x: Array, weights: Array, experts: dict[str, Array]) -> Array:
+    """Every expert on every token, which is wasteful, and their weighted sum."""
+    gate, up = (jnp.einsum("td,edf->tef", x, experts[name]) for name in ("gate", "up"))
+    made = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
+    return jnp.einsum("te,ted->td", weights, made)
+
+
+expected = mixed(x, chosen_weights(x, router), experts)
+jax.set_mesh(jax.make_mesh((N,), ("x",)))
+specs = ep.partition_specs(experts, "x")
+parts, everywhere = ep.shard(experts, specs), jax.device_put(router, P())
+tokens = jax.device_put(x, P("x"))
+print(f"{E} experts on {N} ranks: up is {specs['up']}")
+
+
+@jax.jit
+@jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=P("x"))
+def by_hand(x: Array, router: Array, experts: dict[str, Array]) -> Array:
+    first = lax.axis_index("x") * (E // N)  # of the experts of this rank
+
+    def share(block: Array, weights: Array) -> Array:
+        return mixed(block, lax.dynamic_slice_in_dim(weights, first, E // N, 1), experts)
+
+    def on(value: Array) -> Array:
+        return lax.ppermute(value, "x", [(r, (r + 1) % N) for r in range(N)])
+
+    weights = chosen_weights(x, router)
+    total = share(x, weights)
+    for _ in range(N - 1):
+        x, weights, total = on(x), on(weights), on(total)
+        total = total + share(x, weights)
+    return on(total)
+
+
+y = by_hand(tokens, everywhere, parts)
+claim("a ring of blocks is the mixture", np.allclose(y, expected, atol=1e-5))
+
+
+def layer(algorithm: str):
+    @jax.jit
+    @jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=(P("x"), P()))
+    def run(x: Array, router: Array, experts: dict[str, Array]) -> tuple[Array, Array]:
+        y, loss = ep.moe(x, router, experts, "x", top_k=K, algorithm=algorithm)
+        return y, loss
+
+    return run
+
+
+for algorithm in ("ring", "gather", "ragged_all_to_all"):
+    y, loss = layer(algorithm)(tokens, everywhere, parts)
+    claim(f"so is the layer by {algorithm!r}", np.allclose(y, expected, atol=1e-5))
+sent = permutes(layer("ring").lower(tokens, everywhere, parts).compile())
+print(f"the ring sends {sent} messages a rank, and the gather of the choices")
+claim("7 for the blocks, 7 for their sums", sent == 2 * (N - 1))
+
+# All tokens to one expert: nothing is dropped, but one rank works for all. A loss says so: it is 1
+# if all experts are chosen alike, and more if not. Its gradient teaches the router.
+mean = x.mean(0)
+uneven = jax.device_put(router.at[:, 0].add(8 * mean / jnp.linalg.norm(mean)), P())
+run = layer("gather")
+before = run(tokens, uneven, parts)[1]
+teach = jax.jit(jax.grad(lambda router: run(tokens, router, parts)[1]))
+for _ in range(20):
+    uneven = uneven - 2.0 * teach(uneven)
+after = run(tokens, uneven, parts)[1]
+print(f"the load-balancing loss: {before:.3f}, after 20 steps {after:.3f}")
+claim("the router has learnt to spread tokens", 1 < after < before)

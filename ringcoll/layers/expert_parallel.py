@@ -1,0 +1,343 @@
+"""Expert-parallel layers: an axis shards the experts, and the tokens.
+
+Call `moe` inside `jax.shard_map`, on a rank's own tokens and experts: of E experts on n ranks,
+expert e is on rank e // (E/n). Every token goes to the experts that the router chooses for it, and
+none is dropped, however uneven the choice is. One argument says how tokens and experts meet:
+
+- "gather": all tokens travel to all ranks, and the sums of what experts made of them back;
+- "ring", "bidirectional_ring": the same, block by block: while the experts work on the tokens of
+  some ranks, those of the next ones arrive, and the sums of the last ones are on their way home;
+- "ragged_all_to_all": a token travels to the ranks of its experts alone, once for each expert, and
+  each result back: fewer bytes where there are many more ranks than experts of a token;
+- "auto": what `ringcoll.matmuls.experts` prices least for these shapes on the devices of the mesh;
+  on CPU "gather".
+
+Gradients are those of the same layer on one device, for tokens, router and experts. As for
+`tensor_parallel`, take them outside `shard_map`, or inside under `check_vma=True`.
+
+With tensor parallelism over a second axis, shard the features of the experts: `gate` and `up` by
+their last dimension, `down` by its middle one, and the tokens not at all. The result is then a
+rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has both axes.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
+
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.permute import ppermute
+from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.layers.experts import (
+    Experts,
+    combined,
+    counted,
+    experts_of,
+    orders,
+    permuted,
+    slots_of,
+    spread,
+)
+from ringcoll.layers.linear import rank_count
+from ringcoll.layers.parameters import refusal, shard
+from ringcoll.layers.replicas import copied
+from ringcoll.layers.routing import Routing, route
+from ringcoll.matmuls.experts import GATHER, RAGGED, Mixture, fastest
+from ringcoll.runtime.value_types import device_kind, typed_alike
+
+__all__ = ["ALGORITHMS", "WAYS", "Routed", "moe", "partition_specs", "shard"]
+
+#: Of a ring: which way each share of the tokens goes.
+WAYS: Mapping[str, Sequence[int]] = MappingProxyType({"ring": (1,), "bidirectional_ring": (1, -1)})
+#: What `algorithm` may be.
+ALGORITHMS = ("auto", GATHER, *WAYS, RAGGED)
+
+
+class Routed(NamedTuple):
+    """What `moe` returns: the result for each token, and the load-balancing loss, 1 at best."""
+
+    output: Array
+    balance_loss: Array
+
+
+def moe(
+    x: Array,
+    router: Array,
+    experts: Any,
+    axis_name: AxisName,
+    *,
+    top_k: int,
+    normalize: bool = True,
+    activation: Callable[[Array], Array] = jax.nn.silu,
+    algorithm: str = "auto",
+    max_send: int | None = None,
+    precision: Any = None,
+) -> Routed:
+    """A mixture of gated MLPs: each token goes to its `top_k` experts, wherever they are.
+
+    `x: [..., t, d], router: [d, E], gate, up: [E/n, d, f], down: [E/n, f, d] -> [..., t, d]`, for
+    the tokens of this rank. An expert makes `(activation(x @ gate) * (x @ up)) @ down`; a token
+    gets the sum of its experts' results, weighted by the softmax of `x @ router`.
+
+    Args:
+        x: tokens of this rank; leading dimensions are tokens too.
+        router: the same on all ranks.
+        experts: a mapping or an object with this rank's gate, up and down, of the dtype of x.
+        axis_name: the axis, or axes, that the experts and the tokens are sharded over.
+        top_k: the number of experts of a token.
+        normalize: whether the weights of a token are divided by their sum. Pass False for
+            `top_k=1`, or the output has no gradient for the router.
+        activation: of the gate.
+        algorithm: see above.
+        max_send: the most rows that one rank may have for another, which bounds messages and
+            buffers of "ragged_all_to_all", and is for it alone. If a rank has more, no row is
+            dropped in silence: the output of all ranks is NaN.
+        precision: of the experts' products, as in `jax.lax.dot`.
+
+    Returns:
+        `Routed(output, balance_loss)`. The loss is E times the sum over experts of the share of
+        choices that fell on an expert times its mean probability, over all ranks of the axis; the
+        same on each. It is 1 if all are alike, and at most E. Its gradient is for the router
+        (and x): add it to yours with a small factor, such as 0.01.
+
+    Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
+    sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
+    holds the tokens of all ranks, and as rows those that its experts may get at most:
+    n t min(top_k, E/n). The rings hold n times less of rows, and compute them again for gradients,
+    for which they keep the blocks and sums of all rounds.
+    "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather", or
+    n max_send.
+
+    Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
+    is sent.
+
+    Raises:
+        KeyError: gate, up or down is missing.
+        TypeError: x and the experts are of different dtypes, or no floats; top_k is no integer.
+        ValueError: shapes do not fit; experts do not divide by the ranks; top_k is not 1 to E;
+            there is no such algorithm.
+
+    Source: Shazeer et al., "Outrageously large neural networks" (2017); Lepikhin et al., "GShard"
+    (2020), and Fedus et al., "Switch transformers" (2021), for the loss; Gale et al., "MegaBlocks"
+    (2022), for experts that drop no token.
+
+    >>> from ringcoll.layers import expert_parallel as ep
+    >>> shapes = {"gate": (4, 2, 3), "up": (4, 2, 3), "down": (4, 3, 2)}
+    >>> experts = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    >>> specs = P("x"), P(), ep.partition_specs(experts, "x")
+    >>> layer = partial(ep.moe, axis_name="x", top_k=2, activation=jax.nn.relu)
+    >>> moe = ranks(layer, specs, ep.Routed(P("x"), P()))
+    >>> y, loss = moe(jnp.arange(8.0).reshape(4, 2), jnp.zeros((2, 4)), experts)
+    >>> print(y.T, loss)
+    [[  3.  75. 243. 507.]
+     [  3.  75. 243. 507.]] 1.0
+    """
+    axes, n = axes_of(axis_name), rank_count(axis_name)
+    x, router = jnp.asarray(x), jnp.asarray(router)
+    top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
+    if max_send is not None:
+        max_send = _integer("moe", "max_send", max_send)
+        if max_send < 1 or algorithm not in ("auto", RAGGED):
+            words = f"max_send={max_send}, algorithm={algorithm!r}"
+            cure = f"pass 1 or more, and algorithm={RAGGED!r}"
+            raise refusal(ValueError, "moe", words, cure)
+    how = {"activation": activation, "precision": precision}
+    own = experts_of("moe", experts, x, router.shape[1], n, **how)
+    x, router = copied((x, router), axes)
+    tokens = x.reshape(-1, x.shape[-1])
+    routing = route(tokens, router, axes, top_k, normalize)
+    tokens, _ = typed_alike([tokens, router], axes)
+    form = algorithm
+    if form == "auto":
+        count, d, f = own.gate.shape
+        mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
+        form = fastest(mixture, device_kind()) if max_send is None else RAGGED
+    if form == GATHER:
+        y = _by_gather(tokens, routing, own, axes)
+    elif form == RAGGED:
+        y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
+    else:
+        y = _by_ring(tokens, routing, own, axes, n, ways=WAYS[form])
+    return Routed(y.reshape(x.shape), routing.balance_loss)
+
+
+def _checked(
+    function: str, x: Array, router: Array, top_k: Any, algorithm: Any, n: int, axis_name: AxisName
+) -> int:
+    """The number of experts of a token, if it and the shapes are right."""
+    for name, array in {"x": x, "router": router}.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            words = f"{name} is {array.dtype.name}"
+            raise refusal(TypeError, function, words, "pass real floats")
+    if x.ndim < 2 or router.ndim != 2 or x.shape[-1] != router.shape[0]:
+        words = f"x is {list(x.shape)}, the router {list(router.shape)}"
+        raise refusal(ValueError, function, words, "pass x: [..., t, d] and router: [d, experts]")
+    total = router.shape[1]
+    if total % n or not total:
+        words = f"{total} experts do not divide by the {n} ranks of {axis_name!r}"
+        cure = "use a multiple of the ranks; a router's columns are all the experts"
+        raise refusal(ValueError, function, words, cure)
+    number = _integer(function, "top_k", top_k)
+    if not 1 <= number <= total:
+        words = f"top_k={number} of {total} experts"
+        raise refusal(ValueError, function, words, f"pass 1 to {total}")
+    if algorithm not in ALGORITHMS:
+        words = f"algorithm={algorithm!r}"
+        raise refusal(ValueError, function, words, f"choose from {', '.join(ALGORITHMS)}")
+    return number
+
+
+def _integer(function: str, name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        words = f"{name}={value!r} is no integer"
+        raise refusal(TypeError, function, words, "pass a Python int") from error
+
+
+def _by_gather(x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...]) -> Array:
+    """All tokens to all ranks; each weighs and sums what its own experts make of them."""
+    everywhere = partial(all_gather, axis_name=axes, axis=0, tiled=True)
+    x, ids, weights = everywhere((x, routing.ids, routing.weights))
+    first = lax.axis_index(axes) * experts.count
+    y, _ = experts.weighted(x, *slots_of(ids, weights, first, experts.count))
+    return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
+
+
+def _by_ring(
+    x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], n: int, ways: Sequence[int]
+) -> Array:
+    """Blocks of tokens travel around the ring, and behind each the sum of what it has got so far.
+
+    `ways` has 1 or -1 for each share of the tokens: they travel at once. While the experts work on
+    one round's tokens, the next ones arrive, and the sums of the last ones are sent on. A rank's
+    own tokens are multiplied under the first hop and under the last, one half each.
+    """
+    me, count = lax.axis_index(axes), experts.count
+    x, _ = typed_alike([x, experts.gate], axes)
+    table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
+    ends = np.linspace(0, len(x), len(ways) + 1, dtype=int)
+    shares = [slice(int(a), int(b)) for a, b in pairwise(ends)]
+    half = len(x) // 2
+
+    @jax.checkpoint
+    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...], beside: Pytree) -> Any:
+        mine = replace(experts, gate=own[0], up=own[1], down=own[2])
+        return mine.weighted(x, *slots_of(ids, weights, me * count, count), beside)
+
+    def multiplied(
+        x: Sequence[Array], origins: Sequence[Array], parts: Sequence[slice], beside: Pytree
+    ) -> tuple[Array, Pytree]:
+        """These parts of the blocks of these ranks by this rank's experts, while `beside` comes."""
+
+        def found(whole: Array) -> Array:
+            where = zip(origins, parts, strict=True)
+            return jnp.concatenate([jnp.take(whole, at, axis=0)[part] for at, part in where])
+
+        own = experts.gate, experts.up, experts.down
+        return work(jnp.concatenate(x), *map(found, table), own, beside)
+
+    def hops(values: Sequence[Array]) -> list[Array]:
+        pairs = [[(r, (r + way) % n) for r in range(n)] for way in ways]
+        return [ppermute(x, axes, to) for x, to in zip(values, pairs, strict=True)]
+
+    blocks = hops([x[share] for share in shares]) if n > 1 else []
+    sums: list[Array] = []
+    first, blocks = multiplied([x[:half]], [me], [slice(half)], blocks)
+    for turn in range(1, n):
+        coming = hops(blocks) if turn < n - 1 else []
+        sums = hops(sums) if sums else []
+        origins = [(me - way * turn) % n for way in ways]
+        made, (coming, sums) = multiplied(blocks, origins, shares, (coming, sums))
+        parts = [made[share] for share in shares]
+        sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
+        blocks = coming
+    home = hops(sums) if n > 1 else []
+    last, home = multiplied([x[half:]], [me], [slice(half, None)], home)
+    own = jnp.concatenate([first, last])
+    return own + jnp.concatenate(home) if home else own
+
+
+def _by_ragged_all_to_all(
+    x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], max_send: int | None
+) -> Array:
+    """Each token to the ranks of its experts, a row for each expert, and the results back.
+
+    Rows are sorted by expert before they are sent, and arrive sorted: a rank has a slice for each
+    expert. All ranks know how many rows go from where to where.
+    """
+    me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
+    order, back = orders(routing.ids)
+    table = all_gather(counted(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
+    n, most = len(table), tokens * min(k, count)
+    fits = jnp.array(True)
+    if max_send is not None and max_send < most:
+        most, fits = max_send, table.reshape(n, n, count).sum(2).max() <= max_send
+        table = jnp.where(fits, table, 0)
+    of_expert = table.sum(0).reshape(n, count)
+    there = _before(of_expert, 1).reshape(-1)[None] + _before(table, 0)  # where rows arrive: [n, E]
+    home = _before(table, 1)  # where they were: [n, E]
+    sends = table[me]
+    here = [lax.dynamic_slice_in_dim(part, me * count, count, 1) for part in (table, there, home)]
+    gets, arrived, left = (part.reshape(-1) for part in here)
+
+    rows = spread(x, order, back, jnp.ones((tokens, k), bool))
+    exchange = partial(ragged_all_to_all, axis_name=axes, max_send=max(most, 1))
+    buffer, _ = typed_alike([jnp.zeros((n * most, x.shape[1]), x.dtype), rows], axes)
+    rows = exchange(rows, buffer, home[me], sends, there[me], gets)
+    rows = experts.mlp(rows, of_expert[me])
+    buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
+    rows = exchange(rows, buffer, arrived, gets, left, sends)
+    y = combined(permuted(rows, back, order).reshape(tokens, k, -1), routing.weights)
+    return jnp.where(fits, y, jnp.nan)
+
+
+def _before(sizes: Array, dim: int) -> Array:
+    """The sum of those before, along a dimension."""
+    return lax.cumsum(sizes, dim) - sizes
+
+
+def partition_specs(
+    params: Pytree, axis_name: AxisName, *, features: AxisName | None = None
+) -> Pytree:
+    """How the weights of experts are sharded, by their names: a tree of `PartitionSpec`s.
+
+    `gate, up: [..., E, d, f], down: [..., E, f, d]`: experts over `axis_name`, and the features f
+    over the axis `features`, if it is given. A leaf whose path has none of these names (a router,
+    say) is whole on every rank. Dimensions are counted from the last, so blocks may be stacked.
+
+    Raises:
+        ValueError: a leaf has too few dimensions.
+
+    >>> from ringcoll.layers import expert_parallel as ep
+    >>> shapes = {"up": (8, 2, 4), "down": (8, 4, 2), "router": (2, 8)}
+    >>> params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    >>> ep.partition_specs(params, "x", features="model")
+    {'down': P('x', 'model', None), 'router': P(), 'up': P('x', None, 'model')}
+    """
+    columns, rows = (axis_name, None, features), (axis_name, features, None)
+    split: Mapping[str, Sequence[Any]] = {"gate": columns, "up": columns, "down": rows}
+
+    def spec(path: Any, leaf: Any) -> PartitionSpec:
+        names = [keystr((key,), simple=True) for key in path]
+        known = next((name for name in reversed(names) if name in split), None)
+        if known is None:
+            return PartitionSpec()
+        if len(leaf.shape) < 3:
+            words = f"{'/'.join(names)} has {len(leaf.shape)} dimensions"
+            cure = "experts are a dimension of their own: pass [experts, d, f] or [experts, f, d]"
+            raise refusal(ValueError, "expert_parallel.partition_specs", words, cure)
+        return PartitionSpec(*[None] * (len(leaf.shape) - 3), *split[known])
+
+    return jax.tree_util.tree_map_with_path(spec, params)

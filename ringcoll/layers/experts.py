@@ -1,0 +1,216 @@
+"""Gated MLPs, one for each expert, on the tokens that chose them: work of one rank, nothing sent.
+
+Tokens have *slots*: `slots[i, j]` is the number of an expert that token i goes to, counted among
+the experts of this rank, or `count` for none. Rows are sorted by expert and multiplied by
+`jax.lax.ragged_dot`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+
+from ringcoll.collectives.front_door import Pytree
+from ringcoll.layers.parameters import check_alike, field, refusal
+from ringcoll.runtime.value_types import typed_alike
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The weights of this rank's experts, `[e, d, f]`, `[e, d, f]`, `[e, f, d]`, and how they work.
+
+    Attributes:
+        gate, up, down: weights.
+        activation: of the gate.
+        precision: of the products.
+    """
+
+    gate: Array
+    up: Array
+    down: Array
+    activation: Callable[[Array], Array]
+    precision: Any
+
+    @property
+    def count(self) -> int:
+        """How many experts there are on this rank."""
+        return self.gate.shape[0]
+
+    def mlp(self, rows: Array, sizes: Array) -> Array:
+        """Rows sorted by expert, `sizes` of them for each: `[r, d] -> [r, d]`.
+
+        What is behind the last row of an expert may be anything.
+        """
+        rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
+        product = partial(_product, self.precision)
+        hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
+        return product(hidden, down, sizes)
+
+    def weighted(
+        self, x: Array, slots: Array, weights: Array, beside: Pytree = ()
+    ) -> tuple[Array, Pytree]:
+        """The sum of each token's slots, weighted: `[t, d], [t, s], [t, s] -> [t, d]`.
+
+        And `beside` as it is, but it is there as soon as the products are, and used no earlier.
+        """
+        used = slots < self.count
+        order, back = orders(slots)
+        x, _ = typed_alike([x, slots], ())
+        rows = self.mlp(spread(x, order, back, used), counted(slots.reshape(-1), self.count))
+        rows, beside = _tied((rows, beside))
+        rows = permuted(rows, back, order).reshape(*slots.shape, -1)
+        return combined(jnp.where(used[..., None], rows, 0), weights), beside
+
+
+@jax.custom_vjp
+def _tied(tree: Pytree) -> Pytree:
+    """The tree itself; whatever uses a part of it waits for all of it, also backward.
+
+    So the messages of a round travel under its products. Without it, compilers send all blocks
+    first.
+    """
+    return lax.optimization_barrier(tree)
+
+
+_tied.defvjp(lambda tree: (_tied(tree), None), lambda _, cts: (lax.optimization_barrier(cts),))
+
+
+def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
+    """This rank's experts by name, if they fit the tokens and the router's `total` experts."""
+    weights = {name: jnp.asarray(field(params, name)) for name in ("gate", "up", "down")}
+    check_alike(function, x=x, **weights)
+    shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
+    gate, up, down = weights.values()
+    d, count = x.shape[-1], total // ranks
+    if (
+        gate.ndim != 3
+        or up.shape != gate.shape
+        or down.shape != (*gate.shape[:1], *gate.shape[:0:-1])
+    ):
+        cure = "pass gate, up: [experts, d, f] and down: [experts, f, d]"
+        raise refusal(ValueError, function, f"on a rank: {shapes}", cure)
+    if gate.shape[1] != d:
+        words = f"x has {d} features, experts {gate.shape[1]}"
+        raise refusal(ValueError, function, words, "x must end in the features of the experts")
+    if gate.shape[0] != count:
+        words = f"a rank has {gate.shape[0]} experts, and {total} over {ranks} ranks are {count}"
+        raise refusal(ValueError, function, words, "shard the experts by partition_specs")
+    return Experts(gate, up, down, **how)
+
+
+def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Array, Array]:
+    """The slots of tokens on the rank of experts `first` to `first + count - 1`, and their weights.
+
+    `ids, weights: [t, k] -> [t, s]`, s = min(k, count): a token has no expert twice.
+    """
+    local = ids - first
+    if ids.shape[1] <= count:
+        mine = (local >= 0) & (local < count)
+        return jnp.where(mine, local, count), jnp.where(mine, weights, 0)
+    here = jnp.arange(count, dtype=local.dtype)
+    chosen = local[:, :, None] == here[None, None]  # [t, k, count]
+    numbers = jnp.where(chosen.any(1), here[None], count)
+    return numbers, jnp.where(chosen, weights[:, :, None], 0).sum(1)
+
+
+def orders(slots: Array) -> tuple[Array, Array]:
+    """The order of slots by expert, and its inverse: `[t, s] -> [t s]`."""
+    order = jnp.argsort(slots.reshape(-1), stable=True)
+    return order, jnp.argsort(order)
+
+
+def counted(numbers: Array, count: int) -> Array:
+    """How often each of 0 to count - 1 is there: `[r] -> [count]`."""
+    each = jnp.arange(count, dtype=numbers.dtype)
+    return (numbers[:, None] == each[None]).sum(0, dtype=jnp.int32)
+
+
+def combined(rows: Array, weights: Array) -> Array:
+    """The weighted sum of the rows of each token: `[t, s, d], [t, s] -> [t, d]`.
+
+    In the dtype of the weights, then rounded to that of the rows.
+    """
+    wide = rows.astype(weights.dtype) * weights[..., None]
+    return wide.sum(1).astype(rows.dtype)
+
+
+# Both gathers below have gathers as gradients, where JAX's own would be scatters.
+
+
+@jax.custom_vjp
+def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
+    """The row of each slot, in this order of the slots: `[t, d], [t s] -> [t s, d]`.
+
+    `back` is the inverse of `order`; slots that are not used get no gradient.
+    """
+    return jnp.take(x, order // used.shape[1], axis=0)
+
+
+def _spread_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
+    back, used = residuals
+    by_slot = jnp.take(ct, back, axis=0).reshape(*used.shape, -1)
+    wide = jnp.promote_types(ct.dtype, jnp.float32)
+    summed = jnp.where(used[..., None], by_slot, 0).sum(1, dtype=wide)
+    return summed.astype(ct.dtype), None, None, None
+
+
+spread.defvjp(lambda x, *where: (spread(x, *where), where[1:]), _spread_backward)
+
+
+@jax.custom_vjp
+def permuted(x: Array, order: Array, back: Array) -> Array:
+    """The rows of x in an order, whose inverse is `back`."""
+    return jnp.take(x, order, axis=0)
+
+
+permuted.defvjp(
+    lambda x, order, back: (permuted(x, order, back), back),
+    lambda back, ct: (jnp.take(ct, back, axis=0), None, None),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(precision: Any, rows: Array, weights: Array, sizes: Array) -> Array:
+    """`jax.lax.ragged_dot`, which JAX cannot batch: here it can be, call by call."""
+    return _each(partial(lax.ragged_dot, precision=precision))(rows, weights, sizes)
+
+
+def _product_backward(precision: Any, residuals: tuple[Array, ...], ct: Array) -> tuple[Any, ...]:
+    rows, weights, sizes = residuals
+    how = {"precision": precision}
+    of_rows = _each(partial(lax.ragged_dot, **how))(ct, weights.swapaxes(1, 2), sizes)
+    general = partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=_OF_WEIGHTS, **how)
+    return of_rows, _each(general)(rows, ct, sizes), None
+
+
+_OF_WEIGHTS = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[],
+)
+_product.defvjp(
+    lambda precision, *operands: (_product(precision, *operands), operands), _product_backward
+)
+
+
+def _each(call: Callable[..., Array]) -> Callable[..., Array]:
+    """A function of arrays that `vmap` runs call by call, without copies of what all share."""
+    batched = custom_vmap(call)
+
+    @batched.def_vmap
+    def rule(_: int, is_batched: Sequence[bool], *operands: Array) -> tuple[Array, bool]:
+        moving = [x for x, batch in zip(operands, is_batched, strict=True) if batch]
+
+        def one(moving: list[Array]) -> Array:
+            rest = iter(moving)
+            given = zip(operands, is_batched, strict=True)
+            return _each(call)(*(next(rest) if batch else x for x, batch in given))
+
+        return lax.map(one, moving), True
+
+    return batched

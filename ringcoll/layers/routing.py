@@ -1,0 +1,39 @@
+"""Which experts each token goes to, with which weights, and how unevenly."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.collectives.all_reduce import psum
+from ringcoll.collectives.front_door import AxisName
+from ringcoll.layers.experts import counted
+from ringcoll.layers.linear import rank_count
+
+
+class Routing(NamedTuple):
+    """`[t, k]` numbers of experts and `[t, k]` weights, best first; the load-balancing loss; E."""
+
+    ids: Array
+    weights: Array
+    balance_loss: Array
+    experts: int
+
+
+def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: bool) -> Routing:
+    """The `top_k` experts of each token of this rank: `[t, d], [d, e] -> Routing`.
+
+    In float32 or wider. The loss is that of all ranks of the axis, the same on each.
+    """
+    experts, tokens = router.shape[1], x.shape[0] * rank_count(axis_name)
+    wide = jnp.promote_types(jnp.promote_types(x.dtype, router.dtype), jnp.float32)
+    logits = jnp.matmul(x, router, preferred_element_type=wide)
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    weights, ids = lax.top_k(probabilities, top_k)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdims=True)
+    chosen = counted(ids.reshape(-1), experts).astype(wide)
+    chosen, likely = psum(jnp.stack([chosen, probabilities.sum(0)]), axis_name)
+    loss = experts * jnp.dot(chosen, likely) / float(max(tokens * tokens * top_k, 1))
+    return Routing(ids, weights, loss, experts)

@@ -1,0 +1,104 @@
+"""What a mixture of experts costs by each way of bringing tokens and experts together."""
+
+from dataclasses import dataclass
+
+from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.prediction import predict
+from ringcoll.matmuls import auto
+
+#: The names of `ringcoll.layers.expert_parallel.moe`.
+GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectional_ring": 2}
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sizes of a mixture: on each of `ranks`, `tokens` and `experts`, gated MLPs of d and f.
+
+    `chosen` experts get each token; numbers have `itemsize` bytes.
+    """
+
+    ranks: int
+    tokens: int
+    experts: int
+    chosen: int
+    d: int
+    f: int
+    itemsize: int
+
+    @property
+    def block(self) -> int:
+        """Bytes of a rank's tokens."""
+        return self.tokens * self.d * self.itemsize
+
+    def work(self, model: Model, share: float) -> float:
+        """Seconds of a share of the products, if choices are even; at least to read the weights."""
+        flops = 6.0 * self.tokens * self.chosen * self.d * self.f * share
+        weights = 3.0 * self.experts * self.d * self.f * self.itemsize
+        return max(flops * model.delta, weights * model.far)
+
+    def around(self, model: Model, hop: float) -> float:
+        """Seconds of a ring: n-1 rounds of a block and its sum, and the two ends.
+
+        A hop of both takes `hop`; that of a block or a sum alone half of it.
+        """
+        ends = 2 * max(hop / 2, self.work(model, 0.5 / self.ranks))
+        return ends + (self.ranks - 1) * max(hop, self.work(model, 1 / self.ranks))
+
+
+def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
+    """Seconds of the layer by algorithm, forward; routing is left out.
+
+    On TPUs built-in collectives get all links of a chip, and rings one link each way. Rows of an
+    all-to-all pass as many links as a row of a torus on average: a quarter of each axis.
+
+    >>> from ringcoll.matmuls.experts import Mixture, seconds
+    >>> few = Mixture(ranks=8, tokens=128, experts=8, chosen=8, d=4096, f=1536, itemsize=2)
+    >>> print({name: round(1e6 * t) for name, t in seconds(few, "TPU v6 lite").items()})
+    {'gather': 310, 'ragged_all_to_all': 344, 'ring': 1973, 'bidirectional_ring': 1973}
+    """
+    if device_kind not in auto.KINDS:
+        return _on_gpus(mixture, device_kind)
+    n, model = mixture.ranks, auto.machine(device_kind)
+    whole, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
+    inward, outward = links(n, model), scatter_links(n, model)
+    made = {GATHER: whole + 2 * model.alpha + sent / inward + sent / outward}
+    distance = model.axes * n ** (1 / model.axes) / 4
+    rows = mixture.chosen * sent / n * max(distance, 1.0)
+    made[RAGGED] = whole + 2 * (model.alpha + rows / inward)
+    for name, ways in RINGS.items():
+        hop = 2 * (model.latency + model.beta * mixture.block / ways)
+        made[name] = mixture.around(model, hop)
+    return made
+
+
+def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
+    """By measured collectives and permutes; a switch has no ways round a ring."""
+    n, device = mixture.ranks, auto.gpu(device_kind)
+    model, whole = device.model, n * mixture.block
+    work = mixture.work(model, 1)
+    both = (predict(name, whole, n, device) for name in ("all_gather", "psum_scatter"))
+    exchange = predict("all_to_all", mixture.chosen * mixture.block, n, device)
+    hop = 2 * predict("ppermute", mixture.block, n, device)
+    return {
+        GATHER: work + sum(both),
+        RAGGED: work + 2 * exchange,
+        "ring": mixture.around(model, hop),
+    }
+
+
+def fastest(mixture: Mixture, device_kind: str | None) -> str:
+    """The algorithm that the model says is fastest; "gather" where it knows nothing.
+
+    It knows nothing of CPUs, of unknown devices, and of sizes that are symbols.
+
+    >>> from ringcoll.matmuls.experts import Mixture, fastest
+    >>> many = Mixture(ranks=8, tokens=8192, experts=8, chosen=8, d=4096, f=4096, itemsize=2)
+    >>> fastest(many, "TPU v6 lite")
+    'bidirectional_ring'
+    """
+    sizes = (mixture.tokens, mixture.d, mixture.f)
+    are_known = all(isinstance(size, int) for size in sizes) and mixture.tokens > 0
+    if device_kind is None or device_kind == "cpu" or not are_known or mixture.ranks == 1:
+        return GATHER
+    priced = seconds(mixture, device_kind)
+    return min(priced, key=lambda name: priced[name])

@@ -1,0 +1,257 @@
+"""Mixtures of experts over ranks, and their gradients, against the same layer on one device.
+
+In float64; tolerances as in `test_layers`. Sums over features have D or F terms, those of
+gradients as many as there are tokens.
+"""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from layer_references import moe as by_reference
+from support import crossed, make_mesh, mostly_exhaustive
+from test_layers import close, with_gradients
+
+from ringcoll.layers import expert_parallel as ep
+from ringcoll.matmuls.experts import Mixture, fastest
+
+D, F, T = 6, 5, 7
+#: (ranks, experts): each has one at least, and most have several.
+SIZES = [(1, 8), (2, 8), (3, 6), (4, 8), (5, 5), (8, 8)]
+FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
+ROUTINGS = ["random", "skewed", "to one", "to few"]
+
+
+def arguments(n, experts, routing, seed=0):
+    """Tokens of all ranks, a router, experts; some routings leave experts empty."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n * T, D))
+    router = rng.standard_normal((D, experts))
+    x[:, 0] = 1 + rng.random(n * T)  # a feature that routers can go by
+    if routing == "skewed":
+        router[0] += np.linspace(4, 0, experts)
+    elif routing == "to one":
+        router[0, experts // 2] += 50
+    elif routing == "to few":
+        router[0, -2:] += 50
+    weights = {
+        "gate": rng.standard_normal((experts, D, F)),
+        "up": rng.standard_normal((experts, D, F)) / D**0.5,
+        "down": rng.standard_normal((experts, F, D)) / F**0.5,
+    }
+    return {"x": x, "router": router, "experts": weights}
+
+
+def over(mesh, params, *, check_vma=True, features=None, **how):
+    """The layer over a mesh, from whole operands to whole results."""
+    experts = ep.partition_specs(params["experts"], "x", features=features)
+
+    def layer(params):
+        made = ep.moe(params["x"], params["router"], params["experts"], "x", **how)
+        return made if features is None else made._replace(output=jax.lax.psum(made[0], features))
+
+    specs = {"x": P("x"), "router": P(), "experts": experts}
+    out = ep.Routed(P("x"), P())
+    return jax.shard_map(layer, mesh=mesh, in_specs=(specs,), out_specs=out, check_vma=check_vma)
+
+
+@cache
+def on_one_device(n, experts, routing, top_k):
+    return with_gradients(partial(by_reference, top_k=top_k))(arguments(n, experts, routing))
+
+
+@pytest.mark.parametrize(
+    ("size", "form", "routing", "top_k", "check_vma"),
+    crossed(SIZES, FORMS, ROUTINGS, [2, 1, 3], [True, False]),
+)
+def test_outputs_losses_and_gradients_equal_those_of_one_device(
+    size, form, routing, top_k, check_vma
+):
+    with jax.enable_x64(True):
+        params = arguments(*size, routing)
+        call = over(make_mesh(size[0]), params, top_k=top_k, algorithm=form, check_vma=check_vma)
+        ours = with_gradients(lambda params: tuple(call(params)))(params)
+        close(ours, on_one_device(*size, routing, top_k), terms=size[0] * T * D)
+
+
+@pytest.mark.parametrize(
+    "form", mostly_exhaustive(FORMS, lambda form: form in ("gather", "ragged_all_to_all"))
+)
+def test_under_transformations(form):
+    """vmap of tokens alone and of all, of gradients too; a scan over layers; remat."""
+    with jax.enable_x64(True):
+        params = arguments(2, 4, "random")
+        mapped = over(make_mesh(2), params, top_k=2, algorithm=form)
+
+        def call(x):
+            return mapped(params | {"x": x}).output
+
+        def loss(params):
+            return jnp.sin(mapped(params).output).sum()
+
+        def layers(x):
+            return jax.lax.scan(lambda x, _: (x + call(x), None), x, length=2)[0].sum()
+
+        def written_out(x):
+            y = x + call(x)
+            return (y + call(y)).sum()
+
+        @jax.jit
+        def transformed(params):
+            many = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
+            return {
+                "tokens": jax.vmap(call)(many["x"]),
+                "all": jax.vmap(jax.grad(loss))(many),
+                "remat": jax.grad(jax.checkpoint(loss))(params),
+                "scan": jax.grad(layers)(params["x"]),
+            }
+
+        @jax.jit
+        def plain(params):
+            twice = jax.tree.map(lambda x: 2 * x, params)
+            each = jax.grad(loss)(params), jax.grad(loss)(twice)
+            return {
+                "tokens": jnp.stack([call(params["x"]), call(twice["x"])]),
+                "all": jax.tree.map(lambda *xs: jnp.stack(xs), *each),
+                "remat": each[0],
+                "scan": jax.grad(written_out)(params["x"]),
+            }
+
+        close(transformed(params), plain(params), terms=2 * T * D)
+
+
+def test_leading_dimensions_are_tokens_too():
+    with jax.enable_x64(True):
+        params = arguments(2, 4, "random")
+        call = jax.jit(over(make_mesh(2), params, top_k=2))
+        shaped = call(params | {"x": params["x"].reshape(2, T, D)})
+        flat = call(params)
+        assert shaped.output.shape == (2, T, D)
+        close((shaped.output.reshape(-1, D), shaped[1]), tuple(flat), terms=D)
+
+
+def test_weights_that_are_not_normalized():
+    with jax.enable_x64(True):
+        params, how = arguments(2, 4, "random"), {"top_k": 1, "normalize": False}
+        ours = with_gradients(lambda params: tuple(over(make_mesh(2), params, **how)(params)))
+        close(ours(params), with_gradients(partial(by_reference, **how))(params), 2 * T * D)
+
+
+@pytest.mark.parametrize(("form", "check_vma"), crossed(FORMS, [True, False]))
+def test_experts_beside_tensor_parallelism(form, check_vma):
+    with jax.enable_x64(True):
+        params = arguments(2, 4, "skewed")
+        params["experts"] = {  # features that divide
+            name: np.concatenate([w, -w], 1 if name == "down" else 2)
+            for name, w in params["experts"].items()
+        }
+        mesh = make_mesh(2, 2, names="xy")
+        how = {"top_k": 2, "algorithm": form, "features": "y", "check_vma": check_vma}
+        ours = with_gradients(lambda params: tuple(over(mesh, params, **how)(params)))
+        close(ours(params), with_gradients(partial(by_reference, top_k=2))(params), 2 * T * D)
+
+
+def test_experts_over_two_axes_count_row_major():
+    with jax.enable_x64(True):
+        params = arguments(4, 8, "random")
+
+        def layer(params):
+            return ep.moe(*params, ("y", "x"), top_k=2, algorithm="bidirectional_ring")
+
+        axes = ("y", "x")
+        specs = (P(axes), P(), ep.partition_specs(params["experts"], axes))
+        mapped = jax.shard_map(
+            layer, mesh=make_mesh(2, 2), in_specs=(specs,), out_specs=ep.Routed(P(axes), P())
+        )
+        ours = jax.jit(mapped)(tuple(params.values()))
+        close(tuple(ours), by_reference(params, top_k=2), terms=D)
+
+
+def test_a_bound_of_messages_that_holds_changes_nothing_and_one_that_does_not_gives_nan():
+    with jax.enable_x64(True):
+        params = arguments(2, 8, "to one")  # a rank has T rows for the one with that expert
+        call = partial(over, make_mesh(2), params, top_k=1, algorithm="ragged_all_to_all")
+        free, bound, less = (jax.jit(call(max_send=most))(params) for most in (None, T, T - 1))
+        close(bound, free, terms=D)
+        assert not jnp.isnan(bound.output).any()
+        assert jnp.isnan(less.output).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "tokens", "algorithm"),
+    [
+        ("TPU v6 lite", 8, 128, "gather"),  # a ring would read the weights in every round
+        ("TPU v6 lite", 8, 8192, "bidirectional_ring"),
+        ("TPU v6 lite", 64, 8192, "ragged_all_to_all"),  # eight times as many as a token has
+        ("NVIDIA H100 80GB HBM3", 8, 8192, "gather"),  # measured: permutes are slow there
+        ("cpu", 8, 8192, "gather"),
+        (None, 8, 8192, "gather"),
+    ],
+)
+def test_auto_goes_by_the_price(kind, ranks, tokens, algorithm):
+    assert fastest(Mixture(ranks, tokens, 64 // ranks, 8, 4096, 4096, 2), kind) == algorithm
+
+
+WRONG = {
+    "a router of other features": ({"router": (5, 4)}, {}, ValueError, "pass x: [..., t, d]"),
+    "no tokens' dimension": ({"x": (6,)}, {}, ValueError, "x is [6]"),
+    "experts that do not divide": ({"router": (6, 5)}, {}, ValueError, "5 experts do not divide"),
+    "top_k too great": ({}, {"top_k": 5}, ValueError, "top_k=5 of 4 experts; pass 1 to 4"),
+    "no expert": ({}, {"top_k": 0}, ValueError, "top_k=0"),
+    "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is no integer"),
+    "a bound for another": (
+        {},
+        {"max_send": 4, "algorithm": "ring"},
+        ValueError,
+        "max_send=4, algorithm='ring'; pass 1 or more, and algorithm='ragged_all_to_all'",
+    ),
+    "no such algorithm": ({}, {"algorithm": "rings"}, ValueError, "algorithm='rings'; choose from"),
+    "all experts on each rank": ({"gate": (4, 6, 5)}, {}, ValueError, "gate [4, 6, 5]"),
+    "experts that are not sharded": (
+        {"gate": (4, 6, 5), "up": (4, 6, 5), "down": (4, 5, 6)},
+        {},
+        ValueError,
+        "a rank has 4 experts, and 4 over 2 ranks are 2",
+    ),
+    "down the other way": ({"down": (2, 6, 5)}, {}, ValueError, "down: [experts, f, d]"),
+    "experts of other features": (
+        {"gate": (2, 3, 5), "up": (2, 3, 5), "down": (2, 5, 3)},
+        {},
+        ValueError,
+        "x has 6 features, experts 3",
+    ),
+    "another dtype": ({"dtype": jnp.bfloat16}, {}, TypeError, "gate is float32"),
+    "integers": ({"dtype": jnp.int32}, {}, TypeError, "x is int32; pass real floats"),
+    "no such axis": ({}, {"axis_name": "z"}, NameError, "z"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_say_what_is_wrong_before_anything_is_sent(case):
+    changed, how, kind, words = WRONG[case]
+    shapes = {"x": (7, 6), "router": (6, 4), "gate": (2, 6, 5), "up": (2, 6, 5), "down": (2, 5, 6)}
+    of_x = changed.get("dtype", jnp.float32)
+
+    def layer():
+        x, router, *weights = (
+            jnp.zeros(changed.get(name, shape), of_x if name == "x" else jnp.float32)
+            for name, shape in shapes.items()
+        )
+        experts = dict(zip(("gate", "up", "down"), weights, strict=True))
+        return ep.moe(x, router, experts, **({"axis_name": "x", "top_k": 2} | how))
+
+    mapped = jax.shard_map(layer, mesh=make_mesh(2), in_specs=(), out_specs=P("x"))
+    with pytest.raises(kind) as raised:
+        jax.eval_shape(mapped)
+    assert words in str(raised.value)
+
+
+def test_specs_of_leaves_without_experts_are_refused():
+    leaf = jax.ShapeDtypeStruct((6, 5), jnp.float32)
+    with pytest.raises(ValueError, match=r"mlp/up has 2 dimensions; experts are a dimension"):
+        ep.partition_specs({"mlp": {"up": leaf}}, "x")
+    stacked = jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32)
+    assert ep.partition_specs({"up": stacked}, "x") == {"up": P(None, "x", None, None)}
