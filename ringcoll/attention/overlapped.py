@@ -60,7 +60,7 @@ class Options:
 
 
 class Softmax(NamedTuple):
-    """A softmax so far, by row, head and query: the greatest score, the sum, the weighted values."""
+    """A softmax so far, by row, head and query: greatest score, sum, weighted sum of values."""
 
     greatest: Array
     total: Array
@@ -234,9 +234,7 @@ def added(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softm
     if seen is not None:  # else a query that sees nothing yet would see all
         p = jnp.where(seen, p, 0)
     kept = jnp.exp(before.greatest - greatest)
-    values = jnp.einsum(
-        "bgqk,bkd->bgqd", p.astype(v.dtype), v, preferred_element_type=scores.dtype
-    )
+    values = jnp.einsum("bgqk,bkd->bgqd", p.astype(v.dtype), v, preferred_element_type=scores.dtype)
     return Softmax(
         greatest, kept * before.total + p.sum(-1), kept[..., None] * before.values + values
     )

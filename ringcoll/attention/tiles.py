@@ -34,9 +34,9 @@ class Mask:
         """Whether queries at these positions see keys at those."""
         seen = key < NOWHERE
         if self.causal:
-            seen &= key <= query
+            seen = seen & (key <= query)
         if self.window is not None:
-            seen &= (query - key < self.window) & (key - query < self.window)
+            seen = seen & (query - key < self.window) & (key - query < self.window)
         return seen
 
 
@@ -136,12 +136,10 @@ class Plan:
                 made[masked] = Tiles(table, counts, which[masked])
         return made
 
-    def counted(self) -> np.ndarray:
-        """How many tiles each rank computes of the shards of all ranks: `[ranks]`."""
-        n = len(self.positions)
-        return np.array(
-            [sum((self.kinds(r, origin) > 0).sum() for origin in range(n)) for r in range(n)]
-        )
+    def counted(self, offset: int) -> np.ndarray:
+        """How many tiles each rank computes of the shard of this offset: `[ranks]`."""
+        origins = enumerate(self.origins(offset))
+        return np.array([(self.kinds(rank, origin) > 0).sum() for rank, origin in origins])
 
 
 @lru_cache(maxsize=64)

@@ -3,13 +3,13 @@
 Call `attention` inside `jax.shard_map`, on a rank's part of the sequence. One argument chooses how
 queries meet the keys of other ranks:
 
-| `algorithm` | what travels |
-|---|---|
-| a gather: "ring", "bidirectional_ring", ... | keys and values, one shard after the other, while the scores of the last one are computed |
-| "lax" | keys and values, by the built-in all-gather, before anything is computed |
-| "ulysses" | queries, keys, values and results, by two all-to-alls: each rank attends to the whole sequence with a part of the heads |
-| one of these for each axis | by all-to-all over the axes that say "ulysses", by the gather over the others |
-| "auto" | what the model of `ringcoll.cost` says is fastest on the devices of the mesh |
+- a gather ("ring", "bidirectional_ring", ...): keys and values travel, one shard after the other,
+  while the scores of the last one are computed;
+- "lax": keys and values travel by the built-in all-gather, before anything is computed;
+- "ulysses": queries, keys, values and results travel by all-to-alls; each rank attends to the whole
+  sequence with a part of the heads;
+- one of these for each axis: all-to-alls over the axes of "ulysses", the gather over the others;
+- "auto": what the model of `ringcoll.cost` says is fastest on the devices of the mesh.
 
 `layout` says which positions a rank has. With a causal mask, the ranks of "contiguous" have unequal
 work: the last one sees all keys. Under "zigzag" each rank has an early and a late part, and under
@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.attention.auto import fastest
+from ringcoll.attention.auto import ULYSSES, Shape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
 from ringcoll.attention.overlapped import Kernel, Options, attend
 from ringcoll.attention.tiles import Mask
@@ -42,12 +42,9 @@ from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.layers.parameters import refusal
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import device_kind, varying
 
 __all__ = ["ULYSSES", "arrange", "attention", "position_ids", "restore"]
-
-#: The algorithm that exchanges positions for heads.
-ULYSSES = "ulysses"
 
 
 def attention(
@@ -110,10 +107,9 @@ def attention(
     _check_layout(call, layout, q.shape[1])
     per_axis = _per_axis(call, algorithm)
     if per_axis is None:
-        work = q, k, v, mask, layout, sizes
-        per_axis = (fastest(*work, kernel=kernel, exchanges=_exchange_fits(q, k, sizes)),) * len(
-            sizes
-        )
+        (batch, length, heads, d), groups = q.shape, k.shape[2]
+        shape = Shape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
+        per_axis = fastest(shape, mask, layout, sizes, device_kind())
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
@@ -294,11 +290,6 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
     if algorithm == "auto":
         return None
     return (algorithm,) * len(call.axes)
-
-
-def _exchange_fits(q: Array, k: Array, sizes: Sequence[int]) -> bool:
-    """Whether heads divide by the ranks."""
-    return not (q.shape[2] % prod(sizes) or k.shape[2] % prod(sizes))
 
 
 def _check_kernel(call: Call, kernel: Any, mask: Mask, layout: str, ids: Any) -> None:

@@ -74,9 +74,9 @@ class Tour:
         self.out.check(offsets)
         self.back.check(offsets)
         there, home = _rounds_of(self.out), _rounds_of(self.back)
+        if missing := sorted(there.keys() - home.keys()):
+            raise ScheduleError(f"what is added for offset {missing[0][1]} never comes home")
         for (lane, offset), arrives in there.items():
-            if (lane, offset) not in home:
-                raise ScheduleError(f"what is added for offset {offset} never comes home")
             sent = len(self.back.rounds) + 1 - home[lane, offset] + self.delay
             if sent < arrives + 2:
                 raise ScheduleError(
@@ -119,7 +119,8 @@ def walked_back(schedule: Schedule) -> Schedule | None:
         if not walk or len(along) != 1:
             return None
         (axis,) = along
-        shift = far[axis] if 2 * far[axis] <= schedule.shape[axis] else far[axis] - schedule.shape[axis]
+        ahead, n = far[axis], schedule.shape[axis]
+        shift = ahead if 2 * ahead <= n else ahead - n
         rounds[0].append(Move(shift, (0,), axis, lane))
         for number, (move,) in enumerate(reversed(walk[1:]), 1):
             rounds[number].append(replace(move, shift=-move.shift, offsets=schedule.arrivals(move)))
