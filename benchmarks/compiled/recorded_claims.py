@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from benchmarks.collectives import scale
-from benchmarks.compiled import compiling, fsdp, grid, layers
+from benchmarks.compiled import compiling, context, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
@@ -29,6 +29,7 @@ COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
     "fsdp": fsdp.program_of,
+    "context": context.program_of,
 }
 #: The commands that only model, and functions from their flags to seconds.
 MODELLED = {"scale": scale.seconds_of}
