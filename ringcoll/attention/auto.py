@@ -19,9 +19,9 @@ from ringcoll.costs.prediction import predict
 ULYSSES = "ulysses"
 #: The gathers that hide under the scores; one direction first: its products are larger.
 GATHERS = ("ring", "bidirectional_ring")
-#: The share of a chip's FLOP/s that tiles of scores reach, as compiled for v5e (jax 0.12.0.1,
-#: libtpu 0.0.52: 137 GFLOP in 2200 us of 197 TFLOP/s). The exponentials take the rest of the time.
-EFFICIENCY = 0.32
+#: Seconds for each score of a head: exponentials and sums take longer than the matmuls. As compiled
+#: for v5e and v6e (5.4e-12 and 4.6e-12; jax 0.12.0.1, libtpu 0.0.52, `benchmarks context`).
+OF_SCORE = 5e-12
 #: By how much another form must be faster than the first gather.
 SURE = 1.01
 
@@ -100,10 +100,11 @@ def _seconds(
     others = tuple(n for axis, n in enumerate(sizes) if axis not in exchanged)
     heads, n = shape.heads // together, prod(others)
     made = plan(
-        *(mask, layout, shape.length, sizes, exchanged, shape.batch * heads, others or (1,))
+        *(mask, layout, shape.length, sizes, exchanged, shape.heads // shape.groups, others or (1,))
     )
-    flops = 2 * shape.batch * heads * made.tile**2 * (shape.width + shape.value_width)
-    of_tile = flops * DEVICES[device].delta / EFFICIENCY
+    scores = shape.batch * heads * made.tile**2
+    flops = 2 * scores * (shape.width + shape.value_width)
+    of_tile = max(scores * OF_SCORE, flops * DEVICES[device].delta)
     rows = shape.batch * shape.length * shape.itemsize
     of_keys = rows * shape.groups * (shape.width + shape.value_width)
     of_queries = rows * shape.heads * (shape.width + shape.value_width)  # and of the result

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.attention.tiles import Mask, Plan, plan
+from ringcoll.attention.tiles import Mask, Plan, plan, rows_together
 from ringcoll.collectives.by_schedule import built, named
 from ringcoll.collectives.table import LAX, Algorithm
 from ringcoll.runtime import built_in, engine
@@ -78,6 +78,7 @@ class Work:
         ids: `[ranks, batch, s]` of all ranks, or None.
         sizes: of the parts of keys and values: d, dv.
         groups: the rows of a sequence.
+        heads: of a row.
     """
 
     options: Options
@@ -87,18 +88,41 @@ class Work:
     ids: Array | None
     sizes: tuple[int, int]
     groups: int
+    heads: int
 
     def shares(self, rows: int) -> list[tuple[int, int]]:
         """(start, count) of the rows of each lane."""
         shares = Shares(rows, self.schedule.lanes)
         return [shares.of(lane) for lane in range(self.schedule.lanes)]
 
-    def tiled(
-        self, shard: Shard, rows: tuple[int, int], body: Callable[..., Any], state: Any
+    def by_rows(
+        self, function: Callable[[Any, Any, Callable[[Array], Array]], Any], state: Any
     ) -> Any:
+        """`function(first row, state, rows of)` for blocks of rows, which share tiles.
+
+        The last argument takes the block's rows of an array. A block's state is small enough for
+        the fast memory of a TPU, where the tiles add to it.
+        """
+        count = jax.tree.leaves(state)[0].shape[0]
+        together = rows_together(count, self.heads, self.plan.tile) if count else 0
+        if together == count:
+            return function(0, state, lambda x: x)
+
+        def block(whole: Any, first: Array) -> tuple[Any, None]:
+            def rows_of(x: Array) -> Array:
+                return lax.dynamic_slice_in_dim(x, first, together)
+
+            made = function(first, jax.tree.map(rows_of, whole), rows_of)
+            put = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
+            return jax.tree.map(put, whole, made), None
+
+        return lax.scan(block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
+
+    def tiled(self, shard: Shard, rows: Any, body: Callable[..., Any], state: Any) -> Any:
         """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
 
-        i and j are where the tile starts among queries and keys; `visible` is None for all.
+        i and j are where the tile starts among queries and keys; `visible` is None for all. `rows`
+        are the numbers of the rows.
         """
         me = self.ranks.number()
         for masked, (table, counts, which) in self.plan.tiles(shard.offsets).items():
@@ -122,7 +146,7 @@ class Work:
         return state
 
     def visible(
-        self, origin: Array, at: tuple[Array, Array], rows: tuple[int, int], masked: bool
+        self, origin: Array, at: tuple[Array, Array], rows: Any, masked: bool
     ) -> Array | None:
         """Which keys of a tile are seen: `[rows or 1, 1, queries, keys]`; None for all."""
         tile, seen = self.plan.tile, None
@@ -133,10 +157,9 @@ class Work:
             key = lax.dynamic_slice(held, (origin, j), (1, tile))[0]
             seen = self.options.mask.visible(query[:, None], key[None, :])[None, None]
         if self.ids is not None:
-            batch = np.arange(rows[0], sum(rows)) // self.groups
-            size = (1, self.ids.shape[1], tile)
-            query = lax.dynamic_slice(self.ids, (me, np.int32(0), i), size)[0][batch]
-            key = lax.dynamic_slice(self.ids, (origin, np.int32(0), j), size)[0][batch]
+            size, zero = (1, self.ids.shape[1], tile), np.int32(0)
+            query = lax.dynamic_slice(self.ids, (me, zero, i), size)[0][rows // self.groups]
+            key = lax.dynamic_slice(self.ids, (origin, zero, j), size)[0][rows // self.groups]
             same = query[:, None, :, None] == key[:, None, None, :]
             seen = same if seen is None else seen & same
         return seen
@@ -146,27 +169,33 @@ class Work:
         exact = wide(q.dtype)
         return self.options.scale * jnp.einsum("bgqd,bkd->bgqk", q, k, preferred_element_type=exact)
 
-    def part(self, shard: Shard, j: Array) -> tuple[Array, Array]:
+    def part(self, kv: Array, j: Array) -> tuple[Array, Array]:
         """The keys and values of a tile."""
-        both = lax.dynamic_slice_in_dim(shard.value, j, self.plan.tile, 1)
+        both = lax.dynamic_slice_in_dim(kv, j, self.plan.tile, 1)
         return both[..., : self.sizes[0]], both[..., self.sizes[0] :]
 
-    def attended(self, q: Array, state: Softmax, shard: Shard, rows: tuple[int, int]) -> Softmax:
-        """The softmax with a shard added to it."""
+    def attended(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
+        """The softmax with a shard added to it; `start` is the first row of the lane."""
         tile = self.plan.tile
 
-        def body(state: Softmax, i: Array, j: Array, seen: Array | None) -> Softmax:
-            queries = lax.dynamic_slice_in_dim(q, i, tile, 2)
-            before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
-            k, v = self.part(shard, j)
-            if self.options.kernel is None:
-                after = added(before, self.scores(queries, k), v, seen)
-            else:
-                after = merged(before, self.by_kernel(queries, k, v, seen is not None))
-            pairs = zip(state, after, strict=True)
-            return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
+        def of_rows(first: Any, state: Softmax, rows_of: Callable[[Array], Array]) -> Softmax:
+            queries, kv = rows_of(q), rows_of(shard.value)
 
-        return self.tiled(shard, rows, body, state)
+            def body(state: Softmax, i: Array, j: Array, seen: Array | None) -> Softmax:
+                some = lax.dynamic_slice_in_dim(queries, i, tile, 2)
+                before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
+                k, v = self.part(kv, j)
+                if self.options.kernel is None:
+                    after = added(before, self.scores(some, k), v, seen)
+                else:
+                    after = merged(before, self.by_kernel(some, k, v, seen is not None))
+                pairs = zip(state, after, strict=True)
+                return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
+
+            rows = start + first + jnp.arange(queries.shape[0], dtype=jnp.int32)
+            return self.tiled(shard, rows, body, state)
+
+        return self.by_rows(of_rows, state)
 
     def by_kernel(self, q: Array, k: Array, v: Array, causal: bool) -> Softmax:
         """The softmax of one part, by the caller's kernel."""
@@ -181,32 +210,38 @@ class Work:
         return Softmax(lse, jnp.ones_like(lse), values)
 
     def differentiated(
-        self, given: tuple[Array, ...], dq: Array, shard: Shard, rows: tuple[int, int]
+        self, given: tuple[Array, ...], dq: Array, shard: Shard, start: int
     ) -> tuple[Array, Array]:
         """The gradient of the queries with a shard added to it, and that of its keys and values.
 
         `given`: the queries, the cotangent of the result, its log-sum-exps, and by query the sum
-        of the products of result and cotangent.
+        of the products of result and cotangent. `start` is the first row of the lane.
         """
         tile, exact = self.plan.tile, dq.dtype
 
-        def body(state: Any, i: Array, j: Array, seen: Array | None) -> Any:
-            dq, dkv = state
-            q, ct, lse, inner = (lax.dynamic_slice_in_dim(x, i, tile, 2) for x in given)
-            k, v = self.part(shard, j)
-            p = jnp.exp(self.scores(q, k) - lse[..., None])
-            p = p if seen is None else jnp.where(seen, p, 0)
-            dp = jnp.einsum("bgqd,bkd->bgqk", ct, v, preferred_element_type=exact)
-            ds = (self.options.scale * p * (dp - inner[..., None])).astype(q.dtype)
-            p = p.astype(q.dtype)
-            of_q = jnp.einsum("bgqk,bkd->bgqd", ds, k, preferred_element_type=exact)
-            of_k = jnp.einsum("bgqk,bgqd->bkd", ds, q, preferred_element_type=exact)
-            of_v = jnp.einsum("bgqk,bgqd->bkd", p, ct, preferred_element_type=exact)
-            both = jnp.concatenate([of_k, of_v], -1)
-            return add_at(dq, of_q, i, 2), add_at(dkv, both, j, 1)
+        def of_rows(first: Any, state: Any, rows_of: Callable[[Array], Array]) -> Any:
+            block, kv = [rows_of(x) for x in given], rows_of(shard.value)
+
+            def body(state: Any, i: Array, j: Array, seen: Array | None) -> Any:
+                dq, dkv = state
+                q, ct, lse, inner = (lax.dynamic_slice_in_dim(x, i, tile, 2) for x in block)
+                k, v = self.part(kv, j)
+                p = jnp.exp(self.scores(q, k) - lse[..., None])
+                p = p if seen is None else jnp.where(seen, p, 0)
+                dp = jnp.einsum("bgqd,bkd->bgqk", ct, v, preferred_element_type=exact)
+                ds = (self.options.scale * p * (dp - inner[..., None])).astype(q.dtype)
+                p = p.astype(q.dtype)
+                of_q = jnp.einsum("bgqk,bkd->bgqd", ds, k, preferred_element_type=exact)
+                of_k = jnp.einsum("bgqk,bgqd->bkd", ds, q, preferred_element_type=exact)
+                of_v = jnp.einsum("bgqk,bgqd->bkd", p, ct, preferred_element_type=exact)
+                both = jnp.concatenate([of_k, of_v], -1)
+                return add_at(dq, of_q, i, 2), add_at(dkv, both, j, 1)
+
+            rows = start + first + jnp.arange(kv.shape[0], dtype=jnp.int32)
+            return self.tiled(shard, rows, body, state)
 
         zeros = like(jnp.zeros(shard.value.shape, exact), dq)
-        return self.tiled(shard, rows, body, (dq, zeros))
+        return self.by_rows(of_rows, (dq, zeros))
 
 
 def wide(dtype: Any) -> Any:
@@ -284,7 +319,7 @@ def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[A
         state = list(state)
         for shard in shards:
             lane = shard.lane
-            state[lane] = work.attended(queries[lane], state[lane], shard, rows[lane])
+            state[lane] = work.attended(queries[lane], state[lane], shard, rows[lane][0])
         return state
 
     own = [kv[start : start + count] for start, count in rows]
@@ -316,14 +351,14 @@ def _prepared(options: Options, q: Array, kv: Array, ids: Array | None) -> Any:
     schedule, ranks = built("all_gather", name, options.axes, None)
     if options.algorithm == LAX:
         schedule = replace(schedule, rounds=(), lanes=1)
-    rows = 0 if options.kernel else -(-batch * groups // schedule.lanes) * heads
+    in_a_tile = 0 if options.kernel else heads
     together = prod(options.sizes[axis] for axis in options.exchanged)
     where = options.layout, length // together, options.sizes, options.exchanged
-    made = plan(options.mask, *where, rows, ranks.shape)
+    made = plan(options.mask, *where, in_a_tile, ranks.shape)
     if options.mask.window is not None and options.algorithm != LAX:
         schedule = cut(schedule, made.needed())
     fill = made.positions.shape[1] - length
-    work = Work(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups)
+    work = Work(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
     q = q.reshape(batch * groups, heads, length, d)
     kv = kv.reshape(batch * groups, length, -1)
 
@@ -362,7 +397,7 @@ def _attend_backward(options, residuals, ct):
         dq, made = list(dq), []
         for shard in shards:
             lane = shard.lane
-            dq[lane], dkv = work.differentiated(of_lanes[lane], dq[lane], shard, rows[lane])
+            dq[lane], dkv = work.differentiated(of_lanes[lane], dq[lane], shard, rows[lane][0])
             made.append(dkv)
         return dq, made
 

@@ -54,14 +54,20 @@ class Tiles(NamedTuple):
     which: np.ndarray
 
 
-def side(length: int, rows: int) -> int:
-    """How many positions a side of a tile has, if there are so many rows (heads and sequences)."""
-    most = max(int((TILE_BYTES / (4 * max(rows, 1))) ** 0.5), LEAST)
+def side(length: int, heads: int) -> int:
+    """How many positions a side of a tile of so many heads has."""
+    most = max(int((TILE_BYTES / (4 * heads)) ** 0.5), LEAST)
     most = min(2 ** (most.bit_length() - 1), MOST)
     if length <= most:
         return max(length, 1)
     divisor = next(size for size in range(most, 0, -1) if length % size == 0)
     return divisor if divisor >= most // 4 else most
+
+
+def rows_together(rows: int, heads: int, tile: int) -> int:
+    """How many rows, of so many heads each, make one tile; a divisor of `rows`."""
+    most = max(TILE_BYTES // (4 * heads * tile**2), 1)
+    return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 
 class Plan:
@@ -149,7 +155,7 @@ def plan(
     length: int,
     sizes: tuple[int, ...],
     exchanged: tuple[int, ...],
-    rows: int,
+    heads: int,
     shape: tuple[int, ...],
 ) -> Plan:
     """The plan for a layout.
@@ -160,11 +166,11 @@ def plan(
         length: how many positions each rank has.
         sizes: of the axes over which the sequence is cut.
         exchanged: those of the axes (by number) whose ranks have exchanged positions for heads.
-        rows: how many rows (heads and sequences) share a tile; 0 for one tile a part of a layout.
+        heads: how many heads share one of keys; 0 for one tile a part of a layout.
         shape: the ranks over the other axes, cut into the digits of a schedule.
     """
     part = length // PARTS[layout]
-    tile = side(part, rows) if rows else part
+    tile = side(part, heads) if heads else part
     held = positions(layout, prod(sizes), length).reshape(*sizes, length)
     others = [axis for axis in range(len(sizes)) if axis not in exchanged]
     held = held.transpose(*others, *exchanged, len(sizes)).reshape(prod(shape), -1)

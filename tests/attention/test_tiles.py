@@ -112,3 +112,10 @@ def test_a_side_divides_the_length_or_is_filled_up():
     assert tiles.side(100, 32) == 100
     assert tiles.side(1021, 32) == 256  # a prime
     assert tiles.side(3 * 192, 32) == 192
+
+
+def test_rows_share_a_tile_as_far_as_it_has_room():
+    assert tiles.rows_together(8, 4, 512) == 2
+    assert tiles.rows_together(7, 4, 512) == 1
+    assert tiles.rows_together(8, 4, 64) == 8
+    assert tiles.rows_together(3, 1, 4096) == 1

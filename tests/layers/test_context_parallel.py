@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
+from processes import together
 from support import SIZES, crossed, make_mesh
 from test_matmul_gradients import gamma
 
@@ -64,6 +67,7 @@ def over_ranks(shape, layout, segments, check_vma=True, wrap=lambda f: f, **opti
     mesh, n = make_mesh(*shape), int(np.prod(shape))
     axes = mesh.axis_names if len(shape) > 1 else "x"
     spec = P(None, axes)
+    specs = (*[spec] * 3, spec if segments else None)
 
     def attend(q, k, v, ids):
         ids = ids if segments else None
@@ -71,12 +75,11 @@ def over_ranks(shape, layout, segments, check_vma=True, wrap=lambda f: f, **opti
             lambda *qkv: cp.attention(*qkv, axes, layout=layout, segment_ids=ids, **options)
         )(q, k, v)
 
-    mapped = jax.shard_map(
-        attend, mesh=mesh, in_specs=(spec,) * 4, out_specs=spec, check_vma=check_vma
-    )
+    mapped = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=check_vma)
 
     def whole(*xs):
-        return cp.restore(mapped(*(cp.arrange(x, n, layout) for x in xs)), n, layout)
+        *qkv, ids = (x if x is None else cp.arrange(x, n, layout) for x in xs)
+        return cp.restore(mapped(*qkv, ids if segments else None), n, layout)
 
     return whole
 
@@ -220,6 +223,42 @@ def test_a_kernel_computes_blocks(layout):
     for n, algorithm in ((1, "ring"), (4, "bidirectional_ring"), (2, "ulysses")):
         check((n,), layout, causal=True, algorithm=algorithm, kernel=kernel_of)
     check((3,), layout, causal=False, algorithm="ring", kernel=kernel_of)
+
+
+def splash(q, k, v, *, causal):
+    """The fused attention for TPUs that JAX brings, interpreted."""
+    length, heads, width = q.shape[1:]
+    mask = (masks.CausalMask if causal else masks.FullMask)((length, length))
+    attend = kernels.make_splash_mqa(
+        masks.MultiHeadMask([mask] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        save_residuals=True,
+        interpret=True,
+        block_sizes=kernels.BlockSizes(block_q=128, block_kv=128, block_kv_compute=128),
+    )
+
+    def one(q, k, v):
+        out, (lse,) = attend(q * width**-0.5, k, v)
+        return out, lse
+
+    out, lse = jax.vmap(one)(q.transpose(0, 2, 1, 3), k[:, :, 0], v[:, :, 0])
+    return out.transpose(0, 2, 1, 3), lse.transpose(0, 2, 1)
+
+
+def test_a_kernel_of_pallas_computes_blocks():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 512, h, 128), np.float32) for h in (2, 1, 1))
+    options = {"causal": True, "algorithm": "ring", "kernel": splash}
+    attend = over_ranks((2,), "zigzag", False, check_vma=False, **options)
+    found, expected = jax.jit(attend)(q, k, v, None), reference(q, k, v, True)
+    chex.assert_trees_all_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("devices", [[1, 1], pytest.param([1] * 4, marks=pytest.mark.exhaustive)])
+def test_over_processes(devices):
+    for text in together(devices, "tests/attention_spread.py"):
+        assert "bidirectional_ring is right" in text
 
 
 def test_layouts_bring_tokens_and_positions_in_and_back():
