@@ -13,7 +13,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 # JAX reads the environment when it is imported.
 from benchmarks.collectives import candidates, scale, sweep, tune
-from benchmarks.compiled import check_claims, collectives, fsdp, layers, matmul, overlap
+from benchmarks.compiled import check_claims, collectives, context, fsdp, layers, matmul, overlap
 from benchmarks.hosts import cluster, failures, skew, wire
 from benchmarks.machines import fit, measured
 from benchmarks.referee import referee
@@ -32,6 +32,7 @@ COMMANDS = {
     "overlap": overlap,
     "layers": layers,
     "fsdp": fsdp,
+    "context": context,
     "scale": scale,
     "claims": check_claims,
     "machines": fit,

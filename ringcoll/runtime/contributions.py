@@ -25,11 +25,15 @@ class Slot(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A shard that has arrived: whose it is, and which lane's share."""
+    """A shard that has arrived: whose it is, which lane's share, and its possible offsets.
+
+    In a loop the offset differs from turn to turn; written out, there is one.
+    """
 
     value: Array
     origin: Array
     lane: int
+    offsets: tuple[int, ...]
 
 
 class Contributions(NamedTuple):

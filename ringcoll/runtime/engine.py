@@ -1,4 +1,4 @@
-"""Running a schedule: forward it gathers, backward it reduces.
+"""Running a schedule: forward it gathers, backward it reduces; a tour does both in step.
 
 `gather` hands every shard that arrives to a visitor; `reduce` asks a producer for every
 partial sum just before it is needed. The visitor or the
@@ -33,6 +33,7 @@ from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
 from ringcoll.runtime.value_types import varying
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
+from ringcoll.schedules.tour import Tour
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
 #: size independent of n. Both run as fast on CPU; up to here both compile in under a second,
@@ -78,7 +79,8 @@ def gather(
 
     def shards() -> list[Shard]:
         origins = [order.after(ranks.origin(key.offset), before) for key in came]
-        return [Shard(held[k], at, k.lane) for k, at in zip(came, origins, strict=True)]
+        pairs = zip(came, origins, strict=True)
+        return [Shard(held[k], at, k.lane, (k.offset,)) for k, at in pairs]
 
     steps = planned(schedule)
     count = len(steps)
@@ -125,12 +127,14 @@ def _gather_loop(
     step = steps[start]
     again = {key for later in steps[stop:] for key in chain(*later.sent)}
     keep = any(not again.isdisjoint(chain(*looped.sent)) for looped in steps[start:stop])
+    turns = zip(*(chain(*looped.sent) for looped in steps[start:stop]), strict=True)
+    possible = {keys[0]: tuple(key.offset for key in keys) for keys in turns}
 
     def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
         carry, last = state
         arriving = ranks.hops(f"rounds {start + 1} to {stop}", step.moves, last)
         shards = [
-            Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane)
+            Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane, possible[lane, offset])
             for m, x, keys in zip(step.moves, last, step.sent, strict=True)
             for j, (lane, offset) in enumerate(keys)
         ]
@@ -277,6 +281,51 @@ class _Sums:
     def _apart(self, mine: Any) -> Any:
         """Keep a lone product from being fused with its addition, which waits for a message."""
         return self.order.tied(mine) if len(mine) == 1 else mine
+
+
+def tour(
+    tour: Tour,
+    ranks: Ranks,
+    own: Sequence[Array],
+    visit: Callable[[Carry, list[Shard]], tuple[Carry, Sequence[Array]]],
+    carry: Carry,
+    *,
+    order: Order = _ANY,
+) -> tuple[Carry, list[Array]]:
+    """Gather shards, and bring home what every rank adds for each of them.
+
+    Args:
+        tour: the two gathers, which run in step.
+        ranks, own, carry: as for `gather`.
+        visit: `(carry, shards) -> (carry, contributions)`, one for each shard, which are added up.
+        order: as for `gather`.
+
+    Returns:
+        What the last visit returned, and the sum for this rank's shard, a share for each lane.
+    """
+    held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
+    came, sums = list(held), dict[Key, Array]()
+    there, home = planned(tour.out), planned(tour.back)[::-1]
+    for time in range(1, max(tour.rounds, 1) + 1):
+        out = there[time - 1] if time <= len(there) else None
+        back = home[time - 1 - tour.delay] if 0 < time - tour.delay <= len(home) else None
+        arriving = ranks.hops(f"round {time}", out.moves, messages(held, out.sent)) if out else []
+        received: list[Array] = []
+        if back:
+            partial = messages(sums, back.arrived)
+            received = ranks.hops(f"round {time}, home", back.moves, partial, back=True)
+            for key in chain(*back.arrived):
+                del sums[key]
+        if came:
+            shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in came]
+            carry, made = visit(carry, shards)
+            sums |= zip(came, (varying(x, ranks.axes) for x in made), strict=True)
+        carry, arriving, received, sums = order.tied((carry, arriving, received, sums))
+        for key, value in zip(chain(*back.sent) if back else (), chain(*received), strict=True):
+            sums[key] = lax.add(value, sums[key])
+        came = list(chain(*out.arrived)) if out else []
+        held |= zip(came, chain(*arriving), strict=True)
+    return carry, [sums[Key(lane, 0)] for lane in range(tour.out.lanes)]
 
 
 def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:

@@ -27,6 +27,7 @@ ROOMS = (
     "runtime",
     "collectives",
     "matmuls",
+    "attention",
     "lax",
     "layers",
     *("cost", "precision", "pricing"),  # the public names of modules of `costs`
@@ -42,13 +43,15 @@ ROOMS = (
 WITHOUT_JAX = (
     *("io", "schedules", "algorithms", "costs", "draw"),
     *("collectives.table", "matmuls.labels", "matmuls.auto"),
+    *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
     *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
     *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "machine", "plot")),
 )
-#: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
-LAYERS_KNOW = ("layers", "collectives", "matmuls", "runtime.value_types")
+#: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
+#: gradient.
+LAYERS_KNOW = ("layers", "collectives", "matmuls", "attention", "runtime.value_types")
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
 LAZILY = {"io.figure": "matplotlib"}  # of the extra bench, and only when it is drawn

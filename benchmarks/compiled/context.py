@@ -1,0 +1,145 @@
+"""Causal attention over a sequence that is cut over all devices: ours against gathering first.
+
+Without --topology the programs run in turn on the devices of this machine, in float32, after their
+results were compared. With --topology they are compiled in bfloat16 for chips that you need not
+have, and `ringcoll.overlap` computes their times.
+
+  plain      keys and values by the built-in all-gather, then attention, tile by tile
+  ulysses    all-to-alls of positions for heads, before and after
+  others     ringcoll.layers.context_parallel.attention with that algorithm; "ring" on a contiguous
+             layout is ring attention as it was published
+
+A shape is sequences x tokens x heads x heads of keys x width of a head.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.compiled import compiling
+from benchmarks.compiled.programs import DIRECTIONS, PLAIN
+from benchmarks.measuring import options, side_by_side
+from benchmarks.measuring.measure import Ready
+from ringcoll import overlap
+from ringcoll.attention.layouts import LAYOUTS
+from ringcoll.collectives.table import LAX
+from ringcoll.layers import context_parallel
+from ringcoll.overlap import topology as topologies
+
+#: The heads of Llama 3 8B.
+COMPILED = "1x32768x32x8x128,1x131072x32x8x128"
+MEASURED = "2x4096x8x2x64"
+ALGORITHMS = (PLAIN, "auto", "ring", "bidirectional_ring", context_parallel.ULYSSES)
+#: A larger error is a fault: sums of float32 in another order differ by about 1e-6.
+TOLERANCE = 1e-4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which programs, on what, and where to write what is found."""
+    layouts = options.listed(*LAYOUTS)
+    what = f"which positions a rank has: {', '.join(LAYOUTS)} (zigzag)"
+    parser.add_argument("--layout", type=layouts, default=["zigzag"], metavar="LIST", help=what)
+    directions = options.listed(*DIRECTIONS)
+    parser.add_argument(
+        "--direction", type=directions, default=list(DIRECTIONS), metavar="LIST", help="(all)"
+    )
+    side_by_side.add_arguments(parser, ALGORITHMS, measured=MEASURED, compiled_as=COMPILED)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, or compare and time; 1 if anything was refused or wrong."""
+    if not args.topology:
+        return _measure(args)
+    named = args.topology.split(",")
+    try:
+        for name in named:
+            topologies.devices(name)
+    except (ValueError, ModuleNotFoundError) as error:
+        args.error(f"--topology {args.topology}: {' '.join(str(error).split())}")
+    todo = [
+        {
+            "topology": topology,
+            "layout": layout,
+            "direction": direction,
+            "shape": shape,
+            "algorithm": algorithm,
+        }
+        for topology in named
+        for layout in args.layout
+        for direction in args.direction
+        for shape in (args.shape or COMPILED).split(",")
+        for algorithm in args.algorithm
+    ]
+    return compiling.compile_all(args, todo, program_of)
+
+
+def program_of(
+    topology: str, layout: str, direction: str, shape: str, algorithm: str
+) -> tuple[Callable, tuple]:
+    """A program, as the flags of the command name it, and its operands."""
+    mesh = overlap.mesh(topology, x=len(topologies.devices(topology)))
+    return _program(mesh, layout, direction, shape, algorithm, jnp.bfloat16)
+
+
+def _program(
+    mesh: Mesh, layout: str, direction: str, shape: str, algorithm: str, dtype: Any
+) -> tuple[Callable, tuple]:
+    batch, tokens, heads, groups, width = map(int, shape.split("x"))
+    spec = P(None, "x")
+    attend = partial(
+        context_parallel.attention,
+        axis_name="x",
+        causal=True,
+        layout=layout,
+        algorithm=LAX if algorithm == PLAIN else algorithm,
+    )
+    function = jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+    operands = tuple(
+        jax.ShapeDtypeStruct(
+            (batch, tokens, count, width), dtype, sharding=NamedSharding(mesh, spec)
+        )
+        for count in (heads, groups, groups)
+    )
+    return (_with_gradients(function) if direction == "both" else function), operands
+
+
+def _with_gradients(function: Callable) -> Callable:
+    """Forward and backward; the cotangent waits for the result, as that of a loss does."""
+
+    def both(q: Array, k: Array, v: Array) -> Any:
+        out, pull_back = jax.vjp(function, q, k, v)
+        return out, pull_back(out)
+
+    return both
+
+
+def _measure(args: argparse.Namespace) -> int:
+    """Compare, time, report; 1 if anything was wrong."""
+    flat = options.mesh(args)
+    todo = [
+        side_by_side.Task(
+            {"layout": layout, "direction": direction, "shape": shape},
+            side_by_side.measured_here(args.algorithm),
+            TOLERANCE,
+            weight=DIRECTIONS.index(direction) + 1,
+        )
+        for shape in (args.shape or MEASURED).split(",")
+        for layout in args.layout
+        for direction in args.direction
+    ]
+    title = "Causal attention over ranks against gathering first"
+    return side_by_side.measure_all(args, flat, title, todo, partial(_ready, flat.devices))
+
+
+def _ready(devices: np.ndarray, layout: str, direction: str, shape: str, algorithm: str) -> Ready:
+    mesh = Mesh(devices.reshape(-1), ("x",))
+    function, operands = _program(mesh, layout, direction, shape, algorithm, jnp.float32)
+    return side_by_side.ready(function, operands, lambda of: 1.0)

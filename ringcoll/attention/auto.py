@@ -1,0 +1,120 @@
+"""Chooses "auto" for attention over ranks: what its tiles and its messages cost, added up.
+
+The ranks wait for each other in every round of a gather, so a round takes as long as the rank with
+the most tiles needs; built-in collectives run before and after all computing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ringcoll.attention.tiles import Mask, plan
+from ringcoll.collectives.table import LAX
+from ringcoll.costs.machines import DEVICES, KINDS
+from ringcoll.costs.prediction import predict
+
+#: The algorithm that exchanges positions for heads.
+ULYSSES = "ulysses"
+#: The gathers that hide under the scores; one direction first: its products are larger.
+GATHERS = ("ring", "bidirectional_ring")
+#: Seconds for each score of a head: exponentials and sums take longer than the matmuls. As compiled
+#: for v5e and v6e (5.4e-12 and 4.6e-12; jax 0.12.0.1, libtpu 0.0.52, `benchmarks context`).
+OF_SCORE = 5e-12
+#: By how much another form must be faster than the first gather.
+SURE = 1.01
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one rank has.
+
+    Attributes:
+        batch, length, heads, groups: of the operands; groups are the heads of keys.
+        width, value_width: of a head of keys, and of values.
+        itemsize: bytes of an element.
+    """
+
+    batch: int
+    length: int
+    heads: int
+    groups: int
+    width: int
+    value_width: int
+    itemsize: int
+
+
+def fastest(
+    shape: Shape,
+    mask: Mask,
+    layout: str,
+    sizes: tuple[int, ...],
+    device_kind: str | None,
+) -> tuple[str, ...]:
+    """The algorithm of each axis that is fastest by the model.
+
+    Args:
+        shape: of the operands on a rank.
+        mask: which keys a query sees.
+        layout: see `LAYOUTS`.
+        sizes: of the axes.
+        device_kind: of the devices; unknown ones are taken for v6e.
+    """
+    found = seconds(shape, mask, layout, sizes, device_kind)
+    first = (GATHERS[0],) * len(sizes)
+    return min(found, key=lambda names: found[names] * (1 if names == first else SURE))
+
+
+def seconds(
+    shape: Shape,
+    mask: Mask,
+    layout: str,
+    sizes: tuple[int, ...],
+    device_kind: str | None,
+) -> Mapping[tuple[str, ...], float]:
+    """By the algorithm of each axis, the seconds of attention, forward."""
+    axes, found = range(len(sizes)), {}
+    for exchanged in [(), *([(axis,) for axis in axes] if len(sizes) > 1 else []), tuple(axes)]:
+        ranks = prod(sizes[axis] for axis in exchanged)
+        if shape.heads % ranks or shape.groups % ranks:
+            continue
+        whole = len(exchanged) == len(sizes)
+        for gather in (ULYSSES,) if whole else (*GATHERS, LAX):
+            names = tuple(ULYSSES if axis in exchanged else gather for axis in axes)
+            found[names] = _seconds(shape, mask, layout, sizes, exchanged, gather, device_kind)
+    return found
+
+
+def _seconds(
+    shape: Shape,
+    mask: Mask,
+    layout: str,
+    sizes: tuple[int, ...],
+    exchanged: tuple[int, ...],
+    gather: str,
+    device_kind: str | None,
+) -> float:
+    device = KINDS.get(device_kind or "", "v6e")
+    together = prod(sizes[axis] for axis in exchanged)
+    others = tuple(n for axis, n in enumerate(sizes) if axis not in exchanged)
+    heads, n = shape.heads // together, prod(others)
+    made = plan(
+        *(mask, layout, shape.length, sizes, exchanged, shape.heads // shape.groups, others or (1,))
+    )
+    scores = shape.batch * heads * made.tile**2
+    flops = 2 * scores * (shape.width + shape.value_width)
+    of_tile = max(scores * OF_SCORE, flops * DEVICES[device].delta)
+    rows = shape.batch * shape.length * shape.itemsize
+    of_keys = rows * shape.groups * (shape.width + shape.value_width)
+    of_queries = rows * shape.heads * (shape.width + shape.value_width)  # and of the result
+    exchange = 0.0
+    if together > 1:
+        exchange = sum(predict("all_to_all", x, together, device) for x in (of_keys, of_queries))
+    counts = [made.counted(offset) for offset in (0, *sorted(made.needed()))]
+    if n == 1 or gather == LAX:
+        wire = predict("all_gather", n * of_keys, n, device) if n > 1 else 0.0
+        return exchange + wire + of_tile * float(np.sum(counts, 0).max())
+    hop = predict("all_gather", n * of_keys, n, device, algorithm=gather) / (n - 1)
+    rounds = [of_tile * float(count.max()) for count in counts]
+    return exchange + sum(max(hop, computing) for computing in rounds[:-1]) + rounds[-1]

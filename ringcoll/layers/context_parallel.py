@@ -1,0 +1,314 @@
+"""Context-parallel attention: an axis shards the sequence, also inside attention.
+
+Call `attention` inside `jax.shard_map`, on a rank's part of the sequence. One argument chooses how
+queries meet the keys of other ranks:
+
+- a gather ("ring", "bidirectional_ring", ...): keys and values travel, one shard after the other,
+  while the scores of the last one are computed;
+- "lax": keys and values travel by the built-in all-gather, before anything is computed;
+- "ulysses": queries, keys, values and results travel by all-to-alls; each rank attends to the whole
+  sequence with a part of the heads;
+- one of these for each axis: all-to-alls over the axes of "ulysses", the gather over the others;
+- "auto": what the model of `ringcoll.cost` says is fastest on the devices of the mesh.
+
+`layout` says which positions a rank has. With a causal mask, the ranks of "contiguous" have unequal
+work: the last one sees all keys. Under "zigzag" each rank has an early and a late part, and under
+"striped" every n-th position, and all work is equal. Bring tokens and labels into a layout with
+`arrange`, take the numbers of positions from `position_ids`, and use `restore` for results.
+
+Gradients are those of attention on one device. Keys and values travel again for them, and their own
+gradients follow and come home (a *tour*: `ringcoll.schedules.tour`), so that no rank holds more
+than its shard, what travels, and its sums. This is so for schedules whose shards walk from rank to
+rank: "ring" and "bidirectional_ring" on one axis. With others, a rank also holds gradients
+that wait.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.attention.auto import ULYSSES, Shape, fastest
+from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
+from ringcoll.attention.overlapped import Kernel, Options, attend
+from ringcoll.attention.tiles import Mask
+from ringcoll.collectives import choice
+from ringcoll.collectives.all_gather import all_gather
+from ringcoll.collectives.all_to_all import all_to_all
+from ringcoll.collectives.front_door import AxisName, Call
+from ringcoll.collectives.table import Algorithm, Table
+from ringcoll.layers.parameters import refusal
+from ringcoll.runtime.value_types import device_kind, varying
+
+__all__ = ["ULYSSES", "arrange", "attention", "position_ids", "restore"]
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    axis_name: AxisName,
+    *,
+    causal: bool,
+    algorithm: Algorithm | Sequence[Algorithm] = "auto",
+    layout: str = "contiguous",
+    segment_ids: Array | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    kernel: Kernel | None = None,
+) -> Array:
+    """Attention over a sequence that is cut over ranks.
+
+    `q: [b, s/n, h, d], k: [b, s/n, g, d], v: [b, s/n, g, e] -> [b, s/n, h, e]`, h a multiple of g:
+    heads i*h/g to (i+1)*h/g - 1 of queries see head i of keys. The softmax is exact, in float32 or
+    wider, and computed tile by tile: no temporary grows with the square of s/n.
+
+    Args:
+        causal: whether a position sees only itself and those before it.
+        algorithm: see above.
+        layout: which positions a rank has: "contiguous", "zigzag" or "striped".
+        segment_ids: `[b, s/n]`, integers: a position sees only those of its own segment.
+        window: a position sees only those less than so many positions away. Shards that no query
+            sees are not sent.
+        scale: of the scores; None for 1/sqrt(d).
+        kernel: computes a block: `kernel(q, k, v, causal=...) -> (out, lse)` of queries
+            `[b, s, h, d]`, keys `[b, s, 1, d]` and values `[b, s, 1, e]`, with the log-sum-exp
+            `[b, s, h]` of the scores, which it scales itself. Gradients do not use it.
+
+    n-1 rounds by a ring, each of the keys and values of one shard. Backward, 2 hops more, and as
+    many numbers again as sums, in float32 or wider.
+
+    Gradient: see above. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
+
+    Raises:
+        TypeError: an argument is no array or of another dtype, or segment_ids are no integers.
+        ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
+            such layout or algorithm; a zigzag needs an even s/n; a kernel cannot mask.
+
+    Source: Liu et al., "Ring attention with blockwise transformers" (2023); Brandon et al.,
+    "Striped attention" (2023); Jacobs et al., "DeepSpeed Ulysses" (2023).
+
+    >>> from ringcoll.layers import context_parallel as cp
+    >>> attend = partial(cp.attention, axis_name="x", causal=True, algorithm="ring")
+    >>> spec = P(None, "x")
+    >>> x = jnp.ones((1, 8, 2, 4))
+    >>> ranks(attend, (spec, spec, spec), spec)(x, x, jnp.cumsum(x, 1))[0, :, 0, 0]
+    Array([1. , 1.5, 2. , 2.5, 3. , 3.5, 4. , 4.5], dtype=float32)
+    """
+    said = {"causal": causal, "layout": layout, "window": window}
+    call = Call("layers.context_parallel.attention", axis_name, said=said, operands="q, k, v")
+    _check_arrays(call, q, k, v, segment_ids)
+    sizes = tuple(call.ask(lax.axis_size, axis) for axis in call.axes)
+    mask = _mask(call, causal, window)
+    _check_layout(call, layout, q.shape[1])
+    per_axis = _per_axis(call, algorithm)
+    if per_axis is None:
+        (batch, length, heads, d), groups = q.shape, k.shape[2]
+        shape = Shape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
+        per_axis = fastest(shape, mask, layout, sizes, device_kind())
+    exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
+    gathers = [name for name in per_axis if name != ULYSSES]
+    gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
+    gather = gathers[0] if gathers else "ring"  # of one rank: it has no rounds
+    chosen = call.ask(choice.settled, gather, "all_gather", gathered)
+    _check_kernel(call, kernel, mask, layout, segment_ids)
+
+    typed = frozenset().union(*(jax.typeof(x).mat.varying for x in (q, k, v)))
+    q, k, v = (varying(x, (*call.axes, *typed)) for x in (q, k, v))
+    ids = None
+    if segment_ids is not None:
+        ids = _ids(segment_ids, call.axes, sizes, exchanged)
+        ids = varying(ids, (*call.axes, *typed))
+    heads, groups = q.shape[2], k.shape[2]
+    kv = jnp.concatenate([k, v], -1)
+    across = tuple(call.axes[i] for i in exchanged)
+    if across:
+        n = prod(sizes[i] for i in exchanged)
+        if heads % n or groups % n:
+            words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
+            raise call.refusal(ValueError, words, "both must be multiples of the ranks; or gather")
+        q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
+    options = Options(
+        gathered,
+        chosen,
+        mask,
+        layout,
+        sizes,
+        exchanged,
+        float(scale if scale is not None else q.shape[-1] ** -0.5),
+        kernel,
+    )
+    batch, length, heads, d = q.shape
+    groups = kv.shape[2]
+    rows = q.reshape(batch, length, groups, heads // groups, d).transpose(0, 2, 3, 1, 4)
+    out = attend(options, rows, kv.transpose(0, 2, 1, 3), ids)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, -1)
+    return all_to_all(out, across, 1, 2, tiled=True) if across else out
+
+
+def arrange(x: Array, n: int, layout: str, dim: int = 1) -> Array:
+    """A whole sequence in the order of a layout: cut into n equal parts, part r is rank r's.
+
+    `x: [b, s, ...] -> [b, s, ...]`, along `dim`. Call it outside `shard_map`.
+
+    Gradient: `restore`.
+
+    Raises:
+        ValueError: there is no such layout, or the sequence does not divide.
+
+    Source: as `attention`.
+
+    >>> from ringcoll.layers import context_parallel as cp
+    >>> print(cp.arrange(jnp.arange(8), 2, "zigzag", dim=0))
+    [0 1 6 7 2 3 4 5]
+    """
+    return jnp.take(x, _order("arrange", jnp.shape(x), n, layout, dim), axis=dim)
+
+
+def restore(x: Array, n: int, layout: str, dim: int = 1) -> Array:
+    """A sequence in the order of its positions again, from the order of a layout.
+
+    `x: [b, s, ...] -> [b, s, ...]`, along `dim`: the inverse of `arrange`.
+
+    Gradient: `arrange`.
+
+    Raises, source: as `arrange`.
+
+    >>> from ringcoll.layers import context_parallel as cp
+    >>> print(cp.restore(cp.arrange(jnp.arange(8), 4, "striped", dim=0), 4, "striped", dim=0))
+    [0 1 2 3 4 5 6 7]
+    """
+    order = _order("restore", jnp.shape(x), n, layout, dim)
+    return jnp.take(x, np.argsort(order), axis=dim)
+
+
+def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -> Array:
+    """The positions that this rank has, of `length` on each rank: `[s/n]`, for `rotary`.
+
+    Call it inside `shard_map`. Nothing is sent.
+
+    Gradient: none, they are integers.
+
+    Raises:
+        NameError: an axis is not bound.
+        ValueError: there is no such layout, or it cannot cut this length.
+
+    Source: as `attention`.
+
+    >>> from ringcoll.layers import context_parallel as cp
+    >>> print(ranks(lambda: cp.position_ids("x", 2, "zigzag"), ())())
+    [0 7 1 6 2 5 3 4]
+    """
+    said = {"length": length, "layout": layout}
+    call = Call("layers.context_parallel.position_ids", axis_name, said=said, operands="")
+    _check_layout(call, layout, call.integer("length"))
+    table = jnp.asarray(positions(layout, call.ask(call.rank_count), length))
+    return table[lax.axis_index(call.axes)]
+
+
+def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -> np.ndarray:
+    """The positions of a whole sequence in the order of a layout."""
+    where = f"context_parallel.{function}"
+    if layout not in LAYOUTS:
+        cure = f"choose from {', '.join(LAYOUTS)}"
+        raise refusal(ValueError, where, f"layout={layout!r}", cure)
+    if not -len(shape) <= dim < len(shape):
+        raise refusal(ValueError, where, f"dim={dim} of {len(shape)} dimensions", "pass one")
+    if n < 1 or shape[dim] % (n * PARTS[layout]):
+        words = f"{shape[dim]} positions over n={n} ranks, layout={layout!r}"
+        cure = f"pad the sequence to a multiple of {max(n, 1) * PARTS[layout]}"
+        raise refusal(ValueError, where, words, cure)
+    return positions(layout, n, shape[dim] // n).reshape(-1)
+
+
+def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
+    """Refuse operands that do not fit each other."""
+    named = {"q": q, "k": k, "v": v}
+    types = {name: call.ask(jax.typeof, x) for name, x in named.items()}
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in types.items())
+    query, key, value = types.values()
+    if any(x.ndim != 4 for x in types.values()):
+        raise call.refusal(ValueError, shapes, "pass [batch, sequence, heads, width]")
+    if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        raise call.refusal(ValueError, shapes, "batch and sequence must be the same on a rank")
+    if key.shape[2] != value.shape[2] or not key.shape[2] or query.shape[2] % key.shape[2]:
+        cure = "heads of queries must be a multiple of those of keys and values"
+        raise call.refusal(ValueError, shapes, cure)
+    if query.shape[3] != key.shape[3]:
+        raise call.refusal(ValueError, shapes, "queries and keys must be of one width")
+    dtypes = {name: x.dtype for name, x in types.items()}
+    if len(set(dtypes.values())) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
+        words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
+        raise call.refusal(TypeError, words, "pass floats of one dtype")
+    if ids is None:
+        return
+    typed = call.ask(jax.typeof, ids)
+    if not jnp.issubdtype(typed.dtype, jnp.integer):
+        raise call.refusal(TypeError, f"segment_ids are {typed.dtype.name}", "pass integers")
+    if typed.shape != query.shape[:2]:
+        words = f"segment_ids are {list(typed.shape)}"
+        raise call.refusal(ValueError, words, f"pass {list(query.shape[:2])}, as the sequence")
+
+
+def _mask(call: Call, causal: Any, window: Any) -> Mask:
+    if window is None:
+        return Mask(bool(causal))
+    width = call.integer("window")
+    if width < 1:
+        raise call.refusal(ValueError, f"window={width}", "pass 1 or more, or None")
+    return Mask(bool(causal), width)
+
+
+def _check_layout(call: Call, layout: Any, length: int) -> None:
+    if layout not in LAYOUTS:
+        words = f"layout={layout!r}"
+        raise call.refusal(ValueError, words, f"choose from {', '.join(LAYOUTS)}")
+    if length < 1 or length % PARTS[layout]:
+        words = f"{length} positions on a rank, layout={layout!r}"
+        cure = f"a rank's positions must be a multiple of {PARTS[layout]}, and not none"
+        raise call.refusal(ValueError, words, cure)
+
+
+def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
+    """The algorithm of each axis, at most one gather among them; None for "auto"."""
+    if isinstance(algorithm, tuple | list):
+        if len(algorithm) != len(call.axes):
+            words = f"algorithm={algorithm!r} for {len(call.axes)} axes"
+            raise call.refusal(ValueError, words, "pass one for each axis")
+        gathers = {name for name in algorithm if name != ULYSSES}
+        if len(gathers) > 1 or "auto" in gathers:
+            words, cure = f"algorithm={algorithm!r}", f"name one gather, and {ULYSSES!r}"
+            raise call.refusal(ValueError, words, cure)
+        return tuple(algorithm)
+    if isinstance(algorithm, Table):
+        cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
+        raise call.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
+    if algorithm == "auto":
+        return None
+    return (algorithm,) * len(call.axes)
+
+
+def _check_kernel(call: Call, kernel: Any, mask: Mask, layout: str, ids: Any) -> None:
+    """Refuse masks that a kernel of whole and causal blocks does not have."""
+    if kernel is None:
+        return
+    if mask.window is not None or ids is not None or (mask.causal and layout == "striped"):
+        words = "kernel: it computes whole blocks and causal ones"
+        cure = "leave out window and segment_ids, and use contiguous or zigzag; or no kernel"
+        raise call.refusal(ValueError, words, cure)
+
+
+def _ids(
+    ids: Array, axes: Sequence[Any], sizes: tuple[int, ...], exchanged: Sequence[int]
+) -> Array:
+    """The segments of the positions of all ranks: `[ranks that gather, batch, s]`."""
+    batch, length = ids.shape
+    whole = all_gather(jnp.asarray(ids), tuple(axes)).reshape(*sizes, batch, length)
+    others = [axis for axis in range(len(sizes)) if axis not in exchanged]
+    n = len(sizes)
+    whole = whole.transpose(*others, n, *exchanged, n + 1)
+    return whole.reshape(prod(sizes[i] for i in others), batch, -1)

@@ -1,0 +1,121 @@
+"""Which tiles are computed, against every pair of positions, one by one."""
+
+import numpy as np
+import pytest
+
+from ringcoll import algorithms
+from ringcoll.attention import tiles
+from ringcoll.attention.layouts import LAYOUTS, positions
+from ringcoll.attention.tiles import Mask, plan
+
+MASKS = [Mask(True), Mask(False), Mask(True, 5), Mask(False, 7), Mask(True, 1)]
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of at most four positions a side."""
+    for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):
+        monkeypatch.setattr(tiles, name, value)
+    plan.cache_clear()
+    yield
+    plan.cache_clear()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_every_position_is_on_one_rank(layout, n):
+    held = positions(layout, n, 6)
+    assert sorted(held.reshape(-1)) == list(range(6 * n))
+    assert (np.diff(held, axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("length", [8, 6, 22])  # the last is filled up
+def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mask, layout, length):
+    for sizes, exchanged in (((3,), ()), ((2, 2), (1,))):
+        made = plan(mask, layout, length, sizes, exchanged, 1, sizes[:1])
+        n, held = made.positions.shape
+        cut = held // made.tile
+        assert made.tile < 5 <= held
+        for rank in range(n):
+            for origin in range(n):
+                seen = mask.visible(made.positions[rank][:, None], made.positions[origin][None])
+                seen = seen & (made.positions[rank] < tiles.NOWHERE)[:, None]
+                each = seen.reshape(cut, made.tile, cut, made.tile)
+                some, every = each.any((1, 3)), each.all((1, 3))
+                kinds = made.kinds(rank, origin)
+                assert not (some & (kinds == 0)).any()
+                assert not (~every & (kinds == 2)).any()
+                if layout != "striped" and not exchanged and length == 8:  # then nothing is lost
+                    assert (some == (kinds > 0)).all()
+                    assert (every == (kinds == 2)).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_the_lists_of_an_offset_are_the_tiles_of_its_shard(small_tiles, n):
+    made = plan(Mask(True), "contiguous", 8, (n,), (), 1, (n,))
+    for offset in range(n):
+        for masked, (lists, counts, which) in made.tiles((offset,)).items():
+            for rank in range(n):
+                number = which[rank, (rank - offset) % n]
+                listed = lists[number][: counts[number]]
+                kinds = made.kinds(rank, (rank - offset) % n)
+                assert sorted(map(tuple, listed)) == sorted(
+                    map(tuple, np.argwhere(kinds == (1 if masked else 2)))
+                )
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
+    """Counted in tiles over all rounds, at 32768 positions; contiguous is nearly twice as much."""
+    length = 32768 // n // 2 * 2
+    busiest = {}
+    for layout in LAYOUTS:
+        made = plan(Mask(True), layout, length, (n,), (), 32, (n,))
+        each = np.sum([made.counted(offset) for offset in range(n)], 0) * made.tile**2
+        in_rounds = sum(made.counted(offset).max() for offset in range(n)) * made.tile**2
+        busiest[layout] = in_rounds
+        if layout != "contiguous":
+            assert each.max() <= 1.02 * each.min()
+    if n == 8:
+        assert busiest["contiguous"] >= 1.8 * busiest["zigzag"]
+
+
+def test_shards_that_no_query_sees_are_not_needed():
+    length = 1024
+    made = plan(Mask(True, 1500), "contiguous", length, (8,), (), 8, (8,))
+    assert made.needed() == {1, 2}
+    made = plan(Mask(False, 1000), "contiguous", length, (8,), (), 8, (8,))
+    assert made.needed() == {1, 7}
+    both_axes = plan(Mask(True, 100), "contiguous", length, (2, 4), (), 8, (2, 4))
+    on_torus = {(1,): 1, (0, 1): 1, (1, 1): 5}  # along the minor axis, and to the next line
+    assert both_axes.needed() == {on_torus[0, 1], on_torus[1, 1]}
+
+
+def test_origins_are_those_of_the_schedule():
+    for shape in [(5,), (2, 4), (2, 3, 2)]:
+        made = plan(Mask(True), "contiguous", 4, shape, (), 1, shape)
+        schedule = algorithms.ring(*shape)
+        for offset in range(schedule.size):
+            digits = np.unravel_index(offset, shape)
+            for rank, origin in enumerate(made.origins(offset)):
+                at = int(origin)
+                for axis, digit in enumerate(digits):
+                    at = schedule.step(at, axis, int(digit))
+                assert at == rank
+
+
+def test_a_side_divides_the_length_or_is_filled_up():
+    assert tiles.side(4096, 32) == 256
+    assert tiles.side(4096, 1) == 1024
+    assert tiles.side(100, 32) == 100
+    assert tiles.side(1021, 32) == 256  # a prime
+    assert tiles.side(3 * 192, 32) == 192
+
+
+def test_rows_share_a_tile_as_far_as_it_has_room():
+    assert tiles.rows_together(8, 4, 512) == 2
+    assert tiles.rows_together(7, 4, 512) == 1
+    assert tiles.rows_together(8, 4, 64) == 8
+    assert tiles.rows_together(3, 1, 4096) == 1

@@ -1,0 +1,82 @@
+"""What attention over ranks sends and keeps: counted in its programs, as TPUs compile them."""
+
+from functools import partial
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+from test_matmul_structure import hops
+
+from ringcoll import overlap
+from ringcoll.layers import context_parallel as cp
+
+TOPOLOGIES = {2: "v5e:2x1", 4: "v5e:2x2", 8: "v5e:4x2", 16: "v5e:4x4"}
+
+
+def attention(mesh, **options):
+    spec = P(None, "x")
+    attend = partial(cp.attention, axis_name="x", causal=True, **options)
+    return jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+
+
+def with_gradients(attend):
+    def both(q, k, v):
+        out, back = jax.vjp(attend, q, k, v)
+        return out, back(out)
+
+    return both
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_keys_travel_once_forward_and_again_with_their_gradients_backward(n):
+    """n - 1 hops; backward as many, and as many more of the gradients, the last of them home."""
+    q, k = jnp.ones((1, 8 * n, 4, 4)), jnp.ones((1, 8 * n, 2, 4))
+    attend = attention(make_mesh(n), algorithm="ring", layout="zigzag")
+    forward = jax.make_jaxpr(attend)(q, k, k)
+    assert hops(forward.jaxpr) == n - 1
+    both = jax.make_jaxpr(with_gradients(attend))(q, k, k)
+    assert hops(both.jaxpr) == 3 * (n - 1)
+
+
+def test_shards_that_no_query_sees_are_not_sent():
+    """A window of one shard: one round forward, and backward one there and one back."""
+    x = jnp.ones((1, 64, 2, 4))
+    attend = attention(make_mesh(8), algorithm="ring", window=8)
+    assert hops(jax.make_jaxpr(attend)(x, x, x).jaxpr) == 1
+    assert hops(jax.make_jaxpr(with_gradients(attend))(x, x, x).jaxpr) == 3
+
+
+def bytes_of(shape, dtype):
+    return prod(shape) * jnp.dtype(dtype).itemsize
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.parametrize("n", [4, pytest.param(2, marks=pytest.mark.exhaustive), 8, 16])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
+    """Temporaries of the compiled program, for 2048 positions a rank and any number of ranks."""
+    part, heads, groups, d = 2048, 16, 4, 128
+    topology = TOPOLOGIES[n]
+    mesh = overlap.mesh(topology, x=n)
+    sharding = jax.NamedSharding(mesh, P(None, "x"))
+    q, k = (
+        jax.ShapeDtypeStruct((1, n * part, count, d), jnp.bfloat16, sharding=sharding)
+        for count in (heads, groups)
+    )
+    attend = attention(mesh, algorithm="ring", layout="zigzag")
+    function = with_gradients(attend) if gradients else attend
+    seen = overlap.report(overlap.compile_for(topology, function, q, k, k))
+    queries, keys = (bytes_of((part, count, d), jnp.bfloat16) for count in (heads, groups))
+    own = 2 * queries + 2 * keys  # with the result, or its cotangent
+    wire = 2 * 2 * keys  # a shard that has come, and the next
+    sums = 2 * queries  # in float32, as all sums
+    if gradients:
+        own += queries
+        wire += 2 * 2 * 2 * keys  # gradients that have come, and those that are sent
+        sums += 2 * 2 * keys
+    assert seen.temporaries <= 1.1 * (own + wire + sums)
+    if n > 2:  # of two visits, one cannot hide the hop home
+        assert seen.exposed_share <= (0.06 if gradients else 0.03)

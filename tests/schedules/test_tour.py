@@ -1,0 +1,91 @@
+"""Tours: every rank adds to the partial result of every shard, and the sums come home."""
+
+from itertools import product
+
+import pytest
+from test_algorithms import SHAPES
+
+from ringcoll import algorithms
+from ringcoll.schedules.registry import GATHERS
+from ringcoll.schedules.schedule import ScheduleError, SizeError
+from ringcoll.schedules.tour import Tour, cut, tour
+
+
+def came_home(made):
+    """By rank and lane, who has added to the sum for this rank's shard; run on symbols.
+
+    A rank adds while the round after the arrival is on the wire; what arrives is added after that.
+    """
+    n, lanes = made.out.size, made.out.lanes
+    come = {(r, lane, 0) for r in range(n) for lane in range(lanes)}
+    sums = {}
+    for time in range(1, max(made.rounds, 1) + 1):
+        arriving, received = set(), []
+        for move in made.out.rounds[time - 1] if time <= len(made.out.rounds) else ():
+            for r, (sent, got) in product(range(n), zip(*both(made.out, move), strict=True)):
+                assert (r, move.lane, sent) in come or time > 1
+                arriving.add((made.out.step(r, move.axis, move.shift), move.lane, got))
+        number = len(made.back.rounds) - (time - made.delay)
+        for move in made.back.rounds[number] if 0 <= number < len(made.back.rounds) else ():
+            for r, (kept, sent) in product(range(n), zip(*both(made.back, move), strict=True)):
+                to = made.back.step(r, move.axis, -move.shift)
+                received.append(((to, move.lane, kept), sums.pop((r, move.lane, sent))))
+        for r, lane, offset in come:
+            sums[r, lane, offset] = {r}
+        for key, others in received:
+            assert sums[key].isdisjoint(others), "a rank's contribution is added twice"
+            sums[key] |= others
+        come = arriving
+    assert all(offset == 0 for _, _, offset in sums), "a sum is not at home"
+    return sums
+
+
+def both(schedule, move):
+    return move.offsets, schedule.arrivals(move)
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_every_rank_adds_once_to_every_shard(name):
+    for shape in SHAPES:
+        try:
+            schedule = algorithms.build("all_gather", name, shape)
+        except SizeError:
+            continue
+        made = tour(schedule).check()
+        everyone = set(range(schedule.size))
+        sums = came_home(made)
+        assert len(sums) == schedule.size * schedule.lanes
+        assert all(who == everyone for who in sums.values()), (name, shape)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 64])
+def test_on_a_ring_nothing_waits_and_one_more_hop_goes_home(n):
+    """Each rank holds its own sum and one more, in each direction; n rounds follow the first."""
+    for name, lanes in (("ring", 1), ("bidirectional_ring", 2)):
+        made = tour(algorithms.build("all_gather", name, (n,)))
+        assert (made.rounds, made.waiting) == (n + 1, lanes)
+
+
+def test_a_cut_tour_goes_back_as_it_came():
+    """Offsets 1 and 2 of 8: two rounds there and two back, not all the way round."""
+    made = tour(algorithms.ring(8), frozenset({1, 2}))
+    assert len(made.out.rounds) == len(made.back.rounds) == 2
+    sums = came_home(made)
+    assert all(who == {r, (r + 1) % 8, (r + 2) % 8} for (r, _, _), who in sums.items())
+
+
+def test_a_cut_gather_sends_what_is_needed_or_forwarded():
+    both_ways = algorithms.two_ended(8)
+    assert [len(m.offsets) for r in cut(both_ways, frozenset({2})).rounds for m in r] == [1, 1]
+    assert cut(both_ways, frozenset()).rounds == ()
+    cut(both_ways, frozenset({3, 7})).check({3, 7})
+    with pytest.raises(ScheduleError, match="offset 5 never arrives"):
+        cut(both_ways, frozenset({3})).check({5})
+
+
+def test_errors_of_check():
+    ring = algorithms.ring(4)
+    with pytest.raises(ScheduleError, match="one shape"):
+        Tour(ring, algorithms.ring(5)).check()
+    with pytest.raises(ScheduleError, match="never comes home"):
+        Tour(ring, cut(ring, frozenset({1}))).check({1})
