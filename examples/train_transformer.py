@@ -2,6 +2,7 @@
 
     python -m examples.train_transformer
     python -m examples.train_transformer --data 1 --fsdp 4 --model 2 --dtype bfloat16
+    python -m examples.train_transformer --context 4 --data 1 --sequence 768 --batch 4
     python -m examples.train_transformer --steps 100 --algorithm bidirectional_ring --check
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
@@ -48,6 +49,7 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
 
     add("--data", 2, "data-parallel replicas of the model")
     add("--fsdp", 2, "ranks over which the parameters of a replica are sharded")
+    add("--context", 1, "ranks over which the sequence is sharded, also inside attention")
     add("--model", 2, "tensor-parallel ranks: of heads, features, vocabulary, sequence")
     add("--layers", 4, "blocks")
     add("--width", 144, "features of a token")
@@ -70,6 +72,9 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     option("--check", action="store_true", help="compare with a run on one device; 1 if it differs")
     processes.add_arguments(parser)
     args = parser.parse_args(argv)
+    if args.context < 1 or args.sequence % (2 * args.context):
+        words = f"an early and a late part for each of --context {args.context}"
+        parser.error(f"--sequence {args.sequence}: {words}; use a multiple of {2 * args.context}")
     for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
         try:
             if folder := getattr(args, name):
@@ -83,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit status is 1 if --check found a difference."""
     args = flags(argv)
     processes.start(args)
-    mesh = training.make_mesh(args.data, args.fsdp, args.model)
+    mesh = training.make_mesh(args.data, args.fsdp, args.context, args.model)
     sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
     how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm")}
     config = Config(text.VOCABULARY, **sizes, **how)
@@ -107,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if first >= args.steps:
         raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
-    ranks = max(args.data * args.fsdp, args.model)
+    ranks = max(args.data * args.fsdp * args.context, args.model)
     check = Check(config, trainer.state, optimizer, ranks) if args.check else None
 
     size = sum(x.size for x in jax.tree.leaves(trainer.state.params))

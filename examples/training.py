@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples import transformer
-from examples.transformer import AXES, BATCH, MODEL, Config, Params
+from examples.transformer import AXES, BATCH, CONTEXT, LAYOUT, TOKENS, Config, Params
 from ringcoll import lax
+from ringcoll.layers import context_parallel as cp
 from ringcoll.layers import fsdp
 
 
@@ -31,10 +32,11 @@ class State(NamedTuple):
 
 #: The data of a step: batch: [b, s+1], the key of its dropout, positions: [b, s].
 Data = tuple[Any, Array, Any]
-DATA_SPECS = P(BATCH), P(), P(BATCH, MODEL)
-#: (parameters, *data) -> gradient of the mean, losses: [b, s]
+DATA_SPECS = P(BATCH), P(), P(BATCH)
+LOSS_SPECS = P(BATCH, CONTEXT)  # of losses: [b, s] in the order of LAYOUT
+#: (parameters, *data) -> gradient of the mean, losses
 Gradient = Callable[..., tuple[Params, Array]]
-#: (state, *data) -> state, losses: [b, s], the norm of the gradient of each parameter
+#: (state, *data) -> state, losses, the norm of the gradient of each parameter
 Step = Callable[..., tuple[State, Array, Array]]
 
 
@@ -53,8 +55,9 @@ def make_mesh(*sizes: int) -> Mesh:
     devices = jax.devices()
     if len(devices) != wanted and not alone:
         raise SystemExit(
-            f"--data, --fsdp, --model: {wanted} ranks; all processes together have {len(devices)} "
-            f"devices: use each (of CPUs, JAX_NUM_CPU_DEVICES={wanted / jax.process_count():g})"
+            f"--data, --fsdp, --context, --model: {wanted} ranks; all processes together have "
+            f"{len(devices)} devices: use each "
+            f"(of CPUs, JAX_NUM_CPU_DEVICES={wanted / jax.process_count():g})"
         )
     if len(devices) < wanted:
         devices = jax.devices("cpu")
@@ -63,17 +66,17 @@ def make_mesh(*sizes: int) -> Mesh:
 
 
 def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
-    """The gradient over the mesh, sharded like parameters, and losses sharded like the batch."""
+    """The gradient over the mesh, sharded like parameters, and losses sharded like its tokens."""
 
     def per_rank(params: Params, *data: Array) -> tuple[Params, Array]:
         def mean(params: Params) -> tuple[Array, Array]:
-            losses = transformer.losses(config, specs, params, *data)  # of a rank's rows
-            return lax.pmean(losses.mean(), BATCH), losses
+            losses = transformer.losses(config, specs, params, *data)  # of a rank's tokens
+            return lax.pmean(losses.mean(), TOKENS), losses
 
         return jax.grad(mean, has_aux=True)(params)
 
     return jax.shard_map(
-        per_rank, mesh=mesh, in_specs=(specs, *DATA_SPECS), out_specs=(specs, P(BATCH))
+        per_rank, mesh=mesh, in_specs=(specs, *DATA_SPECS), out_specs=(specs, LOSS_SPECS)
     )
 
 
@@ -137,7 +140,7 @@ class Trainer:
         self._step = make_step(sharded_gradient(config, self.specs, mesh), optimizer)
         losses = partial(transformer.losses, config, self.specs)
         self._losses = jax.jit(
-            jax.shard_map(losses, mesh=mesh, in_specs=(self.specs, P(BATCH)), out_specs=P(BATCH))
+            jax.shard_map(losses, mesh=mesh, in_specs=(self.specs, P(BATCH)), out_specs=LOSS_SPECS)
         )
 
     def data(self, number: int, batch: np.ndarray) -> Data:
@@ -149,13 +152,18 @@ class Trainer:
     def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
         """Train on a batch; returns the loss of each token and the norm of each gradient."""
         self.state, *made = self._step(self.state, *map(self.placed, data, DATA_SPECS))
-        losses, grad_norms = (whole(x).astype(np.float64) for x in made)
-        return losses, grad_norms
+        losses, grad_norms = map(whole, made)
+        return self._in_order(losses), grad_norms.astype(np.float64)
 
     def losses(self, batch: np.ndarray) -> np.ndarray:
         """The loss of each token, without dropout."""
         losses = self._losses(self.state.params, self.placed(batch, P(BATCH)))
-        return whole(losses).astype(np.float64)
+        return self._in_order(whole(losses))
+
+    def _in_order(self, losses: np.ndarray) -> np.ndarray:
+        """Losses in the order of the text."""
+        ordered = cp.restore(jnp.asarray(losses), self.mesh.shape[CONTEXT], LAYOUT)
+        return np.asarray(ordered).astype(np.float64)
 
     def placed(self, x: Any, spec: P) -> Array:
         """Put an array on the mesh."""

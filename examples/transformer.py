@@ -1,9 +1,10 @@
 """A decoder-only transformer of `ringcoll.layers`, on a rank's shards.
 
-The mesh has three axes. Along DATA, ranks have the same parameters. Along FSDP, each rank keeps a
+The mesh has four axes. Along DATA, ranks have the same parameters. Along FSDP, each rank keeps a
 part of them, and gathers them where they are used. Along MODEL, each rank computes with its part of
-them. The batch is sharded over the first two axes. Between layers, the sequence is sharded over the
-third.
+them. The batch is sharded over the first two axes. Along CONTEXT, ranks have the same parameters
+and rows, and different positions of the sequence, also inside attention: one early and one late
+part each. Between layers, these positions are sharded over MODEL.
 """
 
 from dataclasses import dataclass
@@ -13,15 +14,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from ringcoll.layers import context_parallel as cp
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
-DATA, FSDP, MODEL = AXES = "data", "fsdp", "model"
+DATA, FSDP, CONTEXT, MODEL = AXES = "data", "fsdp", "context", "model"
 BATCH = DATA, FSDP  # the axes that shard the batch
+TOKENS = *BATCH, CONTEXT  # and all that shard its tokens
+LAYOUT = "zigzag"  # of the sequence along CONTEXT
 Params = dict[str, Any]
 
 
@@ -89,6 +93,11 @@ def dropout(x: Array, key: Array | None, positions: Array | None, site: int, rat
     return jnp.where(jax.vmap(jax.vmap(kept))(positions), x / (1 - rate), 0)
 
 
+def own_positions(length: int) -> Array:
+    """Which positions of a sequence a rank has along CONTEXT: `[s/n]`."""
+    return cp.position_ids(CONTEXT, length // lax.axis_size(CONTEXT), LAYOUT)
+
+
 def logits(
     config: Config,
     specs: Params,
@@ -97,17 +106,25 @@ def logits(
     key: Array | None = None,
     positions: Array | None = None,
 ) -> Array:
-    """`tokens: [b, s] -> [b, s, v/n]`, for a rank's rows and its part of the vocabulary.
+    """`tokens: [b, s] -> [b, s/c, v/n]`, for a rank's rows and its part of the vocabulary.
 
-    With a key and positions of tokens there is dropout.
+    `s/c` are `own_positions(s)`. With a key and the positions of all tokens, `[b, s]`, there is
+    dropout.
     """
     how: Any = {"algorithm": config.algorithm}
-    wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": DATA, **how}
+    replicas = DATA, CONTEXT
+    wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": replicas, **how}
+    own = own_positions(tokens.shape[1])
+    if positions is not None:  # of the tokens between layers
+        parts = own.reshape(lax.axis_size(MODEL), -1)
+        positions = positions[:, parts[lax.axis_index(MODEL)]]
+    attend: Any = partial(cp.attention, axis_name=CONTEXT, causal=True, layout=LAYOUT, **how)
+    where: Any = {"positions": own, "attend": attend if lax.axis_size(CONTEXT) > 1 else None}
 
     def block(params: Params, x: Array) -> Array:
         drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
         normed = tp.rms_norm(params["norm_1"], x, MODEL)
-        x = x + drop(tp.attention(params["attention"], normed, MODEL, **how), site=1)
+        x = x + drop(tp.attention(params["attention"], normed, MODEL, **where, **how), site=1)
         normed = tp.rms_norm(params["norm_2"], x, MODEL)
         return x + drop(tp.gated_mlp(params["mlp"], normed, MODEL, **how), site=2)
 
@@ -118,7 +135,7 @@ def logits(
     blocks = {**params["blocks"], "key": keys}
     block_specs = {**specs["blocks"], "key": None if keys is None else P()}
 
-    x = tp.embed(ends["embed"], tokens, MODEL, **how)  # [b, s/n, d]
+    x = tp.embed(ends["embed"], tokens[:, own], MODEL, **how)  # [b, s/c/n, d]
     x = dropout(x, key, positions, 0, config.dropout)
     x = fsdp.scan_layers(block, blocks, x, block_specs, FSDP, **wires)
     x = tp.rms_norm(ends["norm"], x, MODEL)
@@ -126,6 +143,10 @@ def logits(
 
 
 def losses(config: Config, specs: Params, params: Params, batch: Array, *drop: Array) -> Array:
-    """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`."""
+    """-log of the probability of each token after those of `own_positions`.
+
+    `batch: [b, s+1] -> [b, s/c]`
+    """
     made = logits(config, specs, params, batch[:, :-1], *drop)
-    return tp.cross_entropy(made, batch[:, 1:], MODEL, algorithm=config.algorithm)
+    labels = batch[:, 1:][:, own_positions(batch.shape[1] - 1)]
+    return tp.cross_entropy(made, labels, MODEL, algorithm=config.algorithm)

@@ -1,4 +1,4 @@
-"""Ring collectives in an hour: ten scripts, each a page, each with one idea more than the last.
+"""Ring collectives in an hour: eleven scripts, each a page, each with one idea more than the last.
 
     python -m examples.lessons.01_ring_by_hand
 
@@ -16,5 +16,6 @@ lesson checks every statement (a line with a tick), and fails if one is wrong.
 | `07_tensor_parallel` | a layer cut by columns and rows, its tokens by rank |
 | `08_fsdp` | weights that are whole only while they are used |
 | `09_your_own` | ten lines of your own: run, proved, priced, drawn and timed |
-| `10_experts` | tokens go around, and what experts made of them follows |
+| `10_attention_as_a_ring` | keys pass by; their gradients follow them home |
+| `11_experts` | tokens go around, and what experts made of them follows |
 """

@@ -47,6 +47,19 @@ def test_narrow_training_rounds_no_more_than_on_one_device(tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_training_over_parts_of_the_sequence_is_that_of_one_device(tmp_path):
+    train(tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 3 --algorithm ring")
+
+
+def test_a_sequence_that_ranks_cannot_cut_is_refused(capsys):
+    from examples.train_transformer import flags
+
+    with pytest.raises(SystemExit):
+        flags(["--sequence", "50", "--context", "2"])
+    assert "--sequence 50: an early and a late part" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
 def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
     """Over two, of the four ranks those of a model are in one process, those of FSDP are not."""
     sizes = "--layers 1 --width 72 --heads 2 --features 144 --sequence 12 --batch 4 --steps 3"

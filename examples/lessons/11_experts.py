@@ -1,4 +1,4 @@
-"""Lesson 10: experts.
+"""Lesson 11: experts.
 
 A mixture of experts has many MLPs, and a router that chooses a few of them for each token. The
 experts are sharded: of E experts on n ranks, rank r has E/n. Tokens are sharded too, so a token and

@@ -1,0 +1,126 @@
+"""Lesson 10: attention as a ring.
+
+Of a long sequence, a rank has 1/n of the positions; but its queries meet the keys and values of
+all ranks. The result of a query is a mean of values, weighted by exp(score), and it can be computed
+shard by shard: keep the greatest score so far, the sum of exp(score - greatest), and the sum of the
+values with these weights. When a greater score comes, scale both sums down. This *online softmax*
+needs the keys of one shard at a time, so lesson 5's ring can bring them.
+
+A causal mask leaves early ranks idle, unless each rank has an early and a late part: a *zigzag*.
+For gradients, keys and values travel again, and the gradients of each shard travel behind it: every
+rank adds its own, until they come home. That is a *tour*.
+"""
+
+import os
+
+os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from examples.lessons.claims import claim, permutes
+from ringcoll import algorithms
+from ringcoll.layers import context_parallel as cp
+from ringcoll.schedules.tour import tour
+
+N, S, D = 8, 1024, 64
+Attention = Callable[[Array, Array, Array], Array]
+jax.set_mesh(jax.make_mesh((N,), ("x",)))
+
+
+# q, k, v: [S, D], or [S/N, D] on each rank -> the same
+def alone(q: Array, k: Array, v: Array) -> Array:
+    past = jnp.tri(S, dtype=bool)  # a position sees itself and those before it
+    return jax.nn.softmax(jnp.where(past, q @ k.T / D**0.5, -jnp.inf)) @ v
+
+
+def by_hand(q: Array, k: Array, v: Array) -> Array:
+    me, each = lax.axis_index("x"), jnp.arange(S // N)
+    greatest, total, values = jnp.full(S // N, -jnp.inf), jnp.zeros(S // N), jnp.zeros_like(v)
+    kv = jnp.stack([k, v])
+    for step in range(N):
+        k, v = kv
+        if step < N - 1:
+            kv = lax.ppermute(kv, "x", [(r, (r + 1) % N) for r in range(N)])  # send first
+        origin = (me - step) % N
+        past = origin * S // N + each <= me * S // N + each[:, None]
+        scores = jnp.where(past, q @ k.T / D**0.5, -jnp.inf)
+        before, greatest = greatest, jnp.maximum(greatest, scores.max(-1))
+        scale, weights = jnp.exp(before - greatest), jnp.exp(scores - greatest[:, None])
+        total = scale * total + weights.sum(-1)
+        values = scale[:, None] * values + weights @ v
+    return values / total[:, None]
+
+
+def ours(q: Array, k: Array, v: Array) -> Array:
+    q, k, v = (x[None, :, None] for x in (q, k, v))  # one sequence, one head
+    return cp.attention(q, k, v, "x", causal=True, layout="zigzag", algorithm="ring")[0, :, 0]
+
+
+class Passes:
+    """Forward and backward as two programs, their messages, and what is kept between them."""
+
+    def __init__(self, attention: Attention, layout: str) -> None:
+        over_ranks = jax.shard_map(attention, in_specs=P("x"), out_specs=P("x"))
+        *operands, ct = jax.device_put([cp.arrange(x, N, layout, dim=0) for x in given], P("x"))
+        both = jax.jit(lambda *operands: jax.vjp(over_ranks, *operands))
+        forward = both.lower(*operands).compile()
+        out, pull_back = forward(*operands)
+        backward = jax.jit(lambda pull_back, ct: pull_back(ct)).lower(pull_back, ct).compile()
+        self.messages: tuple[int, int] = permutes(forward), permutes(backward)
+        #: On a rank, in shards of keys and values.
+        self.kept: float = sum(x.nbytes for x in jax.tree.leaves(pull_back)) / (4 * S * 2 * D)
+        made = (np.asarray(x) for x in (out, *backward(pull_back, ct)))
+        self.made = [cp.restore(jnp.asarray(x), N, layout, dim=0) for x in made]
+
+    def is_right(self) -> bool:
+        """As on one device, up to rounding."""
+        return all(abs(a - b).max() < 1e-4 for a, b in zip(self.made, expected, strict=True))
+
+
+rng = np.random.default_rng(0)
+given = [jnp.asarray(rng.standard_normal((S, D), np.float32)) for _ in range(4)]
+out, pull_back = jax.vjp(alone, *given[:3])
+expected = out, *pull_back(given[3])
+loop = Passes(by_hand, "contiguous")
+claim("by hand: attention and its gradients as on one device", loop.is_right())
+claim("in 7 messages, of keys and values, and 7 back", loop.messages == (7, 7))
+
+# Cut the sequence into 2N parts, two on each rank. The queries of a part see its own keys and those
+# of the parts before: each pair of parts is a tile of scores. In round k, r has keys of rank r - k.
+r, k = np.arange(N)[:, None], np.arange(N)
+for layout in ("contiguous", "zigzag"):
+    parts = np.asarray(cp.arrange(jnp.arange(2 * N), N, layout, dim=0)).reshape(N, 2)
+    tiles = (parts[:, :, None, None] >= parts).sum((1, 3))[r, (r - k) % N]  # by rank and round
+    busiest = tiles.max(0)
+    print(f"{layout}: tiles of each rank {tiles.sum(1)}; of the busiest one by round {busiest}")
+    if layout == "contiguous":
+        claim("3 tiles on the first rank, 31 on the last", [*tiles.sum(1)[[0, -1]]] == [3, 31])
+        claim("and the others wait for a rank with 4", set(busiest[1:]) == {4})
+    else:
+        claim("in a zigzag, 17 tiles on every rank", set(tiles.sum(1)) == {17})
+        claim("2 in each round after the first, so none waits", (tiles[:, 1:] == 2).all())
+
+# The tour of a ring: offset o stands for the shard of rank r - o, on every rank r.
+path = tour(algorithms.ring(N))
+arrive = {o: i for i, move in path.out.numbered_moves() for o in path.out.arrivals(move)}
+home = {o: i for i, move in path.back.numbered_moves() for o in path.back.arrivals(move)}
+leave = {o: path.rounds + 1 - i for o, i in home.items()}  # `back` runs backward
+for now in range(1, path.rounds + 1):
+    keys, sums = ([f"r - {o}" for o in at if at[o] == now] for at in (arrive, leave))
+    print(f"round {now}: keys of {keys or 'none'} arrive, gradients of {sums or 'none'} leave")
+gaps = {leave[o] - arrive[o] for o in range(1, N)}
+claim("keys come, are used during the next round, then their gradients leave", gaps == {2})
+claim("so the last come home in round 9", path.rounds == N + 1)
+
+ring = Passes(ours, "zigzag")
+claim("ours: attention and its gradients as on one device", ring.is_right())
+claim("in 7 messages; then 7 again, and 7 of gradients", ring.messages == (7, 14))
+print(f"kept for the gradients, in shards: by hand {loop.kept:.1f}, ours {ring.kept:.1f}")
+claim("by hand, every shard and its scores are kept", loop.kept > 2 * N)
+claim("ours keeps this rank's, with its queries and results", ring.kept < 2.1)
