@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from ringcoll.attention.auto import ULYSSES, Shape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
@@ -42,7 +43,7 @@ from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.layers.parameters import refusal
-from ringcoll.runtime.value_types import device_kind, varying
+from ringcoll.runtime.value_types import device_kind, explicit_spec, varying
 
 __all__ = ["ULYSSES", "arrange", "attention", "position_ids", "restore"]
 
@@ -150,7 +151,7 @@ def attention(
     return all_to_all(out, across, 1, 2, tiled=True) if across else out
 
 
-def arrange(x: Array, n: int, layout: str, dim: int = 1) -> Array:
+def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     """A whole sequence in the order of a layout: cut into n equal parts, part r is rank r's.
 
     `x: [b, s, ...] -> [b, s, ...]`, along `dim`. Call it outside `shard_map`.
@@ -166,10 +167,10 @@ def arrange(x: Array, n: int, layout: str, dim: int = 1) -> Array:
     >>> print(cp.arrange(jnp.arange(8), 2, "zigzag", dim=0))
     [0 1 6 7 2 3 4 5]
     """
-    return jnp.take(x, _order("arrange", jnp.shape(x), n, layout, dim), axis=dim)
+    return _taken(x, _order("arrange", jnp.shape(x), n, layout, dim), dim)
 
 
-def restore(x: Array, n: int, layout: str, dim: int = 1) -> Array:
+def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     """A sequence in the order of its positions again, from the order of a layout.
 
     `x: [b, s, ...] -> [b, s, ...]`, along `dim`: the inverse of `arrange`.
@@ -183,7 +184,14 @@ def restore(x: Array, n: int, layout: str, dim: int = 1) -> Array:
     [0 1 2 3 4 5 6 7]
     """
     order = _order("restore", jnp.shape(x), n, layout, dim)
-    return jnp.take(x, np.argsort(order), axis=dim)
+    return _taken(x, np.argsort(order), dim)
+
+
+def _taken(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
+    """x in another order along a dimension, sharded as it is."""
+    x = jnp.asarray(x)
+    index = (*[slice(None)] * (dim % x.ndim), order)
+    return x.at[index].get(out_sharding=explicit_spec(x))
 
 
 def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from processes import together
 from support import SIZES, crossed, make_mesh
@@ -274,6 +275,18 @@ def test_layouts_bring_tokens_and_positions_in_and_back():
                 out_specs=P("x"),
             )()
             chex.assert_trees_all_equal(np.asarray(arranged), x[:, np.asarray(ids)])
+
+
+def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
+    with jax.set_mesh(make_mesh(4, axis_type=AxisType.Explicit)):
+        whole = np.arange(32).reshape(2, 16)
+        x = jax.device_put(whole, P(None, "x"))
+        arranged = jax.jit(lambda x: cp.arrange(x, 4, "zigzag"))(x)
+        assert jax.typeof(arranged).sharding.spec == P(None, "x")
+        chex.assert_trees_all_equal(np.asarray(cp.restore(arranged, 4, "zigzag")), whole)
+        chex.assert_trees_all_equal(
+            np.asarray(arranged), np.asarray(cp.arrange(whole, 4, "zigzag"))
+        )
 
 
 def test_auto_takes_what_its_price_says(monkeypatch):

@@ -1,5 +1,6 @@
 """What attention over ranks sends and keeps: counted in its programs, as TPUs compile them."""
 
+import re
 from functools import partial
 from math import prod
 
@@ -39,6 +40,15 @@ def test_keys_travel_once_forward_and_again_with_their_gradients_backward(n):
     assert hops(forward.jaxpr) == n - 1
     both = jax.make_jaxpr(with_gradients(attend))(q, k, k)
     assert hops(both.jaxpr) == 3 * (n - 1)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="its XLA:CPU drops barriers too early")
+def test_what_travels_backward_is_not_kept_from_the_forward_pass():
+    """The compiled program sends keys twice; one that sent them once would hold all shards."""
+    q, k = jnp.ones((1, 32, 4, 4)), jnp.ones((1, 32, 2, 4))
+    attend = attention(make_mesh(4), algorithm="ring", layout="zigzag")
+    text = jax.jit(with_gradients(attend)).lower(q, k, k).compile().as_text()
+    assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == 9
 
 
 def test_shards_that_no_query_sees_are_not_sent():
