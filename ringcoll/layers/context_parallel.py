@@ -48,6 +48,10 @@ from ringcoll.runtime.value_types import device_kind, explicit_spec, varying
 __all__ = ["ULYSSES", "arrange", "attention", "position_ids", "restore"]
 
 
+#: Gradients are sums: there are the algorithms of this collective, none that only moves data.
+OF_SUMS = "psum_scatter"
+
+
 def attention(
     q: Array,
     k: Array,
@@ -115,7 +119,7 @@ def attention(
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # of one rank: it has no rounds
-    chosen = call.ask(choice.settled, gather, "all_gather", gathered)
+    chosen = call.ask(choice.settled, gather, OF_SUMS, gathered)
     _check_kernel(call, kernel, mask, layout, segment_ids)
 
     typed = frozenset().union(*(jax.typeof(x).mat.varying for x in (q, k, v)))
@@ -295,9 +299,9 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
     if isinstance(algorithm, Table):
         cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
         raise call.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
-    if algorithm == "auto":
-        return None
-    return (algorithm,) * len(call.axes)
+    if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
+        algorithm = call.ask(choice.settled, algorithm, OF_SUMS, call.axes)
+    return None if algorithm == "auto" else (algorithm,) * len(call.axes)
 
 
 def _check_kernel(call: Call, kernel: Any, mask: Mask, layout: str, ids: Any) -> None:

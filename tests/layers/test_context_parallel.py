@@ -20,6 +20,7 @@ from processes import together
 from support import SIZES, crossed, make_mesh
 from test_matmul_gradients import gamma
 
+import ringcoll
 from ringcoll.attention import tiles
 from ringcoll.attention.auto import Shape, fastest, seconds
 from ringcoll.attention.tiles import Mask, plan
@@ -289,6 +290,14 @@ def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
         )
 
 
+def test_auto_is_what_is_named_around_it():
+    x = ones(1, 8, 2, 4)
+    attend = over_ranks((4,), "contiguous", False, causal=True)
+    with ringcoll.algorithm("two_ended"):
+        text = jax.jit(attend).lower(x, x, x, None).as_text(debug_info=True)
+    assert "attention(two_ended)" in text
+
+
 def test_auto_takes_what_its_price_says(monkeypatch):
     monkeypatch.undo()  # with tiles as they are
     plan.cache_clear()
@@ -326,6 +335,10 @@ REFUSED = {
         *(ValueError, "segment_ids are [1, 3]; pass [1, 4]"),
     ),
     "algorithm": ((Q, K, K), {"algorithm": "rings"}, ValueError, "choose from"),
+    "an algorithm that cannot add": (
+        *((Q, K, K), {"algorithm": "lax_as_bits"}),
+        *(ValueError, "no algorithm 'lax_as_bits'"),
+    ),
     "two algorithms": ((Q, K, K), {"algorithm": ("ring", "lax")}, ValueError, "one for each axis"),
     "uneven heads": ((Q, K, K), {"algorithm": "ulysses"}, ValueError, "4 heads of queries and 2"),
     "kernel": (
