@@ -104,7 +104,8 @@ class Work:
         the fast memory of a TPU, where the tiles add to it.
         """
         count = jax.tree.leaves(state)[0].shape[0]
-        together = rows_together(count, self.heads, self.plan.tile) if count else 0
+        is_whole = self.options.kernel or not count
+        together = count if is_whole else rows_together(count, self.heads, self.plan.tile)
         if together == count:
             return function(0, state, lambda x: x)
 
@@ -378,6 +379,7 @@ def _attend_forward(options, q, kv, ids):
 
 
 def _attend_backward(options, residuals, ct):
+    options = replace(options, kernel=None)  # of blocks too large for all of their gradients
     q, kv, ids, out, lse = residuals
     # Without it a compiler finds the messages of the forward pass again, and keeps all shards.
     kv, ct = lax.optimization_barrier((kv, ct))
