@@ -21,7 +21,7 @@ from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.progress import marked
-from ringcoll.runtime.value_types import zeros
+from ringcoll.runtime.value_types import varying, zeros
 
 _INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
@@ -93,7 +93,8 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         if where.platform != "cpu" or set(mesh.axis_names) != set(mesh.manual_axes):
             return offsets
         most = jnp.max(jnp.sum(sends, 1, dtype=jnp.int32))
-        most = built_in.pmax(most, mesh.axis_names or self.axes)
+        axes = mesh.axis_names or self.axes
+        most = built_in.pmax(varying(most, axes), axes)
         refuse = partial(_refuse_more, bound)
         is_right = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), bool), most)
         return [jnp.where(is_right, x, 0) for x in offsets]
