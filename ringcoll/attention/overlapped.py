@@ -264,7 +264,7 @@ def add_at(whole: Array, x: Array, at: Array, dim: int) -> Array:
 def added(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softmax:
     """A softmax with the scores of a tile added to it."""
     if seen is not None:
-        scores = jnp.where(seen, scores, before.greatest.dtype.type(_lowest(scores.dtype)))
+        scores = jnp.where(seen, scores, _lowest(scores.dtype))
     greatest = jnp.maximum(before.greatest, scores.max(-1))
     p = jnp.exp(scores - greatest[..., None])
     if seen is not None:  # else a query that sees nothing yet would see all
@@ -306,7 +306,8 @@ def attend(options: Options, q: Array, kv: Array, ids: Array | None) -> Array:
 
 
 def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[Array, Array]:
-    work, q, kv, ids, back = _prepared(options, q, kv, ids)
+    work, by_rows, back = _prepared(options, q, kv, ids)
+    q, kv = by_rows(q), by_rows(kv, 1)
     rows = work.shares(q.shape[0])
     queries = [q[start : start + count] for start, count in rows]
     state = []
@@ -346,7 +347,7 @@ def _gathered(work: Work, kv: Array) -> Iterator[Shard]:
 
 
 def _prepared(options: Options, q: Array, kv: Array, ids: Array | None) -> Any:
-    """The work, the operands by rows and filled up to whole tiles, and the way back of results."""
+    """The work, and two functions: operands by rows, filled up to whole tiles, and results back."""
     batch, groups, heads, length, d = q.shape
     name = "ring" if options.algorithm == LAX else options.algorithm
     schedule, ranks = built("all_gather", name, options.axes, None)
@@ -359,18 +360,20 @@ def _prepared(options: Options, q: Array, kv: Array, ids: Array | None) -> Any:
     if options.mask.window is not None and options.algorithm != LAX:
         schedule = cut(schedule, made.needed())
     fill = made.positions.shape[1] - length
-    work = Work(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
-    q = q.reshape(batch * groups, heads, length, d)
-    kv = kv.reshape(batch * groups, length, -1)
+
+    def filled(x: Array, dim: int) -> Array:
+        return jnp.pad(x, [(0, fill * (d == dim)) for d in range(x.ndim)]) if fill else x
+
+    def by_rows(x: Array, dim: int = 2) -> Array:
+        """An array that starts with batch and groups; `dim` is then that of its positions."""
+        return filled(x.reshape(batch * groups, *x.shape[2:]), dim)
 
     def back(x: Array) -> Array:
         return x[:, :, :length].reshape(batch, groups, heads, length, *x.shape[3:])
 
-    if fill:
-        q = jnp.pad(q, ((0, 0), (0, 0), (0, fill), (0, 0)))
-        kv = jnp.pad(kv, ((0, 0), (0, fill), (0, 0)))
-        work = replace(work, ids=None if ids is None else jnp.pad(ids, ((0, 0), (0, 0), (0, fill))))
-    return work, q, kv, work.ids, back
+    ids = None if ids is None else filled(ids, 2)
+    work = Work(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
+    return work, by_rows, back
 
 
 def _attend_forward(options, q, kv, ids):
@@ -383,17 +386,12 @@ def _attend_backward(options, residuals, ct):
     q, kv, ids, out, lse = residuals
     # Without it a compiler finds the messages of the forward pass again, and keeps all shards.
     kv, ct = lax.optimization_barrier((kv, ct))
-    exact, shape = wide(q.dtype), q.shape
+    exact, length = wide(q.dtype), q.shape[3]
     inner = (out.astype(exact) * ct.astype(exact)).sum(-1)
-    work, by_rows, kv_rows, _, back = _prepared(options, q, kv, ids)
-    length, fill = shape[3], by_rows.shape[2] - shape[3]
-
-    def prepared(x: Array) -> Array:
-        x = x.reshape(-1, *x.shape[2:])
-        return jnp.pad(x, ((0, 0), (0, 0), (0, fill), *[(0, 0)] * (x.ndim - 3))) if fill else x
-
-    given = [by_rows, *(prepared(x) for x in (ct.astype(q.dtype), lse, inner))]
-    rows = work.shares(by_rows.shape[0])
+    work, by_rows, back = _prepared(options, q, kv, ids)
+    given = [by_rows(x) for x in (q, ct.astype(q.dtype), lse, inner)]
+    kv_rows = by_rows(kv, 1)
+    rows = work.shares(kv_rows.shape[0])
     of_lanes = [tuple(x[start : start + count] for x in given) for start, count in rows]
     dq = [like(jnp.zeros(x[0].shape, exact), x[0]) for x in of_lanes]
 

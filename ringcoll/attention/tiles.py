@@ -5,7 +5,6 @@ sees a key is left out. A tile in which every query sees every key needs no mask
 before anything runs: it is a table for each shard that arrives.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -87,6 +86,9 @@ class Plan:
         real = np.where(tiles == NOWHERE, -1, tiles)
         self.first, self.last = tiles.min(-1), real.max(-1)
         self.is_filled_up = (tiles == NOWHERE).any(-1)
+        # Every lane, pass and layer asks again.
+        self._needed: frozenset[int] | None = None
+        self._tiles: dict[tuple[int, ...], dict[bool, Tiles]] = {}
 
     def kinds(self, rank: int, origin: int) -> np.ndarray:
         """`[query tiles, key tiles]`: 0 if nothing is visible, 2 if everything is, or else 1.
@@ -114,14 +116,18 @@ class Plan:
 
     def needed(self) -> frozenset[int]:
         """The offsets, other than 0, of the shards that any rank needs."""
-        return frozenset(
-            offset
-            for offset in range(1, len(self.positions))
-            if any(self.kinds(rank, at).any() for rank, at in enumerate(self.origins(offset)))
-        )
+        if self._needed is None:
+            others = range(1, len(self.positions))
+            self._needed = frozenset(offset for offset in others if self.counted(offset).any())
+        return self._needed
 
-    def tiles(self, offsets: Sequence[int]) -> dict[bool, Tiles]:
+    def tiles(self, offsets: tuple[int, ...]) -> dict[bool, Tiles]:
         """By whether they need a mask, the tiles of shards of these offsets."""
+        if offsets not in self._tiles:
+            self._tiles[offsets] = self._listed(offsets)
+        return self._tiles[offsets]
+
+    def _listed(self, offsets: tuple[int, ...]) -> dict[bool, Tiles]:
         n = len(self.positions)
         lists: dict[bool, dict[bytes, int]] = {False: {}, True: {}}
         which = {masked: np.zeros((n, n), np.int32) for masked in lists}

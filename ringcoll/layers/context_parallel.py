@@ -43,7 +43,7 @@ from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.layers.parameters import refusal
-from ringcoll.runtime.value_types import device_kind, explicit_spec, varying
+from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
 
 __all__ = ["ULYSSES", "arrange", "attention", "position_ids", "restore"]
 
@@ -122,12 +122,8 @@ def attention(
     chosen = call.ask(choice.settled, gather, OF_SUMS, gathered)
     _check_kernel(call, kernel, mask, layout, segment_ids)
 
-    typed = frozenset().union(*(jax.typeof(x).mat.varying for x in (q, k, v)))
-    q, k, v = (varying(x, (*call.axes, *typed)) for x in (q, k, v))
-    ids = None
-    if segment_ids is not None:
-        ids = _ids(segment_ids, call.axes, sizes, exchanged)
-        ids = varying(ids, (*call.axes, *typed))
+    ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
+    q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
     heads, groups = q.shape[2], k.shape[2]
     kv = jnp.concatenate([k, v], -1)
     across = tuple(call.axes[i] for i in exchanged)
@@ -150,7 +146,7 @@ def attention(
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
     rows = q.reshape(batch, length, groups, heads // groups, d).transpose(0, 2, 3, 1, 4)
-    out = attend(options, rows, kv.transpose(0, 2, 1, 3), ids)
+    out = attend(options, rows, kv.transpose(0, 2, 1, 3), ids[0] if ids else None)
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, -1)
     return all_to_all(out, across, 1, 2, tiled=True) if across else out
 
