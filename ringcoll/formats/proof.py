@@ -1,0 +1,376 @@
+"""The proof of a program: its steps in an order that their waiting allows, executed on symbols.
+
+A symbol is a set of contributions: `(rank, chunk)` is a chunk of a rank's input. A sum has those of
+all that was added. The program is right if it ends (no step waits for ever), if no two thread
+blocks touch a chunk in an order that is left open, and if every output holds what the collective
+says. `Schedule.check` proves the same of a schedule for one rank r, because all ranks are alike;
+here every rank is looked at.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+from ringcoll.formats.program import At, Place, Program, Step
+from ringcoll.schedules.schedule import ScheduleError
+
+#: Chunks of inputs that were added up; empty is a chunk that holds nothing.
+Value = frozenset[tuple[int, int]]
+_NOTHING: Value = frozenset()
+_PLACES = ("in place", "out of place")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a step sends: in which round, from whom, to whom, and the values of its chunks."""
+
+    round: int
+    sender: int
+    receiver: int
+    channel: int
+    at: At
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A program that is right, and what it was seen to do.
+
+    Attributes:
+        program: that was proved.
+        places: of "in place" and "out of place", those for which it was proved.
+        messages: in the order in which they were sent.
+        added: by round (0 is before the first) and rank, how many chunks were added.
+        wrote: the values that ranks have at the start, in round 0, or write: round, rank, value.
+        buffered: how many messages a connection must be able to hold, so that no rank waits for
+            ever.
+        overwrites_input: whether a rank's input changes when the call is out of place.
+    """
+
+    program: Program
+    places: tuple[str, ...]
+    messages: tuple[Sent, ...]
+    added: dict[int, dict[int, int]]
+    wrote: tuple[tuple[int, int, Value], ...] = field(repr=False)
+    buffered: int
+    overwrites_input: bool
+
+    @cached_property
+    def rounds(self) -> int:
+        """The most messages that wait for each other in turn."""
+        return max((message.round for message in self.messages), default=0)
+
+    def held(self) -> list[list[set[Value]]]:
+        """After each round (0 is the start), by rank, the values that it has or had."""
+        have = [set[Value]() for _ in range(self.program.size)]
+        frames = []
+        for number in range(self.rounds + 1):
+            for _, rank, value in (one for one in self.wrote if one[0] == number):
+                have[rank].add(value)
+            frames.append([set(values) for values in have])
+        return frames
+
+
+def prove(program: Program, place: str | None = None) -> Proof:
+    """Execute a program on symbols, for every rank.
+
+    Args:
+        program: of any collective.
+        place: prove it "in place" or "out of place" alone; None: for all that it is meant for.
+
+    Raises:
+        ScheduleError: with the file and line if there are any, the rank, the step and the chunk.
+
+    >>> proved = formats.prove(formats.program("psum", "ring", (4,)))
+    >>> proved.rounds, len(proved.messages), proved.places
+    (6, 24, ('in place', 'out of place'))
+    """
+    program.check_indices()
+    order = _Order(program)
+    meant = zip(_PLACES, (program.in_place, program.out_of_place), strict=True)
+    places = tuple(name for name, is_meant in meant if is_meant) if place is None else (place,)
+    runs = []
+    for name in places:
+        run = _Run(program, order, name == "in place")
+        try:
+            run.execute()
+            run.check()
+        except ScheduleError as error:
+            raise type(error)(f"{error} ({name})") from error
+        runs.append(run)
+    last = runs[-1]
+    added = {number: dict(by_rank) for number, by_rank in last.added.items()}
+    overwrites = last.overwrites_input and not last.in_place
+    messages, wrote = tuple(last.messages), tuple(last.wrote)
+    return Proof(program, places, messages, added, wrote, order.buffered(), overwrites)
+
+
+class _Order:
+    """Which steps wait for which, and one order in which all can run."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.steps = dict(program.steps())
+        self.connections = self._connections()
+        self.source: dict[At, At] = {}  # from a step that receives to the one that sends
+        for sends, receives in self.connections:
+            self.source |= zip(receives, sends, strict=True)
+        self.waits = {at: self._waits(at, step) for at, step in self.steps.items()}
+        self.order = self._sorted(self.waits)
+        if len(self.order) < len(self.steps):
+            raise self._stuck()
+        self.place = {at: i for i, at in enumerate(self.order)}
+        self.round: dict[At, int] = {}  # of what a step sends
+        self.rounds: dict[At, int] = {}  # that have been received when a step is done
+        for at in self.order:
+            before = (self.rounds[other] for other in self.waits[at] if other.rank == at.rank)
+            sent = [self.round[self.source[at]]] if at in self.source else []
+            self.rounds[at] = max([*before, *sent], default=0)
+            if self.steps[at].does.sends:
+                self.round[at] = self.rounds[at] + 1
+        #: By step, and then by thread block of its rank: the last step that is done before.
+        self.done: dict[At, dict[int, int]] = {}
+        for at in self.order:
+            done = self.done[at] = {}
+            for other in self.waits[at]:
+                if other.rank == at.rank:
+                    for block, last in (*self.done[other].items(), (other.block, other.step)):
+                        done[block] = max(done.get(block, -1), last)
+
+    def _connections(self) -> list[tuple[list[At], list[At]]]:
+        """The steps that send and those that receive, of every pair of ranks and channel."""
+        sends, receives = defaultdict[Any, list[At]](list), defaultdict[Any, list[At]](list)
+        for at, step in self.steps.items():
+            block = self.program.block(at)
+            if step.does.sends:
+                sends[at.rank, block.to, block.channel].append(at)
+            if step.does.receives:
+                receives[block.source, at.rank, block.channel].append(at)
+        found = []
+        for key in sorted(sends.keys() | receives.keys()):
+            sent, received = sends[key], receives[key]
+            for sender, receiver in zip(sent, received, strict=False):
+                self._check_counts(sender, receiver)
+            if len(sent) != len(received):
+                raise self._unmatched(key, sent, received)
+            found.append((sent, received))
+        return found
+
+    def _unmatched(
+        self, key: tuple[int, int, int], sent: list[At], received: list[At]
+    ) -> ScheduleError:
+        """The error of the first step whose message nobody receives, or sends."""
+        few = min(len(sent), len(received))
+        sender, receiver, channel = key
+        if len(sent) > few:
+            why = f"rank {receiver}, to which it sends, receives {few} of {len(sent)} messages"
+            return self.program.wrong(sent[few], f"{why} on channel {channel}")
+        why = f"rank {sender}, from which it receives, sends {few} of {len(received)} messages"
+        return self.program.wrong(received[few], f"{why} on channel {channel}")
+
+    def _check_counts(self, sender: At, receiver: At) -> None:
+        sent, received = self.steps[sender].count, self.steps[receiver].count
+        if sent != received:
+            why = f"it receives {received} chunks, but {sender}, which sends them, sends {sent}"
+            raise self.program.wrong(receiver, why)
+
+    def _waits(self, at: At, step: Step) -> list[At]:
+        waits = [at._replace(step=at.step - 1)] if at.step else []
+        if step.after is not None:
+            waits.append(At(at.rank, *step.after))
+        return waits + ([self.source[at]] if at in self.source else [])
+
+    def _sorted(self, waits: dict[At, list[At]]) -> list[At]:
+        """Steps, each after those that it waits for; without those that wait for ever."""
+        open_, followers = {}, defaultdict[At, list[At]](list)
+        for at, before in waits.items():
+            open_[at] = len(before)
+            for other in before:
+                followers[other].append(at)
+        ready = [at for at, missing in open_.items() if not missing]
+        for at in ready:  # it grows
+            for follower in followers[at]:
+                open_[follower] -= 1
+                if not open_[follower]:
+                    ready.append(follower)
+        return ready
+
+    def _stuck(self) -> ScheduleError:
+        """The error of steps that wait for each other."""
+        done = set(self.order)
+        at = next(at for at in self.steps if at not in done)
+        walk: list[At] = []
+        while at not in walk:
+            walk.append(at)
+            at = next(other for other in self.waits[at] if other not in done)
+        circle = [*walk[walk.index(at) :], at]
+        chain = ", which waits for ".join(map(str, circle[1:4] + circle[4:][-1:]))
+        return self.program.wrong(at, f"it waits for ever: for {chain}")
+
+    def buffered(self) -> int:
+        """The fewest messages that a connection must hold, so that no step waits for ever."""
+        for size in count(1):
+            waits = {at: list(before) for at, before in self.waits.items()}
+            for sends, receives in self.connections:
+                for sender, taken in zip(sends[size:], receives, strict=False):
+                    waits[sender].append(taken)
+            if len(self._sorted(waits)) == len(waits):
+                return size
+        raise AssertionError("a connection that holds all messages never waits")
+
+    def before(self, first: At, second: At) -> bool:
+        """Whether a step is done before another of its rank starts, however long each takes."""
+        if self.done[second].get(first.block, -1) >= first.step:
+            return True
+        # It may also be ordered by way of messages through other ranks.
+        waiting, seen = [second], {second}
+        for at in waiting:  # it grows
+            for other in self.waits[at]:
+                if other == first:
+                    return True
+                if other not in seen and self.place[other] > self.place[first]:
+                    seen.add(other)
+                    waiting.append(other)
+        return False
+
+
+class _Run:
+    """One execution, in place or out of place."""
+
+    def __init__(self, program: Program, order: _Order, in_place: bool) -> None:
+        self.program, self.order, self.in_place = program, order, in_place
+        self.share = program.chunks // program.size  # not of psum
+        self.values: dict[tuple[int, Place], Value] = {}
+        self.writer: dict[tuple[int, Place], At] = {}
+        self.readers = defaultdict[tuple[int, Place], list[At]](list)
+        self.messages: list[Sent] = []
+        self.sent: dict[At, tuple[Value, ...]] = {}
+        self.added = defaultdict[int, defaultdict[int, int]](lambda: defaultdict(int))
+        self.overwrites_input = False
+        inputs = self.share if program.collective == "all_gather" else program.chunks
+        self.start = {
+            (rank, self.real(rank, Place("i", i))): frozenset([(rank, i)])
+            for rank in range(program.size)
+            for i in range(inputs)
+        }
+        self.values |= self.start
+        self.wrote = [(0, rank, value) for (rank, _), value in self.start.items()]
+
+    def real(self, rank: int, place: Place) -> Place:
+        """The place in memory: of a call in place, input and output are the same memory."""
+        kind, ahead = self.program.collective, rank * self.share
+        if self.in_place and place.buffer == "i" and kind != "psum_scatter":
+            return Place("o", place.first + (ahead if kind == "all_gather" else 0))
+        if self.in_place and place.buffer == "o" and kind == "psum_scatter":
+            return Place("i", place.first + ahead)
+        return place
+
+    def execute(self) -> None:
+        """Every step, in order."""
+        for at in self.order.order:
+            step = self.order.steps[at]
+            parts = [self.sent[self.order.source[at]]] if step.does.receives else []
+            if step.does.reads:
+                parts.append(tuple(self._read(at, p) for p in step.source.cells(step.count)))
+            if step.does.adds:
+                parts.append(tuple(self._read(at, p) for p in step.target.cells(step.count)))
+            values = tuple(self._sum(at, column) for column in zip(*parts, strict=True))
+            self.added[self.order.rounds[at]][at.rank] += max(len(parts) - 1, 0) * len(values)
+            for place, value in zip(step.written, values, strict=bool(step.written)):
+                self._write(at, place, value)
+            if step.does.sends:
+                self.sent[at] = values
+                block = self.program.block(at)
+                assert block.to is not None  # `check_indices` has looked
+                number = self.order.round[at]
+                sent = Sent(number, at.rank, block.to, block.channel, at, values)
+                self.messages.append(sent)
+
+    def _sum(self, at: At, values: tuple[Value, ...]) -> Value:
+        added = frozenset[tuple[int, int]]().union(*values)
+        if len(added) < sum(map(len, values)):
+            (rank, chunk), *_ = sorted(x for x in added if sum(x in v for v in values) > 1)
+            raise self.program.wrong(at, f"it adds chunk {chunk} of rank {rank} twice")
+        return added
+
+    def _read(self, at: At, place: Place) -> Value:
+        key = at.rank, self.real(at.rank, place)
+        self._ordered(at, place, "reads", self.writer.get(key), "writes")
+        self.readers[key].append(at)
+        value = self.values.get(key, _NOTHING)
+        if not value:
+            raise self.program.wrong(at, f"it reads {place}, which holds nothing yet")
+        return value
+
+    def _write(self, at: At, place: Place, value: Value) -> None:
+        key = at.rank, self.real(at.rank, place)
+        self._ordered(at, place, "writes", self.writer.get(key), "writes")
+        for reader in self.readers.pop(key, []):
+            self._ordered(at, place, "writes", reader, "reads")
+        self.overwrites_input |= key in self.start and value != self.start[key]
+        self.values[key], self.writer[key] = value, at
+        self.wrote.append((self.order.rounds[at], at.rank, value))
+
+    def _ordered(self, at: At, place: Place, does: str, other: At | None, did: str) -> None:
+        """Refuses two steps that touch a chunk, if nothing says which of them is first."""
+        if other is None or other.block == at.block or self.order.before(other, at):
+            return
+        why = (
+            f"it {does} {place}, and thread block {other.block}, step {other.step} {did} it; "
+            "nothing says which is first: one must wait for the other"
+        )
+        raise self.program.wrong(at, why)
+
+    def wanted(self, rank: int) -> Iterator[Value]:
+        """What each chunk of the output must hold."""
+        program, share = self.program, self.share
+        everybody = range(program.size)
+        for i in range(share if program.collective == "psum_scatter" else program.chunks):
+            if program.collective == "all_gather":
+                yield frozenset([(i // share, i % share)])
+            elif program.collective == "all_to_all":
+                yield frozenset([(i // share, rank * share + i % share)])
+            else:
+                ahead = rank * share if program.collective == "psum_scatter" else 0
+                yield frozenset((r, ahead + i) for r in everybody)
+
+    def check(self) -> None:
+        """Refuses the first output that does not hold what it must."""
+        for rank in range(self.program.size):
+            for i, wanted in enumerate(self.wanted(rank)):
+                key = rank, self.real(rank, Place("o", i))
+                found = self.values.get(key, _NOTHING)
+                if found != wanted:
+                    raise self._wrong_result(rank, i, found, wanted)
+
+    def _wrong_result(self, rank: int, chunk: int, found: Value, wanted: Value) -> ScheduleError:
+        place = Place("o", chunk)
+        why = f"rank {rank} does not get chunk {chunk}: at the end {place} holds "
+        if not found:
+            why += "nothing"
+        elif wanted - found == wanted:
+            why += _in_words(found)
+        elif missing := wanted - found:
+            why += f"{_in_words(found)}, without {_in_words(missing)}"
+        else:
+            why += f"{_in_words(found - wanted)} too"
+        writer = self.writer.get((rank, self.real(rank, place)))
+        if writer is None:
+            return self.program.wrong_at(self.program.ranks[rank].line, why)
+        why += f"; thread block {writer.block}, step {writer.step} wrote it last"
+        return self.program.wrong_at(self.program.step(writer).line, why)
+
+
+def _in_words(value: Value) -> str:
+    """Contributions as "chunk 1 of ranks 0, 2"; those of several chunks one after the other."""
+    by_chunk = defaultdict[int, list[int]](list)
+    for rank, chunk in sorted(value):
+        by_chunk[chunk].append(rank)
+    said = [
+        f"chunk {chunk} of rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        for chunk, ranks in sorted(by_chunk.items())
+    ]
+    return " and ".join(said if len(said) < 4 else [*said[:2], f"{len(said) - 2} more chunks"])
