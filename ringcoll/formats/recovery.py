@@ -77,7 +77,10 @@ def plan_of(proof: Proof) -> Plan | None:
     if found is None:
         return None
     program = proof.program
-    made = plan(program.collective, found, (program.size,))
+    shape: tuple[int, ...] = (program.size,)
+    if isinstance(found, Schedule) and max(found.shape) > 2:
+        shape = found.shape
+    made = plan(program.collective, found, shape)
     return replace(made, algorithm=program.name)
 
 
