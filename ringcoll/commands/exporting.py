@@ -6,8 +6,8 @@
     python -m ringcoll export --program ring.xml --format mscclpp -o ring.json
     python -m ringcoll export --table table.json --format nccl-tuner -o nccl_tuner.conf
 
-msccl is XML, and mscclpp the JSON of an execution plan. chakra is a trace for each rank: torus.0.et,
-torus.1.et and so on. nccl-tuner is the CSV of NCCL's example tuner. Without -o, all but traces are
+msccl is XML, and mscclpp the JSON of an execution plan. chakra is a trace for each rank, such as
+torus.0.et. nccl-tuner is the CSV of NCCL's example tuner. Without -o, all but traces are
 printed. What is written has been proved, step by step on every rank.
 """
 

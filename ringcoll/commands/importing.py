@@ -158,7 +158,7 @@ def _in_words(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> Iter
         yield "the same on every rank: it is a schedule, drawn below"
     size = float(paid.sent) / program.size
     yield (
-        f"the busiest rank of each round, added up: {paid.rounds} rounds, {paid.messages} messages, "
+        f"the busiest rank of each round, in all: {paid.rounds} rounds, {paid.messages} messages, "
         f"{size:.3g} of the full vector sent, {float(paid.additions) / program.size:.3g} added"
     )
     time = seconds_in_words(_seconds(args, proof))

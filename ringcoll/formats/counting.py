@@ -14,9 +14,10 @@ MOST_RANKS, MOST_MESSAGES = 16, 400
 def price_of(proof: Proof) -> Price:
     """What the busiest rank of each round pays on a switch, in shards (1/n of the full vector).
 
-    All that a connection carries in a round is one message. Copies on a rank cost nothing here, as
-    in `pricing.price`, and so does waiting within a rank. Widths are not in a program: all that
-    is sent counts as raw.
+    Its additions are those of the busiest rank, or of the longest chain, if that is longer. All
+    that a connection carries in a round is one message. Copies on a rank cost nothing here, as in
+    `pricing.price`, and so does waiting within a rank. Widths are not in a program: all that is
+    sent counts as raw.
 
     Args:
         proof: of the program.
@@ -25,7 +26,7 @@ def price_of(proof: Proof) -> Price:
     >>> paid == pricing.price("psum", "ring", (4,))
     True
     """
-    messages, link, sent, added = 0, 0, 0, 0
+    messages, link, sent = 0, 0, 0
     for one in by_round(proof):
         starts = Counter(sender for sender, *_ in {(m.sender, m.receiver, m.channel) for m in one})
         out, into = Counter[int](), Counter[int]()
@@ -35,8 +36,6 @@ def price_of(proof: Proof) -> Price:
         messages += max(starts.values())
         sent += max(out.values())
         link += max(*out.values(), *into.values())
-    for by_rank in proof.added.values():
-        added += max(by_rank.values(), default=0)
     shards = Fraction(proof.program.size, proof.program.chunks)
     return Price(
         rounds=proof.rounds,
@@ -45,7 +44,7 @@ def price_of(proof: Proof) -> Price:
         sent=sent * shards,
         raw=sent * shards,
         link=link * shards,
-        additions=added * shards,
+        additions=proof.added * shards,
     )
 
 

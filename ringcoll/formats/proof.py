@@ -42,7 +42,7 @@ class Proof:
         program: that was proved.
         places: of "in place" and "out of place", those for which it was proved.
         messages: in the order in which they were sent.
-        added: by round (0 is before the first) and rank, how many chunks were added.
+        added: the most chunks that one rank adds, or that are added one after the other.
         wrote: the values that ranks have at the start, in round 0, or write: round, rank, value.
         buffered: how many messages a connection must be able to hold, so that no rank waits for
             ever.
@@ -52,7 +52,7 @@ class Proof:
     program: Program
     places: tuple[str, ...]
     messages: tuple[Sent, ...]
-    added: dict[int, dict[int, int]]
+    added: int
     wrote: tuple[tuple[int, int, Value], ...] = field(repr=False)
     buffered: int
     overwrites_input: bool
@@ -101,9 +101,9 @@ def prove(program: Program, place: str | None = None) -> Proof:
             raise type(error)(f"{error} ({name})") from error
         runs.append(run)
     last = runs[-1]
-    added = {number: dict(by_rank) for number, by_rank in last.added.items()}
     overwrites = last.overwrites_input and not last.in_place
     messages, wrote = tuple(last.messages), tuple(last.wrote)
+    added = max([*last.added, *last.chain.values()])
     return Proof(program, places, messages, added, wrote, order.buffered(), overwrites)
 
 
@@ -118,7 +118,8 @@ class _Run:
         self.readers = defaultdict[tuple[int, Place], list[At]](list)
         self.messages: list[Sent] = []
         self.sent: dict[At, tuple[Value, ...]] = {}
-        self.added = defaultdict[int, defaultdict[int, int]](lambda: defaultdict(int))
+        self.added = [0] * program.size
+        self.chain: dict[At, int] = {}  # the most chunks added one after the other, up to a step
         self.overwrites_input = False
         inputs = self.share if program.collective == "all_gather" else program.chunks
         self.start = {
@@ -148,7 +149,10 @@ class _Run:
             if step.does.adds:
                 parts.append(tuple(self._read(at, p) for p in step.target.cells(step.count)))
             values = tuple(self._sum(at, column) for column in zip(*parts, strict=True))
-            self.added[self.order.rounds[at]][at.rank] += max(len(parts) - 1, 0) * len(values)
+            added = max(len(parts) - 1, 0) * len(values)
+            self.added[at.rank] += added
+            before = (self.chain[other] for other in self.order.waits[at])
+            self.chain[at] = added + max(before, default=0)
             for place, value in zip(step.written, values, strict=bool(step.written)):
                 self._write(at, place, value)
             if step.does.sends:
