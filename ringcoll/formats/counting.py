@@ -23,8 +23,8 @@ def price_of(proof: Proof) -> Price:
         proof: of the program.
 
     >>> paid = formats.price_of(formats.prove(formats.program("psum", "ring", (4,))))
-    >>> paid == pricing.price("psum", "ring", (4,))
-    True
+    >>> paid.rounds, paid.messages, paid.sent, paid.additions
+    (6, 6, Fraction(6, 1), Fraction(3, 1))
     """
     messages, link, sent = 0, 0, 0
     for one in by_round(proof):

@@ -46,7 +46,7 @@ def program(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Prog
 
     >>> made = formats.program("all_reduce", "ring", (4,))
     >>> made.size, made.chunks, len(made.ranks[0].blocks)
-    (4, 4, 3)
+    (4, 4, 5)
     """
     kind = in_lax(collective)
     kind = "psum" if kind in ALL_REDUCES and kind != "pbroadcast" else kind

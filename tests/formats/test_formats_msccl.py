@@ -293,3 +293,21 @@ def test_a_picture_has_as_many_chunks_for_every_shard():
     assert len(ranks) == 3
     with pytest.raises(ValueError, match="2 chunks on 3 ranks: a picture has a column for each"):
         formats.svg_of(formats.prove(formats.from_msccl(text)))
+
+
+def test_a_write_may_not_overtake_a_read():
+    # Thread block 1 clears what thread block 0 copies to the output, before or after.
+    def rank(number, after):
+        other = 1 - number
+        return gpu(number, (1, 2, 0),
+            block(0, other, -1, step(0, "cpy", target=f"o {number}"), step(1, "s", tells=1)),
+            block(1, -1, other, step(0, "r", target=f"o {other}"),
+                  step(1, "cpy", f"o {other}", "i 0", after=after)))  # fmt: skip
+
+    def program(after):
+        ranks = [rank(0, after), rank(1, after)]
+        return formats.from_msccl(algo("allgather", ranks, 'inplace="0"'))
+
+    assert formats.prove(program("0 1")).overwrites_input
+    with pytest.raises(ScheduleError, match=r"thread block 1, step 1: it writes i\[0\], and"):
+        formats.prove(program("-1 -1"))
