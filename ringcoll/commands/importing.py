@@ -14,7 +14,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 from ringcoll.formats import Proof, from_msccl, from_nccl_tuner, price_of, prove, svg_of
 from ringcoll.formats.counting import in_rounds
-from ringcoll.formats.recovery import plan_of
+from ringcoll.formats.recovery import plans_of
 from ringcoll.io import files
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
 
@@ -63,17 +63,17 @@ def run(args: argparse.Namespace) -> int:
         if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
             return _tuner(args, content)
         proof = prove(from_msccl(content, args.file), _PLACES.get(args.place))
-        plan = plan_of(proof)
-        drawn = _svg(proof, plan) if args.svg else ""
+        plans = plans_of(proof)
+        drawn = _svg(proof, plans) if args.svg else ""
     except (ValueError, OSError) as error:
         args.error(str(error))
     if args.svg:
         with arguments.writing(args, "svg"):
             files.write(args.svg, drawn)
     if args.json:
-        print(json.dumps(_as_json(args, proof, plan), indent=1))
+        print(json.dumps(_as_json(args, proof, plans), indent=1))
     else:
-        print(*_in_words(args, proof, plan), sep="\n")
+        print(*_in_words(args, proof, plans), sep="\n")
     return 0
 
 
@@ -107,15 +107,15 @@ def _rows(table: Table) -> Iterator[str]:
     return aligned(cells, left=6)
 
 
-def _svg(proof: Proof, plan: Plan | None) -> str:
-    return svg_of(proof) if plan is None else as_svg(plan)
+def _svg(proof: Proof, plans: Sequence[Plan]) -> str:
+    return as_svg(plans[0]) if len(plans) == 1 else svg_of(proof)
 
 
 def _seconds(args: argparse.Namespace, proof: Proof) -> float:
     return seconds(price_of(proof), args.bytes / proof.program.size, SWITCHES[args.device])
 
 
-def _as_json(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> dict[str, Any]:
+def _as_json(args: argparse.Namespace, proof: Proof, plans: Sequence[Plan]) -> dict[str, Any]:
     program, paid = proof.program, price_of(proof)
     return {
         "file": args.file,
@@ -127,7 +127,7 @@ def _as_json(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> dict[
         "proved": list(proof.places),
         "buffered": proof.buffered,
         "overwrites_input": proof.overwrites_input,
-        "same_on_every_rank": plan is not None,
+        "same_on_every_rank": bool(plans),
         "rounds": paid.rounds,
         "messages": paid.messages,
         "sent_shards": float(paid.sent),
@@ -138,7 +138,7 @@ def _as_json(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> dict[
     }
 
 
-def _in_words(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> Iterator[str]:
+def _in_words(args: argparse.Namespace, proof: Proof, plans: Sequence[Plan]) -> Iterator[str]:
     program, paid = proof.program, price_of(proof)
     steps = sum(1 for _ in program.steps())
     yield (
@@ -152,10 +152,12 @@ def _in_words(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> Iter
     )
     if proof.overwrites_input:
         yield "out of place it overwrites its input"
-    if plan is None:
-        yield "not one schedule that is the same on every rank: checked rank by rank"
-    else:
+    if not plans:
+        yield "no schedule that is the same on every rank: checked rank by rank"
+    elif len(plans) == 1:
         yield "the same on every rank: it is a schedule, drawn below"
+    else:
+        yield "the same on every rank: it reduces by one schedule and gathers by another, below"
     size = float(paid.sent) / program.size
     yield (
         f"the busiest rank of each round, in all: {paid.rounds} rounds, {paid.messages} messages, "
@@ -163,7 +165,7 @@ def _in_words(args: argparse.Namespace, proof: Proof, plan: Plan | None) -> Iter
     )
     time = seconds_in_words(_seconds(args, proof))
     yield f"B = {bytes_in_words(args.bytes)} on {args.device}, modelled as a switch: {time}\n"
-    if plan is None:
+    if not plans:
         yield from in_rounds(proof)
-    else:
-        yield as_text(plan, shutil.get_terminal_size().columns)
+        return
+    yield "\n\n".join(as_text(plan, shutil.get_terminal_size().columns) for plan in plans)

@@ -14,7 +14,7 @@ from ringcoll.formats.nccl_tuner import from_nccl_tuner, to_nccl_tuner
 from ringcoll.formats.picture import svg_of
 from ringcoll.formats.program import Program
 from ringcoll.formats.proof import Proof, prove
-from ringcoll.formats.recovery import schedule_of
+from ringcoll.formats.recovery import schedule_of, schedules_of
 
 __all__ = [
     "Program",
@@ -25,6 +25,7 @@ __all__ = [
     "program",
     "prove",
     "schedule_of",
+    "schedules_of",
     "svg_of",
     "to_chakra",
     "to_msccl",

@@ -14,6 +14,8 @@ from ringcoll.schedules.schedule import ScheduleError
 
 #: The collectives that a program can be of; pmean, pmax and pmin run the program of psum.
 COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
+#: Of a buffer: more would take minutes and gigabytes to prove.
+MOST_CHUNKS = 2**16
 BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 
 
@@ -213,7 +215,13 @@ class Program:
         if self.collective != "psum" and self.chunks % self.size:
             why = f"{self.chunks} chunks do not divide among {self.size} ranks"
             raise self.wrong_at(0, f"{self.collective}: {why}")
-        for rank in range(self.size):
+        for rank, one in enumerate(self.ranks):
+            most = max(one.inputs, one.outputs, one.scratch)
+            if most > MOST_CHUNKS:
+                why = (
+                    f"rank {rank} has a buffer of {most} chunks, and at most {MOST_CHUNKS} are read"
+                )
+                raise self.wrong_at(one.line, why)
             self._check_connections(rank)
         for at, step in self.steps():
             self._check_step(at, step)

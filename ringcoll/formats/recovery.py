@@ -45,13 +45,23 @@ class _Piece(NamedTuple):
     ranks: frozenset[int]
 
 
+class Part(NamedTuple):
+    """A schedule (or stages), and the collective that it runs."""
+
+    collective: str
+    made: Schedule | Stages
+
+
 _Rounds = list[list[_Piece]]
+#: By chunk, its shard and its lane.
+_Labels = dict[int, tuple[int, int]]
 
 
 def schedule_of(proof: Proof) -> Schedule | Stages | None:
-    """The schedule (or stages) that a program runs; None if it is not the same on every rank.
+    """The schedule (or stages) that a program runs; None if there is no such schedule.
 
-    An all-reduce has to be a reduce-scatter and then the same schedule run forward, or stages.
+    There is none if not every rank does the same; nor, of an all-reduce, if it gathers by another
+    schedule than it reduces by. `schedules_of` has both then.
 
     Args:
         proof: of the program.
@@ -60,44 +70,78 @@ def schedule_of(proof: Proof) -> Schedule | Stages | None:
     >>> formats.schedule_of(made) == algorithms.bruck(4)
     True
     """
+    found = schedules_of(proof)
+    return found[0].made if len(found) == 1 else None
+
+
+def schedules_of(proof: Proof) -> list[Part]:
+    """The schedules that a program runs one after the other; none if its ranks differ.
+
+    One, or of an all-reduce two: that of its reduce-scatter and that of its all-gather.
+
+    Args:
+        proof: of the program.
+
+    >>> made = formats.prove(formats.program("psum", "ring", (4,)))
+    >>> [part.collective for part in formats.schedules_of(made)]
+    ['psum']
+    """
     program = proof.program
-    whole = program.collective == "psum"
-    found: Schedule | Stages | None = None
+    found: list[Part] = []
     if not program.chunks % program.size:
         found = _by_shards(proof)
-    if found is None and whole:
-        rounds = _pieces(proof, program.chunks)
-        found = _stages(rounds, program.size, program.chunks) if rounds is not None else None
+    if not found and program.collective == "psum":
+        rounds = _pieces(proof, {chunk: (0, chunk) for chunk in range(program.chunks)})
+        stages = _stages(rounds, program.size, program.chunks) if rounds is not None else None
+        found = [Part("psum", stages)] if stages is not None else []
     return found
 
 
-def plan_of(proof: Proof) -> Plan | None:
-    """The plan of a program's schedule, to be drawn; None if there is no such schedule."""
-    found = schedule_of(proof)
-    if found is None:
-        return None
-    program = proof.program
-    shape: tuple[int, ...] = (program.size,)
-    if isinstance(found, Schedule) and max(found.shape) > 2:
-        shape = found.shape
-    made = plan(program.collective, found, shape)
-    return replace(made, algorithm=program.name)
+def plans_of(proof: Proof) -> list[Plan]:
+    """The plans of a program's schedules, to be drawn."""
+    plans = []
+    for collective, found in schedules_of(proof):
+        shape: tuple[int, ...] = (proof.program.size,)
+        if isinstance(found, Schedule) and max(found.shape) > 2:
+            shape = found.shape
+        made = plan(collective, found, shape)
+        plans.append(replace(made, algorithm=proof.program.name))
+    return plans
 
 
-def _by_shards(proof: Proof) -> Schedule | None:
+def _by_shards(proof: Proof) -> list[Part]:
     program = proof.program
     lanes = program.chunks // program.size
-    rounds = _pieces(proof, lanes)
-    if rounds is None:
-        return None
-    for shape in factorizations(program.size):
-        made = _in_shape(program.collective, rounds, shape, lanes)
-        if made is not None and _is_run_by(made, program.collective, rounds):
-            return made
-    return None
+    rounds = _pieces(proof, _labels(proof, lanes))
+    for shape in factorizations(program.size) if rounds is not None else []:
+        parts = _in_shape(program.collective, rounds or [], shape, lanes)
+        if parts and all(_is_run_by(*part) for part in parts):
+            return [Part(collective, made) for made, collective, _ in parts]
+    return []
 
 
-def _pieces(proof: Proof, lanes: int) -> _Rounds | None:
+def _labels(proof: Proof, lanes: int) -> _Labels:
+    """The shard and the lane of each chunk.
+
+    A chunk of an all-reduce is of the shard of the rank that has its whole sum first, if every rank
+    has as many: which chunk a rank reduces is of no account there.
+    """
+    size, chunks = proof.program.size, range(proof.program.chunks)
+    labels = {chunk: divmod(chunk, lanes) for chunk in chunks}
+    if proof.program.collective != "psum":
+        return labels
+    owners: dict[int, int] = {}
+    for message in sorted(proof.messages, key=lambda message: message.round):
+        for value in (value for value in message.values if len(value) == size):
+            owners.setdefault(min(value)[1], message.sender)
+    for lane_of in (lambda chunk: chunk % lanes, lambda chunk: chunk // size):
+        found = {chunk: (owner, lane_of(chunk)) for chunk, owner in owners.items()}
+        if len(set(found.values())) == len(chunks):
+            return found
+    return labels
+
+
+def _pieces(proof: Proof, labels: _Labels) -> _Rounds | None:
     """The chunks of the messages, by round; None if one is a sum of different chunks."""
     rounds: _Rounds = [[] for _ in range(proof.rounds)]
     kind = proof.program.collective
@@ -107,7 +151,7 @@ def _pieces(proof: Proof, lanes: int) -> _Rounds | None:
             if len(chunks) > 1:
                 return None
             (chunk,) = chunks
-            shard, lane = divmod(chunk, lanes)
+            shard, lane = labels[chunk]
             ranks = frozenset(rank for rank, _ in value)
             if kind in ("all_gather", "all_to_all") and len(ranks) > 1:
                 return None
@@ -120,22 +164,27 @@ def _pieces(proof: Proof, lanes: int) -> _Rounds | None:
 
 def _in_shape(
     collective: str, rounds: _Rounds, shape: tuple[int, ...], lanes: int
-) -> Schedule | None:
-    """The schedule on ranks of a shape, if the moves of all ranks are the same in it."""
+) -> list[tuple[Schedule, str, _Rounds]]:
+    """The schedules on ranks of a shape, if all ranks do the same in it: each with its rounds."""
     if collective == "all_to_all":
         made = _moves(shape, lanes, ([_slot(p) for p in one] for one in rounds))
-        return None if made is None else AllToAllSchedule(shape, made.rounds, lanes)
+        return [(AllToAllSchedule(shape, made.rounds, lanes), collective, rounds)] if made else []
     made = _moves(shape, lanes, ([_shard(p) for p in one] for one in rounds))
-    if made is None or collective == "all_gather":
-        return made
-    if collective == "psum_scatter":
-        return _backward(made)
-    size, half = prod(shape), len(rounds) // 2
-    complete = [{len(piece.ranks) == size for piece in one} for one in rounds]
-    if complete != [{False}] * half + [{True}] * half:
-        return None
-    scatter, gather = (replace(made, rounds=r) for r in (made.rounds[:half], made.rounds[half:]))
-    return gather if _canonical(_backward(scatter)) == _canonical(gather) else None
+    if made is None:
+        return []
+    if collective != "psum":
+        is_sum = collective == "psum_scatter"
+        return [(_backward(made) if is_sum else made, collective, rounds)]
+    complete = [{len(piece.ranks) == prod(shape) for piece in one} for one in rounds]
+    half = complete.count({False})
+    if complete != [{False}] * half + [{True}] * (len(rounds) - half):
+        return []
+    scatter = _backward(replace(made, rounds=made.rounds[:half]))
+    gather = replace(made, rounds=made.rounds[half:])
+    if _canonical(scatter) == _canonical(gather):
+        return [(gather, "psum", rounds)]
+    shards = [[p._replace(ranks=frozenset([p.shard])) for p in one] for one in rounds[half:]]
+    return [(scatter, "psum_scatter", rounds[:half]), (gather, "all_gather", shards)]
 
 
 def _slot(piece: _Piece) -> _Sent:

@@ -50,7 +50,7 @@ def test_a_program_of_ranks_that_differ_is_drawn_rank_by_rank(tmp_path, capsys):
     file.write_text(CHAIN)
     assert main(["import", str(file), "--svg", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert "not one schedule that is the same on every rank: checked rank by rank" in printed
+    assert "no schedule that is the same on every rank: checked rank by rank" in printed
     assert "  rank 1 to 0: chunk 0 of ranks 1, 2\n" in printed
     assert "round 4 of 4" in picture.read_text()
     plan = tmp_path / "chain.json"

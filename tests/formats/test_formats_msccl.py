@@ -9,7 +9,7 @@ from support import SIZES, runnable
 from ringcoll import formats
 from ringcoll.draw import as_text, frames, plan
 from ringcoll.formats.counting import in_rounds
-from ringcoll.formats.recovery import plan_of
+from ringcoll.formats.recovery import plans_of
 from ringcoll.pricing import price
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back_proved_and_the_same_schedule(collective, s
         proof = formats.prove(read)
         assert proof.places == ("in place", "out of place")
         assert not proof.overwrites_input
-        found = plan_of(proof)
+        (found,) = plans_of(proof)
         assert messages(found) == messages(wanted), algorithm
         assert proof.rounds == wanted.paid.rounds
         paid = price(collective, algorithm, shape)
@@ -153,6 +153,7 @@ def replaced(text, before, after, nth=0):
         (CHAIN.replace('srcbuf="i"', 'srcbuf="x"', 1), 4, "there is no buffer 'x'"),
         (CHAIN.replace('cnt="1"', 'cnt="0"', 1), 4, "rrc of 0 chunks"),
         (CHAIN.replace('cnt="1"', 'cnt="999999999"', 1), 4, "i[999999998], but rank 0 has 1"),
+        (CHAIN.replace('s_chunks="0"', 's_chunks="65537"', 1), 2, "rank 0 has a buffer of 65537"),
         (CHAIN.replace('deps="0"', 'deps="5"', 1), 7, "waits for thread block 0, step 5, which is"),
         (CHAIN.replace('depid="0"', 'depid="5"', 1), 7, "waits for thread block 5, which is not"),
         (CHAIN.replace('deps="0"', 'deps="-1"', 1), 7, 'depid="0" and deps="-1": one is -1'),
@@ -311,3 +312,32 @@ def test_a_write_may_not_overtake_a_read():
     assert formats.prove(program("0 1")).overwrites_input
     with pytest.raises(ScheduleError, match=r"thread block 1, step 1: it writes i\[0\], and"):
         formats.prove(program("-1 -1"))
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_a_ring_of_fused_steps_is_the_ring_whatever_chunk_a_rank_completes(n, lanes):
+    # Rank r sends chunk r first, as is usual: the sum of chunk r is complete at rank r - 1.
+    def one(rank, lane):
+        def at(t):
+            return f"i {(rank - t) % n * lanes + lane}"
+
+        kinds = ["s", *["rrs"] * (n - 2), "rrcs", *["rcs"] * (n - 2), "r"]
+        steps = (step(t, kind, at(t), at(t)) for t, kind in enumerate(kinds))
+        return block(lane, (rank + 1) % n, (rank - 1) % n, *steps, chan=lane)
+
+    ranks = [gpu(r, (n * lanes, 0, 0), *(one(r, lane) for lane in range(lanes))) for r in range(n)]
+    proof = formats.prove(formats.from_msccl(algo("allreduce", ranks, chunks=n * lanes)))
+    parts = formats.schedules_of(proof)
+    assert len(parts) == (1 if n == 2 else 2)  # both halves send ahead, which is one way of two
+    gather = parts[-1].made
+    assert [{(m.shift % n, m.offsets) for m in moves} for moves in gather.rounds] == [
+        {(1, (t,))} for t in range(n - 1)
+    ]
+    if n > 2:
+        scatter = parts[0].made
+        assert [part.collective for part in parts] == ["psum_scatter", "all_gather"]
+        assert all(m.shift % n == n - 1 for moves in scatter.rounds for m in moves)
+        assert formats.schedule_of(proof) is None
+    assert (gather.lanes, proof.rounds, proof.buffered) == (lanes, 2 * (n - 1), 2)
+    assert formats.price_of(proof).sent == price("psum", "ring", (n,)).sent
