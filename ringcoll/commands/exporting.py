@@ -47,13 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", choices=FORMATS, required=True, help=", ".join(FORMATS))
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
-    which.add_argument(
-        "--function",
-        type=arguments.algorithm,
-        metavar="MODULE:FUNCTION",
-        help="your own schedule",
-    )
+    arguments.add_algorithm(which)
     which.add_argument(
         "--program", metavar="FILE", help="a file of MSCCL, written in another format"
     )
