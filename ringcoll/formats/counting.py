@@ -59,7 +59,7 @@ def by_round(proof: Proof) -> list[list[Sent]]:
 def in_rounds(proof: Proof) -> Iterator[str]:
     """The messages of every rank, round by round, in lines; of many, how many there are."""
     for number, one in enumerate(by_round(proof), 1):
-        yield f"round {number} of {proof.rounds}: {len(one)} messages"
+        yield f"round {number} of {proof.rounds}: {len(one)} message" + "s" * (len(one) > 1)
         if proof.program.size > MOST_RANKS or len(proof.messages) > MOST_MESSAGES:
             continue
         sent = defaultdict[tuple[int, int], list[str]](list)

@@ -91,9 +91,9 @@ def test_a_chain_is_checked_rank_by_rank():
     paid = formats.price_of(proof)
     assert (paid.messages, paid.sent, paid.additions) == (4, 12, 6)  # in thirds of the vector
     assert list(in_rounds(proof))[:4] == [
-        "round 1 of 4: 1 messages",
+        "round 1 of 4: 1 message",
         "  rank 2 to 1: chunk 0 of rank 2",
-        "round 2 of 4: 1 messages",
+        "round 2 of 4: 1 message",
         "  rank 1 to 0: chunk 0 of ranks 1, 2",
     ]
     drawn = formats.svg_of(proof)
