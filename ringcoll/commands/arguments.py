@@ -120,6 +120,14 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_algorithm(which: Any) -> None:
+    """Declare --algorithm and --function, of which a group takes one."""
+    which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
+    which.add_argument(
+        "--function", type=algorithm, metavar="MODULE:FUNCTION", help="your own schedule"
+    )
+
+
 def size(text: str) -> int:
     """Bytes, of "512", "1K", "64M" or "1G", which are powers of 1024; "64MB" and "64MiB" are 64M.
 

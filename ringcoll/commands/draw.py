@@ -23,13 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     arguments.add_collective(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
-    which.add_argument(
-        "--function",
-        type=arguments.algorithm,
-        metavar="MODULE:FUNCTION",
-        help="your own schedule",
-    )
+    arguments.add_algorithm(which)
     parser.add_argument(
         "-n",
         "--ranks",

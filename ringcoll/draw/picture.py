@@ -6,7 +6,7 @@ from math import ceil
 from ringcoll.draw import layout, style
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
-from ringcoll.draw.steps import Message, Piece, RankSet, frames
+from ringcoll.draw.steps import Frame, Message, Piece, RankSet, frames
 from ringcoll.draw.style import Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
@@ -16,16 +16,16 @@ _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 
 
 class Picture:
-    """How a plan is drawn: one size for all its frames."""
+    """How a plan is drawn: one size for all its frames, or for those given in their place."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, run: Sequence[Frame] | None = None) -> None:
         if plan.size > MOST_RANKS:
             raise ValueError(
                 f"a picture of {plan.size} ranks: at most {MOST_RANKS} can be told apart; every "
                 "rank does the same, so draw fewer, or as text"
             )
         self.plan = plan
-        self.frames = frames(plan)
+        self.frames = frames(plan) if run is None else run
         side = 24.0 if plan.size <= 8 else 20.0
         self.cells = [(0, 0)] if plan.whole else layout.grid(plan.shape)
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)

@@ -1,5 +1,6 @@
 """Pictures as files: SVG, written by hand."""
 
+from collections.abc import Sequence
 from math import ceil
 from xml.etree import ElementTree
 
@@ -7,6 +8,7 @@ from ringcoll.draw import style
 from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
+from ringcoll.draw.steps import Frame
 from ringcoll.draw.style import Element, label, shape
 
 MOST_FRAMES = 24  # in one file
@@ -14,12 +16,13 @@ _MARGIN = 16.0
 _MOST_WIDTH = 1100.0  # a page would shrink the letters of a wider picture
 
 
-def as_svg(plan: Plan, number: int | None = None) -> str:
+def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = None) -> str:
     """A frame, or all of them in one picture, in order, with a title and a legend.
 
     Args:
         plan: of at most 16 ranks.
         number: of the round, 0 being the start; all if None.
+        run: frames in place of those of the plan.
 
     Raises:
         ValueError: too many ranks or frames, or no such round.
@@ -27,7 +30,7 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
     >>> draw.as_svg(draw.plan("all_gather", "ring", (4,)), number=1)[:4]
     '<svg'
     """
-    picture = Picture(plan)
+    picture = Picture(plan, run)
     count = len(picture.frames)
     if number is not None and not 0 <= number < count:
         raise ValueError(f"round {number}: there are 0 (the start) to {count - 1}")

@@ -35,19 +35,21 @@ ROOMS = (
     "__init__",
     "debug",
     "draw",
+    "formats",
     "overlap",
     "commands",
     "__main__",
 )
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
-    *("io", "schedules", "algorithms", "costs", "draw"),
+    *("io", "schedules", "algorithms", "costs", "draw", "formats"),
     *("collectives.table", "matmuls.labels", "matmuls.auto"),
     *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
     *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
     *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "machine", "plot")),
+    *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
 #: gradient.
