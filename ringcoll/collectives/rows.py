@@ -38,6 +38,12 @@ def taken(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
     return x.at[rows].get(mode="clip", out_sharding=_as(x))
 
 
+def blank(blocks: Array, sizes: Array, bound: int) -> Array:
+    """The blocks, with zeros in rows that say nothing: they would set the scale of others."""
+    used = jnp.arange(bound, dtype=jnp.int32)[None] < _total(sizes, 1)[:, None]
+    return selected(used.reshape(-1), blocks, jnp.zeros_like(blocks))
+
+
 def within(offsets: Array, sizes: Array, count: int) -> Array:
     """Which of so many rows are in each slice: `[slices of all ranks, count]`."""
     row, at = jnp.arange(count, dtype=jnp.int32)[None], offsets.reshape(-1, 1)
