@@ -48,7 +48,7 @@ class ScheduledCollective(Collective):
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
         by = replace(self, algorithm=self.chosen(xs, where))
-        if len(xs) > 1 and by.algorithm == LAX and not self.wire:
+        if len(xs) > 1 and by.algorithm == LAX:
             return [y for x in xs for y in by.by_hand(where, x)]
         if len(xs) > 1:
             (whole,) = by.by_hand(where, jnp.concatenate([x.reshape(-1) for x in xs]))
@@ -105,7 +105,7 @@ class ScheduledCollective(Collective):
         return "direct" if what != self.collective and picked not in BUILT_INS else picked
 
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        return self.chosen(xs, where) != LAX
+        return self.wire is None and self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))

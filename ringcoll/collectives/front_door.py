@@ -149,7 +149,9 @@ class Call:
             done.append(varying(jnp.asarray(leaf), self.axes))
             if len(leaves) == 1 and jax.typeof(done[i]) != jax.typeof(leaf):
                 self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
-            together[done[i].dtype if collective.joins and is_small(done[i]) else i].append(i)
+            # With a wire each has messages of its own: in one message, they would share scales.
+            joins = collective.joins and self.wire is None and is_small(done[i])
+            together[done[i].dtype if joins else i].append(i)
         for members in together.values():
             collective = replace(every[members[0]], **settings)  # joined ones have no dims
             if jnp.issubdtype(done[members[0]].dtype, jax.dtypes.prng_key):

@@ -101,7 +101,8 @@ class Wire:
     def error(self) -> float:
         """The most that a value is changed, relative to the largest magnitude in its block.
 
-        Besides, 2**-126 may be lost, because platforms flush smaller float32 to zero.
+        Besides, 2**-126 may be lost, because platforms flush smaller float32 to zero, and a result
+        is rounded to the operand's dtype.
 
         >>> print(f"{ringcoll.Wire('int8').error:.4f} {ringcoll.Wire('float8_e4m3fn').error:.4f}")
         0.0040 0.0363
