@@ -147,7 +147,8 @@ def psum(
     `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
     A size that does not divide by n is padded, and the padding is cut off again. Small
     leaves of a pytree share their messages. So do neighbouring calls, as `jax.tree.map`
-    makes them: the gradients of a model are one ring.
+    makes them: the gradients of a model are one ring. (With a `wire` they do not: in one message
+    they would share scales.)
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "recursive_doubling"
     and "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes.
