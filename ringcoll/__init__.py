@@ -29,6 +29,7 @@ from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.table import Table
+from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.functions import (
     all_gather_einsum,
     all_gather_matmul,
@@ -47,6 +48,7 @@ __all__ = [
     "ScheduleError",
     "SizeError",
     "Table",
+    "Wire",
     "algorithm",
     "algorithms",
     "all_gather",

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
 from ringcoll.collectives.placing import gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import WireLike
+from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import is_checked, varying
@@ -40,8 +43,10 @@ class AllGather(ScheduledCollective, name="all_gather"):
     def widen(self, x: Array) -> Array:
         return x  # nothing is summed here; the gradient is
 
-    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
-        return gather_along(x, self.dims[0], schedule, ranks)
+    def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
+        if isinstance(schedule, Wire):
+            return as_bytes.gathered(x, self.dims[0], ranks, schedule)
+        return gather_along(x, self.dims[0], schedule, ranks, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if self.to != "invarying" or not is_checked():
@@ -75,8 +80,10 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
             return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
         return super().__call__(*xs)
 
-    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
-        return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
+    def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
+        if isinstance(schedule, Wire):
+            return as_bytes.scattered(x, self.dims[0], ranks, schedule, self.widen)
+        return reduce_along(x, self.dims[0], schedule, ranks, self.combine, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
@@ -97,6 +104,7 @@ def all_gather(
     to: str = "varying",
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
 
@@ -106,7 +114,9 @@ def all_gather(
     Ring: n-1 rounds of s bytes. Every algorithm sends (n-1) s bytes a rank; "bruck" does
     it in ceil(log2 n) rounds, "two_ended" in ceil((n-1)/2).
 
-    Gradient: `psum_scatter` by the same algorithm, summed in `accumulate_dtype`; for
+    With a `wire` each shard is encoded once, by its owner, and all ranks hold the same bits.
+
+    Gradient: `psum_scatter` by the same algorithm and wire, summed in `accumulate_dtype`; for
     `to="invarying"` a slice.
 
     Raises:
@@ -125,7 +135,15 @@ def all_gather(
     [0 1 2 3 4 5 6 7]
     """
     arguments = {"axis": axis, "tiled": tiled, "to": to}
-    call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments)
+    call = Call(
+        "all_gather",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        arguments,
+        wire=wire,
+    )
     gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
     return call.each(x, gather, dims=("axis",), is_only_lax_s=to == "reduced")
 
@@ -139,6 +157,7 @@ def psum_scatter(
     tiled: bool = False,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
 
@@ -148,7 +167,11 @@ def psum_scatter(
     the first message of a ring is narrow, and the others are wide. "direct" sends narrow
     messages only, n-1 of them in one round, and rounds the sum once.
 
-    Gradient: `all_gather` by the same algorithm.
+    With a `wire`, "auto" encodes every contribution once, sends it straight to its rank, and adds
+    in float32. By an algorithm that adds on the way, such as "ring", every message is a partial
+    sum that is encoded again.
+
+    Gradient: `all_gather` by the same algorithm and wire.
 
     Raises:
         ValueError: the dimension is out of bounds, is not n, or does not divide by n.
@@ -167,7 +190,13 @@ def psum_scatter(
     """
     arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
     call = Call(
-        "psum_scatter", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments
+        "psum_scatter",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        arguments,
+        wire=wire,
     )
     scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
     return call.each(x, scatter, dims=("scatter_dimension",))
