@@ -56,7 +56,7 @@ WITHOUT_JAX = (
 LAYERS_KNOW = ("layers", "collectives", "matmuls", "attention", "runtime.value_types")
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
-LAZILY = {"io.figure": "matplotlib"}  # of the extra bench, and only when it is drawn
+LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn
 #: The second where the first is not for it: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {
