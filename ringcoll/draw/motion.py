@@ -119,8 +119,10 @@ class Film:
         self.between(arrows, number, number + 1 + (number == self.last))
         for message, route in zip(frame.messages, picture.routes[number], strict=True):
             of = self._of_message(message)
-            picture.arrow(self._marked(arrows, of), message, route, picture.is_dense(number))
-            glyph = self._marked(travelling, of)
+            picture.arrow(
+                self._mark(shape(arrows, "g"), of), message, route, picture.is_dense(number)
+            )
+            glyph = self._mark(shape(travelling, "g"), of)
             if not picture.is_dense(number):  # where a page shows it when nothing moves
                 glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
             picture.glyph(glyph, message, route, (0, 0))
@@ -140,10 +142,10 @@ class Film:
         ends = [start for start, _, _ in states[1:]] + [float(self.lasts)]
         for (start, held, is_new), end in zip(states, ends, strict=True):
             whole = self.picture.plan.whole
-            shown = self._marked(into, sorted(frozenset().union(*held)) if whole else [column])
+            shown = self.picture.column(into, rank, column, held, is_new)
+            self._mark(shown, sorted(frozenset().union(*held)) if whole else [column])
             shown.set("data-follow", str(rank if whole else column))
             self.between(shown, start, end)
-            self.picture.column(shown, rank, column, held, is_new)
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
         """From when on, what is held, and whether it is marked as new."""
@@ -170,9 +172,9 @@ class Film:
             return sorted(frozenset().union(*(piece.contributors for piece in message.pieces)))
         return sorted({piece.column for piece in message.pieces})
 
-    def _marked(self, into: Element, of: Sequence[int]) -> Element:
-        """A group that says which shards are in it; it is aside if another is followed."""
-        group = shape(into, "g", **{"data-of": f" {' '.join(map(str, of))} "})
+    def _mark(self, group: Element, of: Sequence[int]) -> Element:
+        """Say which shards are in a group; it is aside if another is followed."""
+        group.set("data-of", f" {' '.join(map(str, of))} ")
         if self.follow is not None and self.follow not in of:
             group.set("class", "aside")
         return group

@@ -41,13 +41,14 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
     body = part(
         "ringcoll.draw",
         "page.html",
+        dark=dark(),
         player=shared("player.html", picture=moving(film), legend=legend(plan)),
         collective=escape(plan.collective.replace("_", "-")),
         algorithm=escape(plan.algorithm),
         ranks=" &times; ".join(map(str, plan.shape)),
         summary=escape(summary),
         prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
-        explained=_set(" ".join(explained(plan))),
+        explained=in_words(plan),
         counted=escape(f"{counted(plan)}."),
         wide=" wide" if film.picture.size[0] > _WIDE else "",
         rounds=rounds(plan),
@@ -61,9 +62,9 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
 
 
 def moving(film: Film) -> str:
-    """The SVG of the ranks alone, for a page to play."""
+    """The SVG of the ranks alone, for a page to play, which has the dark colours."""
     width, height = film.picture.size
-    root = document(film.picture.plan.title, dark())
+    root = document(film.picture.plan.title, "")
     root.set("style", f"--natural: {width:.0f}px")
     film.draw(root)
     return finished(root, width, height)
@@ -73,6 +74,11 @@ def _set(words: str) -> str:
     """A text as HTML: minus signs for hyphens before digits, and no line break in brackets."""
     minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
+
+
+def in_words(plan: Plan) -> str:
+    """What the names of ranks and lanes mean, as HTML."""
+    return _set(" ".join(explained(plan)))
 
 
 def legend(plan: Plan) -> str:

@@ -130,24 +130,27 @@ class Picture:
 
     def column(
         self, into: Element, rank: int, column: int, held: Sequence[RankSet], is_new: bool
-    ) -> None:
-        """What a rank holds of a column, by lane; outlined if it is new."""
+    ) -> Element:
+        """Draw, as a group, what a rank holds of a column, by lane; outlined if it is new."""
         x, y, width, height = self.place(rank, column)
-        style.cell(into, (x, y, width, height), held, self.stripes, self.colours(column))
+        group = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
+        box = (0, 0, width, height)
+        style.cell(group, box, held, self.stripes, self.colours(column))
         if is_new:
-            style.outline(into, (x, y, width, height))
+            style.outline(group, box)
         if self.plan.whole:
-            for rank in sorted(held[0]):
-                middle = (x + width * (rank + 0.5) / self.plan.size, y + height / 2 + 3.5)
-                label(into, middle, str(rank), 9.5, fill=_on(style.COLOURS[rank]))
-            return
+            for whose in sorted(held[0]):
+                middle = (width * (whose + 0.5) / self.plan.size, height / 2 + 3.5)
+                label(group, middle, str(whose), 9.5, fill=_on(style.COLOURS[whose]))
+            return group
         look = {"fill": style.MUTED}
         if len(held[0]) == self.stripes and len(set(held)) == 1:
             look = {"fill": _on(style.COLOURS[column])}
         elif any(held):
             look = {"fill": style.INK, "stroke": style.PAPER, "paint_order": "stroke"}
             look["stroke_width"] = "2.6"
-        label(into, (x + width / 2, y + height / 2 + 3.7), str(column), 10.5, **look)
+        label(group, (width / 2, height / 2 + 3.7), str(column), 10.5, **look)
+        return group
 
     # -- messages --
 

@@ -66,13 +66,14 @@ def document(title: str, css: str | None = None) -> Element:
 
     Args:
         title: which readers hear that do not see it.
-        css: of the picture; None is its dark colours.
+        css: of the picture; None is its dark colours, which a page has once for all.
     """
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     root.set("font-family", style.FONT)
     root.set("fill", style.INK)
     shape(root, "title").text = title
-    shape(root, "style").text = style.dark() if css is None else css
+    if css != "":
+        shape(root, "style").text = style.dark() if css is None else css
     shape(root, "rect", width="100%", height="100%", fill=style.PAPER)
     return root
 

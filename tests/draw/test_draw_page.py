@@ -1,16 +1,11 @@
 """The page in a real browser: it plays, by any hand, at any width, and asks for nothing."""
 
-import shutil
-from importlib.util import find_spec
-
 import pytest
+from browsing import DESK, PHONE, needs_a_browser
 
 from ringcoll.draw import as_motion, as_page, as_svg, plan
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-MISSING = [] if find_spec("playwright") else ["playwright: pip install 'ringcoll[browser]'"]
-MISSING += [] if CHROMIUM else ["chromium: Debian's package of that name"]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no {'; no '.join(MISSING)}")
+pytestmark = needs_a_browser
 
 PAGES = {
     "ring": ("all_reduce", "ring", (4,)),
@@ -19,48 +14,18 @@ PAGES = {
     "stages": ("pmax", "recursive_doubling", (6,)),
     "alone": ("all_to_all", "bruck", (1,)),
 }
-PHONE, DESK = (390, 844), (1280, 800)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
-    """Opens pages, of which none may have asked for anything but its file, nor complained."""
-    contexts, wrong = [], []
+def opened(visit, tmp_path):
+    """Opens one of the pages."""
 
     def open_page(name, hash="", **options):
         file = tmp_path / f"{name}.html"
         file.write_text(as_page(plan(*PAGES[name])), encoding="utf-8")
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
+        return visit(file, hash, **options)
 
-        def guard(route):
-            if route.request.url.startswith(file.as_uri()):
-                route.continue_()
-            else:
-                wrong.append(route.request.url)
-                route.abort()
-
-        context.route(lambda url: not url.startswith("data:"), guard)
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(f"{file.as_uri()}{hash}")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
+    return open_page
 
 
 def shown(page):
