@@ -48,7 +48,9 @@ WITHOUT_JAX = (
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
     *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
-    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "machine", "plot")),
+    *(f"overlap.{name}" for name in ("tracks", "page", "trace")),
+    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
+    *(f"commands.{name}" for name in ("machine", "plot")),
     *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
