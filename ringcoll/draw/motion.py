@@ -5,7 +5,7 @@ can set it to any time. Time is in units of a round: round k lasts from k to k +
 """
 
 from collections.abc import Iterator, Sequence
-from math import dist
+from math import ceil, dist
 
 from ringcoll.draw import style
 from ringcoll.draw.captions import sentence
@@ -15,7 +15,7 @@ from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
 from ringcoll.draw.style import Element, label, rect, shape
-from ringcoll.draw.svg import MARGIN, MOST_FRAMES, across, document, finished
+from ringcoll.draw.svg import MARGIN, document, finished
 from ringcoll.draw.text import wrap
 
 SECONDS = 2.4  # a round
@@ -24,7 +24,7 @@ LEAVE, ARRIVE = 0.2, 0.72
 _INSIDE = 0.1  # how long they are over the ranks that they leave and reach
 _EASE = "0 0 1 1;.4 0 1 1;0 0 1 1;0 0 .4 1;0 0 1 1"
 _TOP, _LINE = 64.0, 17.0
-#: A reader who wants no motion sees all rounds side by side.
+_MOST_STILL = 6  # rounds, with the start, that are legible side by side
 ASIDE = 0.13  # the opacity of what is not followed
 _STILL = f"""
 .still{{display:none}}
@@ -36,8 +36,8 @@ _STILL = f"""
 def as_motion(plan: Plan, follow: int | None = None) -> str:
     """SVG: the rounds as a film without end, with captions and a legend.
 
-    Where the reader's device asks for reduced motion, it is a still of all rounds (of some, if
-    there are more than 24).
+    Where the reader's device asks for reduced motion, it is a still of the rounds side by side; of
+    more than five, of the first, the last and some between.
 
     Args:
         plan: of at most 16 ranks.
@@ -250,17 +250,20 @@ def _alike(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
 
 
 def _still(picture: Picture, into: Element, size: tuple[float, float]) -> None:
-    """Rounds side by side, as large as they fit."""
-    count = len(picture.frames)
-    every = -(-count // MOST_FRAMES)
-    chosen = [*range(0, count - 1, every), count - 1]
-    width, height = picture.size
-    columns = across(len(chosen), width, height)
-    rows = -(-len(chosen) // columns)
-    scale = min((size[0] - 16) / (columns * width), (size[1] - 56) / (rows * height))
-    left = (size[0] - columns * width * scale) / 2
+    """Some rounds side by side, the first and the last among them, as large as they fit."""
+    last, (width, height) = len(picture.frames) - 1, picture.size
+    count = min(last + 1, _MOST_STILL)
+    chosen = sorted({round(i * last / max(count - 1, 1)) for i in range(count)})
+
+    def scale(columns: int) -> float:
+        rows = ceil(len(chosen) / columns)
+        return min((size[0] - 16) / (columns * width), (size[1] - 56) / (rows * height))
+
+    columns = max(range(1, len(chosen) + 1), key=scale)
+    by = scale(columns)
+    left = (size[0] - columns * width * by) / 2
     label(into, (size[0] / 2, 30), picture.plan.title, 15, font_weight="600")
     for i, number in enumerate(chosen):
-        x, y = left + i % columns * width * scale, 48 + i // columns * height * scale
-        place = f"translate({x:.1f} {y:.1f}) scale({scale:.3f})"
+        x, y = left + i % columns * width * by, 48 + i // columns * height * by
+        place = f"translate({x:.1f} {y:.1f}) scale({by:.3f})"
         picture.draw(shape(into, "g", transform=place), number)

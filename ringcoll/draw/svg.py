@@ -41,7 +41,7 @@ def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = 
         )
     chosen = range(count) if number is None else [number]
     width, height = picture.size
-    columns = across(len(chosen), width, height)
+    columns = _across(len(chosen), width, height)
     total = max(columns * width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
     down = ceil(len(chosen) / columns)
     root = document(plan.title)
@@ -54,7 +54,7 @@ def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = 
     return finished(root, total, bottom + legend(below, plan, total - 2 * MARGIN) + MARGIN)
 
 
-def across(count: int, width: float, height: float) -> int:
+def _across(count: int, width: float, height: float) -> int:
     """Frames in a row: enough to be a little wider than high; one more if that fills better."""
     columns = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
     fits = (columns + 1) * width <= _MOST_WIDTH
