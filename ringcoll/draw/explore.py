@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from math import prod
 from typing import Any
@@ -185,14 +186,8 @@ def _priced(
                 formulas[name] = at(prod(shape), cost, MACHINES[machine].model.gamma > 0)
     if not seconds:
         return None
-    ranges = fastest(
-        {
-            name: lambda size, taken=taken: float(np.interp(size, SIZES, taken))
-            for name, taken in seconds.items()
-        },
-        SIZES[0],
-        SIZES[-1],
-    )
+    lines = {name: partial(np.interp, xp=SIZES, fp=taken) for name, taken in seconds.items()}
+    ranges = fastest(lines, SIZES[0], SIZES[-1])
     return {
         "seconds": {name: [float(f"{t:.6g}") for t in taken] for name, taken in seconds.items()},
         "formulas": formulas,

@@ -31,7 +31,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
         ValueError: too many ranks for a picture, or no such shard.
 
     >>> page = draw.as_page(draw.plan("all_gather", "ring", (4,)))
-    >>> "<title>" in page, page.count("animateMotion")
+    >>> "<title>" in page, page.count("<animateMotion")
     (True, 12)
     """
     film = Film(plan, follow)
