@@ -114,6 +114,7 @@ def test_the_timeline_is_drawn(tmp_path, kind):
     path = tmp_path / f"timeline.{kind}"
     overlap.report(HIDDEN, chip=CHIP).draw(path)
     head = path.read_bytes()[:200]
+    assert (b"prefers-color-scheme:dark" in path.read_bytes()) == (kind == "svg")
     assert head.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
 
 
