@@ -3,11 +3,11 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from io import BytesIO
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import dist
 from os import path
 from tempfile import TemporaryDirectory
@@ -54,14 +54,16 @@ def as_film(svg: str, ending: str) -> bytes:
 
     Raises:
         ModuleNotFoundError: as `check`.
+        OSError: ffmpeg failed; it has said why.
         ValueError: another ending.
     """
     if ending not in FORMATS:
         raise ValueError(f"{ending!r} is not one of {', '.join(FORMATS)}")
     check(ending)
     screen = _Screen(svg)
-    images = [(screen.at(time), lasts) for time, lasts in _times(screen.rounds)]
-    return _gif(images) if ending == ".gif" else _mp4(images)
+    times, lasts = zip(*_times(screen.rounds), strict=True)
+    images = map(screen.at, times)  # one at a time: all of a large film would fill the memory
+    return _gif(images, lasts) if ending == ".gif" else _mp4(images, lasts)
 
 
 def _times(rounds: int) -> Iterator[tuple[float, float]]:
@@ -76,27 +78,31 @@ def _times(rounds: int) -> Iterator[tuple[float, float]]:
     yield rounds - 0.5, SECONDS
 
 
-def _gif(images: list[tuple[Any, float]]) -> bytes:
-    first, *others = [image.quantize(128, dither=0) for image, _ in images]
+def _gif(images: Iterator[Any], lasts: Sequence[float]) -> bytes:
+    indexed = (image.quantize(128, dither=0) for image in images)
     file = BytesIO()
-    lasts = [round(1000 * seconds) for _, seconds in images]
-    first.save(file, "GIF", save_all=True, append_images=others, duration=lasts, loop=0)
+    milliseconds = [round(1000 * seconds) for seconds in lasts]
+    next(indexed).save(
+        file, "GIF", save_all=True, append_images=indexed, duration=milliseconds, loop=0
+    )
     return file.getvalue()
 
 
-def _mp4(images: list[tuple[Any, float]]) -> bytes:
-    width, height = images[0][0].size
-    width, height = width // 2 * 2, height // 2 * 2  # as its colours are stored by fours
-    raw = b"".join(
-        image.crop((0, 0, width, height)).tobytes() * max(round(seconds * _RATE), 1)
-        for image, seconds in images
-    )
+def _mp4(images: Iterator[Any], lasts: Sequence[float]) -> bytes:
+    first = next(images)
+    width, height = (side // 2 * 2 for side in first.size)  # as its colours are stored by fours
     with TemporaryDirectory() as folder:
         file = path.join(folder, "film.mp4")
         taken = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {_RATE} -i -".split()
         made = ["-pix_fmt", "yuv420p", "-movflags", "+faststart", file]
         command = ["ffmpeg", "-v", "error", "-y", *taken, *made]
-        subprocess.run(command, input=raw, check=True, capture_output=True)
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as ffmpeg:
+            assert ffmpeg.stdin is not None  # a pipe was asked for
+            for image, seconds in zip(chain([first], images), lasts, strict=True):
+                frame = image.crop((0, 0, width, height)).tobytes()
+                ffmpeg.stdin.write(frame * max(round(seconds * _RATE), 1))
+        if ffmpeg.returncode:
+            raise OSError(f"ffmpeg ended with status {ffmpeg.returncode}")
         with open(file, "rb") as film:
             return film.read()
 

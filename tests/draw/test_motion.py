@@ -152,6 +152,9 @@ def test_an_mp4_is_what_ffmpeg_makes_of_the_frames(tmp_path, monkeypatch):
     assert width % 2 == height % 2 == 0
     count = int(said.split()[0]) / (3 * width * height)
     assert count == pytest.approx(25 * 2.4 * (0.6 + 1 + 1), abs=8)
+    ffmpeg.write_text(f"#!{sys.executable}\nimport sys\nsys.stdin.buffer.read()\nsys.exit(3)\n")
+    with pytest.raises(OSError, match="ffmpeg ended with status 3"):
+        as_film(as_motion(plan("all_gather", "ring", (2,))), ".mp4")
 
 
 def test_the_command_writes_films(tmp_path, monkeypatch, capsys):
