@@ -94,7 +94,7 @@
       head.scope = "row";
       const swatch = document.createElement("span");
       swatch.className = "swatch";
-      swatch.innerHTML = `<svg viewBox="0 0 8 8"><rect width="8" height="8" rx="2" fill="${colour(name)}"/></svg>`;
+      swatch.innerHTML = `<svg class="ringcoll" viewBox="0 0 8 8"><rect width="8" height="8" rx="2" fill="${colour(name)}"/></svg>`;
       head.append(swatch);
       if (name === "lax") head.append(data.builtIn);
       else {

@@ -27,9 +27,12 @@ _TOP, _LINE = 64.0, 17.0
 _MOST_STILL = 6  # rounds, with the start, that are legible side by side
 ASIDE = 0.13  # the opacity of what is not followed
 _STILL = f"""
-.still{{display:none}}
-@media (prefers-reduced-motion:reduce){{.still{{display:inline}}.moving{{display:none}}}}
-.aside{{opacity:{ASIDE}}}
+.ringcoll .still{{display:none}}
+.ringcoll .aside{{opacity:{ASIDE}}}
+@media (prefers-reduced-motion:reduce){{
+.ringcoll .still{{display:inline}}
+.ringcoll .moving{{display:none}}
+}}
 """
 
 

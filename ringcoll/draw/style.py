@@ -30,16 +30,18 @@ DARK = {
     **{PAPER: "#1c2029", INK: "#e7e9ef", FAINT: "#a0a9ba", EMPTY: "#2b313d", LINE: "#667085"},
     **{BOX: "#222733", MUTED: "#7b8598"},
 }
+CLASS = "ringcoll"  # of our pictures
 FONT = "ui-sans-serif, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
 
 def dark() -> str:
     """CSS that gives a picture its dark colours where the reader asks for them.
 
-    Its selectors are the light colours, which a viewer without CSS shows.
+    Its selectors are the light colours, which a viewer without CSS shows; a page may hold others'
+    pictures too, so they are of ours alone.
     """
     rules = "".join(
-        f"[{what}='{light}']{{{what}:{colour}}}"
+        f".{CLASS} [{what}='{light}']{{{what}:{colour}}}"
         for light, colour in DARK.items()
         for what in ("fill", "stroke")
     )

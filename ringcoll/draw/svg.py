@@ -69,6 +69,7 @@ def document(title: str, css: str | None = None) -> Element:
         css: of the picture; None is its dark colours, which a page has once for all.
     """
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
+    root.set("class", style.CLASS)
     root.set("font-family", style.FONT)
     root.set("fill", style.INK)
     shape(root, "title").text = title
