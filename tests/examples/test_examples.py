@@ -88,7 +88,7 @@ PROGRAMS = [
         "data_parallel",
         (),
         0,
-        ("lax, leaf by leaf                     25         0", "28  as by lax"),
+        ("lax, leaf by leaf                     25 ", "28  as by lax"),
     ),
     ("decode", (), 0, ("one_shot                                18                 9",)),
     ("fsdp_equinox", (), 0, ("54272 B of weights on a device", "the losses are equal, except")),
