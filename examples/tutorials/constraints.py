@@ -11,6 +11,8 @@
 # %%
 import re
 from collections import Counter
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +51,7 @@ host = [random.integers(-2, 3, s).astype(np.float32) for s in ((16, 8), (8, 32),
 expected = np.maximum(host[0] @ host[1], 0) @ host[2]
 specs = P("x"), P(None, "y"), P("y")
 tokens, up, down = (place(array, spec) for array, spec in zip(host, specs, strict=True))
-chosen = {}
+chosen: dict[str, Any] = {}
 
 
 def layers(tokens, up, down, hidden=None, out=None):
@@ -73,7 +75,7 @@ def spec_of(sharding, ndim=2):
 
 def by_compiler(hidden=None, out=None):
     """Compile with these constraints, run, and print what the compiler chose."""
-    program = jax.jit(lambda *xs: layers(*xs, hidden, out)).lower(tokens, up, down).compile()
+    program = jax.jit(partial(layers, hidden=hidden, out=out)).lower(tokens, up, down).compile()
     result = program(tokens, up, down)
     np.testing.assert_array_equal(result, expected)
     asked = f"hidden {hidden or '-'}, result {out or '-'}"

@@ -51,7 +51,15 @@ for words, value in {
 }.items():
     print(f"{words:16}{jax.typeof(value)}")
 traced = []
-jax.jit(lambda a: traced.append(jax.typeof(a.T)) or a)(a)
+
+
+@jax.jit
+def transposed(a):
+    traced.append(jax.typeof(a.T))
+    return a.T
+
+
+transposed(a)
 print(f"{'a.T under jit':16}{traced[0]}")
 assert str(traced[0]) == str(jax.typeof(a.T)) == "float32[16@y,8@x]"
 
@@ -167,5 +175,12 @@ shown(
 
 # %%
 kinds = []
-jax.shard_map(lambda a: kinds.append(jax.typeof(a)) or a, in_specs=P("x"), out_specs=P("x"))(rows)
+
+
+def same(a):
+    kinds.append(jax.typeof(a))
+    return a
+
+
+jax.shard_map(same, in_specs=P("x"), out_specs=P("x"))(rows)
 print(f"\nrows, inside shard_map over x: {kinds[0]}, whose V names the axes along which they vary")
