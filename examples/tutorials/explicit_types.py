@@ -10,6 +10,8 @@
 # collective of ringcoll that does the same.
 
 # %%
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +52,7 @@ for words, value in {
     "a.reshape(128)": a.reshape(128),
 }.items():
     print(f"{words:16}{jax.typeof(value)}")
-traced = []
+traced: list[Any] = []
 
 
 @jax.jit
@@ -174,7 +176,7 @@ shown(
 # which axes values differ (`check_vma`), and forgetting a collective is the error.
 
 # %%
-kinds = []
+kinds: list[Any] = []
 
 
 def same(a):
