@@ -28,6 +28,7 @@ from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.table import Table
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.functions import (
@@ -73,6 +74,7 @@ __all__ = [
     "psum_scatter",
     "pswapaxes",
     "ragged_all_to_all",
+    "replacing",
     "sharded_matmul",
 ]
 
