@@ -46,7 +46,7 @@ claim("the ring: 14 messages, 14/8 of a vector", (ring.startups, ring.sent / N) 
 claim("recursive doubling: 3, of a vector each", (doubling.startups, doubling.sent / N) == (3, 3))
 
 # %%
-doubling
+price("psum", "recursive_doubling", (N,))
 
 # %% [markdown]
 """
@@ -81,8 +81,8 @@ claim(
 
 # %% [markdown]
 """
-`python -m ringcoll cost all_reduce -n 8 --network switch --algorithm ring,recursive_doubling` prints
-the same crossing. Chips of a TPU are no switch. On a physical ring a message to a partner 4 away
+`python -m ringcoll cost all_reduce -n 8 --network switch --algorithm ring,recursive_doubling`
+prints the same crossing. Chips of a TPU are no switch. On a physical ring a message to a partner 4 away
 passes 4 links, and the messages of all ranks share them. So the second way costs more bytes on the
 busiest link, and the crossing is earlier (without `--network`, the command prints it too):
 """

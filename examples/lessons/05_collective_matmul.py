@@ -121,9 +121,9 @@ claim("the gathered x is never held", ring < N)
 ## Exercise 1: the other matmul
 
 In a layer's second product each rank has columns of x and rows of w, so its product is a term of
-every sum: `x: [M, K/N]`, `w: [K/N, F]`, and rank r wants `[M/N, F]`, its rows of the sum. Write it as
-a ring: a partial sum travels (lesson 3, exercise 1), and each rank multiplies the rows that it adds
-just before it needs them. How many rows does it multiply at a time?
+every sum: `x: [M, K/N]`, `w: [K/N, F]`, and rank r wants `[M/N, F]`, its rows of the sum. Write it
+as a ring: a partial sum travels (lesson 3, exercise 1), and each rank multiplies the rows that it
+adds just before it needs them. How many rows does it multiply at a time?
 """
 
 
@@ -151,9 +151,9 @@ claim("in 7 messages", messages(program) == N - 1)
 """
 ## Exercise 2: how much work hides a hop
 
-A shard of m rows and k columns in bf16 takes 2 m k beta seconds to travel. Its product with f columns
-takes 2 m k f delta seconds (`cost.DEVICES["v5e"]` has beta, seconds a byte, and delta, seconds an
-operation). From how many columns on does the product hide the hop? Do m and k matter?
+A shard of m rows and k columns in bf16 takes 2 m k beta seconds to travel. Its product with f
+columns takes 2 m k f delta seconds (`cost.DEVICES["v5e"]` has beta, seconds a byte, and delta,
+seconds an operation). From how many columns on does the product hide the hop? Do m and k matter?
 """
 
 # %% tags=["solution"]
