@@ -82,9 +82,9 @@ claim(
 # %% [markdown]
 """
 `python -m ringcoll cost all_reduce -n 8 --network switch --algorithm ring,recursive_doubling`
-prints the same crossing. Chips of a TPU are no switch. On a physical ring a message to a partner 4 away
-passes 4 links, and the messages of all ranks share them. So the second way costs more bytes on the
-busiest link, and the crossing is earlier (without `--network`, the command prints it too):
+prints the same crossing. Chips of a TPU are no switch. On a physical ring a message to a partner 4
+away passes 4 links, and the messages of all ranks share them. So the second way costs more bytes on
+the busiest link, and the crossing is earlier (without `--network`, the command prints it too):
 """
 
 # %%

@@ -127,9 +127,9 @@ claim("14 messages too; but all tokens are held", messages(program) == 2 * (N - 
 """
 ## Exercise 2: one gather for two kernels
 
-In Llama's MLP, `silu(x @ gate) * (x @ up)` takes the place of `gelu(x @ up)`. Both products need the
-same gathered tokens. `all_gather_matmul` takes a list of kernels. Write it so that the tokens travel
-once, and count.
+In Llama's MLP, `silu(x @ gate) * (x @ up)` takes the place of `gelu(x @ up)`. Both products need
+the same gathered tokens. `all_gather_matmul` takes a list of kernels. Write it so that the tokens
+travel once, and count.
 """
 
 
