@@ -33,8 +33,17 @@ _OPEN = "<details>\n<summary>Solution</summary>\n\n"
 
 
 def read(source: Path) -> NotebookNode:
-    """The notebook of a source, without output."""
-    return jupytext.read(source, fmt="py:percent")
+    """The notebook of a source, without output.
+
+    Raises:
+        ValueError: it does not begin with a title.
+    """
+    notebook = jupytext.read(source, fmt="py:percent")
+    # What a script does by itself, such as reading its arguments, is no part of the notebook.
+    notebook.cells = [cell for cell in notebook.cells if cell.cell_type != "raw"]
+    if not notebook.cells[0].source.startswith("# "):
+        raise ValueError(f"{source}: its first cell is no text with a title; see the lessons")
+    return notebook
 
 
 def is_solution(cell: NotebookNode) -> bool:

@@ -163,10 +163,9 @@ assert (np.abs(losses / 8 - runs["jit"][0]) <= allowed).all()
 """
 ## Exercise 2: who sums the gradient
 
-`by_pmean` casts the weights to "varying" before it takes the gradient. Leave that line out. JAX then
-sums the gradient over the ranks by itself, because all ranks share the weights. Take the gradient
-so, divide, and compare with the run above.
-"""
+`by_pmean` casts the weights to "varying" before it takes the gradient. Leave that line out. JAX
+then sums the gradient over the ranks by itself, because all ranks share the weights. Take the
+gradient so, divide, and compare with the run above."""
 
 
 # %% tags=["solution"]
