@@ -196,9 +196,8 @@ def log_sum_exp(lax: Any, x: Array, **how: str) -> Array:
 large = values + 100
 expected = np.log(np.exp(large.astype(np.float64)).sum(1))
 allowed = 16 * EPS * float(expected.max())  # exp, sums and log: each a few roundings
-both(
-    "log-sum-exp", log_sum_exp, (large,), (COLUMNS,), EVERYWHERE, expected, "recursive_doubling", allowed
-)  # fmt: skip
+how = expected, "recursive_doubling", allowed
+both("log-sum-exp", log_sum_exp, (large,), (COLUMNS,), EVERYWHERE, *how)
 
 # %% [markdown]
 """

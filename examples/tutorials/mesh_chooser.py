@@ -232,7 +232,8 @@ def least_bytes(devices: int) -> float:
 
 
 fits = {devices: least_bytes(devices) <= CAPACITY["v5e"] for devices in (8, 16, 32, 64)}
-assert [*fits.values()] == sorted(fits.values()) and fits[64]
+assert [*fits.values()] == sorted(fits.values())
+assert fits[64]
 
 # %% [markdown]
 """

@@ -1,0 +1,76 @@
+"""Lessons and tutorials as notebooks: they can be opened anywhere, and fold their solutions."""
+
+import ast
+import re
+import sys
+
+import pytest
+from support import HERE, python
+
+pytest.importorskip("jupytext", reason="pip install 'ringcoll[docs]'")
+pytest.importorskip("nbclient", reason="pip install 'ringcoll[docs]'")
+sys.path.insert(0, str(HERE / "docs" / "site"))
+import links
+import notebooks
+
+SOURCES = sorted((HERE / "examples").glob("lessons/[0-9]*.py"))
+SOURCES += sorted(p for p in (HERE / "examples").glob("tutorials/*.py") if p.stem != "__init__")
+#: What the wheel brings; the rest of the repository is not there on Colab.
+THERE = {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_needs_nothing_but_the_wheel(source):
+    cells = notebooks.read(source).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    nodes = [*ast.walk(ast.parse(code))]
+    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert {name.split(".")[0] for name in names} <= THERE
+    assert "start(8)" in code or source.stem == "mesh_chooser"  # which runs nothing
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_has_two_exercises_with_folded_solutions(source):
+    notebook = notebooks.read(source)
+    opened = notebooks.for_readers(notebook, source.stem, "https://host/us/ringcoll")
+    text = "\n".join(cell.source for cell in opened.cells if cell.cell_type == "markdown")
+    assert re.findall(r"^## Exercise (\d)", text, re.M) == ["1", "2"]
+    solutions = [cell.source for cell in notebook.cells if notebooks.is_solution(cell)]
+    assert len(solutions) == 2
+    assert all(re.search(r"\b(claim|assert|agree|both|row|run)\b", code) for code in solutions)
+    code = "\n".join(cell.source for cell in opened.cells if cell.cell_type == "code")
+    assert not any(solution in code for solution in solutions)
+    assert text.count("<details>") == text.count("</details>") == 2
+    assert opened.cells[0].source.endswith('@ git+https://host/us/ringcoll"\n')
+
+
+def test_a_page_has_a_badge_where_the_repository_has_an_address():
+    notebook = notebooks.read(SOURCES[0])
+    page = notebooks.as_markdown(notebook, "lessons/a.md", "https://github.com/us/ringcoll.git")
+    assert (
+        "(https://colab.research.google.com/github/us/ringcoll/blob/gh-pages/lessons/a.ipynb)"
+        in page
+    )
+    assert '??? success "Solution"' in page
+    assert "colab" not in notebooks.as_markdown(notebook, "lessons/a.md", "")
+
+
+def test_links_are_those_of_the_site():
+    text = "[a](docs/limits.md) ![b](benchmarks/pages/scale.svg) [c](ringcoll/lax.py) [d](#e)"
+    wanted = "[a](limits.md) ![b](evidence/scale.svg) {} [d](#e)"
+    assert links.rewritten(text, "README.md", "") == wanted.format("c")
+    there = "[c](https://host/us/blob/main/ringcoll/lax.py)"
+    assert links.rewritten(text, "README.md", "https://host/us") == wanted.format(there)
+    assert links.rewritten("```\n[a](b)\n```", "README.md", "") == "```\n[a](b)\n```"
+
+
+def test_what_to_restart_is_said():
+    program = (
+        "import jax; jax.config.update('jax_num_cpu_devices', 2); jax.devices();"
+        "from ringcoll.learn import start; start(8)"
+    )
+    done = python("-c", program)
+    assert (
+        "start: JAX has started with 2 cpu device(s), and 8 are needed; restart it" in done.stderr
+    )
