@@ -3,7 +3,8 @@
 - README, CONTRIBUTING, CHANGELOG and the pages beside the benchmarks become pages of the site.
 - Lessons and tutorials become pages, with what they print, and notebooks (`notebooks.py`).
 - The reference has a section for each public name, and one for each command.
-- `<!-- draw COLLECTIVE ALGORITHM N -->` on a page becomes a picture by `ringcoll.draw`.
+- `<!-- draw COLLECTIVE ALGORITHM N -->` on a page becomes a picture by `ringcoll.draw`, and
+  `<!-- lessons -->` and `<!-- tutorials -->` a list of these.
 """
 
 import argparse
@@ -36,26 +37,25 @@ ELSEWHERE = (
     "examples/*/*.svg",
 )
 SOURCES = ("examples/lessons/[0-9]*.py", "examples/tutorials/*.py")
-#: The pages of the reference: the module whose `__all__` is on it, or the room of the names.
-REFERENCE = {
-    "collectives": ("ringcoll.lax", "ringcoll.collectives"),
-    "matmuls": ("ringcoll", "ringcoll.matmuls"),
-    "schedules": ("ringcoll", "ringcoll.schedules"),
-    "algorithms": ("ringcoll.algorithms", "ringcoll.algorithms"),
-    "choice": ("ringcoll", "ringcoll.collectives.choice", "ringcoll.collectives.table"),
-    "tensor_parallel": ("ringcoll.layers.tensor_parallel",),
-    "fsdp": ("ringcoll.layers.fsdp",),
-    "context_parallel": ("ringcoll.layers.context_parallel",),
-    "expert_parallel": ("ringcoll.layers.expert_parallel",),
-    "layers": ("ringcoll.layers",),
-    "cost": ("ringcoll.cost",),
-    "pricing": ("ringcoll.pricing",),
-    "precision": ("ringcoll.precision",),
-    "overlap": ("ringcoll.overlap",),
-    "draw": ("ringcoll.draw",),
-    "debug": ("ringcoll.debug",),
-    "learn": ("ringcoll.learn",),
+_CHOICE = ("ringcoll.collectives.choice", "ringcoll.collectives.table")
+#: The pages of the reference: the module that is described first, the one whose public names
+#: follow, and the places that they must be defined in, if it has others too.
+REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "collectives": ("ringcoll.lax", "ringcoll.lax", ()),
+    "matmuls": ("ringcoll.matmuls.functions", "ringcoll", ("ringcoll.matmuls",)),
+    "schedules": ("ringcoll.schedules.schedule", "ringcoll", ("ringcoll.schedules",)),
+    "algorithms": ("ringcoll.algorithms", "ringcoll.algorithms", ("ringcoll.algorithms",)),
+    "choice": ("ringcoll.collectives.table", "ringcoll", _CHOICE),
+    **{
+        f"layers.{name}": (f"ringcoll.layers.{name}", f"ringcoll.layers.{name}", ())
+        for name in ("tensor_parallel", "fsdp", "context_parallel", "expert_parallel")
+    },
+    **{
+        name: (f"ringcoll.{name}", f"ringcoll.{name}", ())
+        for name in ("layers", "cost", "pricing", "precision", "overlap", "draw", "debug", "learn")
+    },
 }
+_INDEX = re.compile(r"<!-- (lessons|tutorials) -->")
 _DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->")
 
 
@@ -118,7 +118,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite the links of pages in `docs`, and draw."""
     if not page.file.generated_by:
         markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.repo_url or "")
+    markdown = _INDEX.sub(lambda found: index(found[1]), markdown)
     return _DRAW.sub(lambda found: picture(found[1], found[2], int(found[3])), markdown)
+
+
+def index(folder: str) -> str:
+    """A list of lessons or tutorials, in the words of the docstring of their folder."""
+    words = (ROOT / "examples" / folder / "__init__.py").read_text(encoding="utf-8")
+    lines = []
+    for path in _paths((f"examples/{folder}/*.py",)):
+        name = Path(path).stem
+        title = notebooks.read(ROOT / path).cells[0].source.partition("\n")[0].removeprefix("# ")
+        (said,) = re.findall(rf"{name}`? +(?:\| )?(.*?)(?: \|)?$", words, re.MULTILINE)
+        lines.append(f"- [{title}]({in_site(path)}): {said}")
+    return "\n".join(lines)
 
 
 def picture(collective: str, algorithm: str, n: int) -> str:
@@ -127,21 +140,20 @@ def picture(collective: str, algorithm: str, n: int) -> str:
     return notebooks.image(draw.as_svg(plan), plan.title)
 
 
-def reference(page: str, module: str, *rooms: str) -> str:
-    """A page of the reference: the docstring of its first room, then each public name."""
+def reference(page: str, described: str, module: str, places: tuple[str, ...]) -> str:
+    """A page of the reference: the docstring of a module, then each public name."""
     listed = import_module(module)
-    names = [*getattr(listed, "__all__", sorted(vars(listed)))]
-    if rooms:
-        names = [name for name in names if _is_of(getattr(listed, name), rooms)]
-    names = [name for name in names if not inspect.ismodule(getattr(listed, name))]
-    return "\n\n".join(
-        [
-            f"# {page}",
-            f"::: {module if not rooms else rooms[0]}\n    options:\n      members: []\n"
-            "      show_root_heading: false\n      show_root_toc_entry: false",
-            *(f"::: {module}.{name}" for name in names),
-        ]
-    )
+    names = getattr(listed, "__all__", sorted(vars(listed)))
+    things = {name: getattr(listed, name) for name in names if not name.startswith("_")}
+    parts = [f"# {page}", f"::: {described}\n    options:\n      {_ALONE}"]
+    for name, thing in things.items():
+        if not inspect.ismodule(thing) and (not places or _is_of(thing, places)):
+            parts.append(f"::: {module}.{name}")
+    return "\n\n".join(parts)
+
+
+#: Of a module: its docstring, without a heading.
+_ALONE = "members: []\n      show_root_heading: false\n      show_root_toc_entry: false"
 
 
 def _is_of(thing: Any, rooms: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
+from jupyter_client import AsyncKernelManager
 from links import ROOT
 from nbclient import NotebookClient
 from nbformat import NotebookNode, v4
@@ -84,7 +85,8 @@ def execute(notebook: NotebookNode, folder: str) -> None:
     """
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": folder}
     where = {"metadata": {"path": folder}}
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where)
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # of this user alone
+    client = NotebookClient(notebook, km=kernel, timeout=300, resources=where)
     client.execute(env=env)
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
