@@ -129,7 +129,8 @@ def index(folder: str) -> str:
     for path in _paths((f"examples/{folder}/*.py",)):
         name = Path(path).stem
         title = notebooks.read(ROOT / path).cells[0].source.partition("\n")[0].removeprefix("# ")
-        (said,) = re.findall(rf"{name}`? +(?:\| )?(.*?)(?: \|)?$", words, re.MULTILINE)
+        row = rf"^(?:\| `|.*examples\.tutorials\.){name}`? +(?:\| )?(.*?)(?: \|)?$"
+        (said,) = re.findall(row, words, re.MULTILINE)
         lines.append(f"- [{title}]({in_site(path)}): {said}")
     return "\n".join(lines)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-from jupyter_client import AsyncKernelManager
 from links import ROOT
 from nbclient import NotebookClient
 from nbformat import NotebookNode, v4
@@ -85,8 +84,11 @@ def execute(notebook: NotebookNode, folder: str) -> None:
     """
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": folder}
     where = {"metadata": {"path": folder}}
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # of this user alone
-    client = NotebookClient(notebook, km=kernel, timeout=300, resources=where)
+    times = {"timeout": 600, "startup_timeout": 300}  # CI is slow at times
+    quiet = ["--IPKernelApp.log_level=ERROR"]
+    client = NotebookClient(
+        notebook, kernel_name="python3", extra_arguments=quiet, resources=where, **times
+    )
     client.execute(env=env)
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -148,7 +150,7 @@ def _shown(data: dict[str, Any]) -> str:
     if svg := data.get("image/svg+xml"):
         return image(svg, "what the cell above returns")
     if html := data.get("text/html"):
-        return "".join(line.strip() for line in html.splitlines())  # one block of Markdown
+        return f"<div>\n{html}\n</div>"  # a block, in which Markdown changes nothing
     return _printed(data.get("text/plain", ""))
 
 

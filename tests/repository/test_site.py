@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.exhaustive,
 ]
 
-PAGES = ("index", "choose", "how", "learn", "lessons/01_ring_by_hand", "tutorials/matmuls")
+PAGES = ("index", "choose", "how", "learn", "lessons/06_reading_the_schedule", "tutorials/matmuls")
 PAGES += ("reference/matmuls", "reference/commands", "evidence/measured", "contributing")
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
 
