@@ -67,7 +67,8 @@ def _described(x: jax.Array) -> str:
     numbers = np.array2string(shard.reshape(-1)[:6], precision=3, max_line_width=200)
     more = " ..." if shard.size > 6 else ""
     spec = getattr(x.sharding, "spec", "no spec")
-    return f"{[*x.shape]} by {spec}, {[*shard.shape]} on each device; the first has {numbers}{more}"
+    cut = f"{[*x.shape]} by {spec}, {[*shard.shape]} on each device"
+    return f"{cut}; the first has {numbers}{more}"
 
 
 def _shards(x: Any) -> Sequence[tuple[np.ndarray, Any]]:

@@ -33,8 +33,8 @@ def start(devices: int = 8) -> None:
 def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:
     """A mesh of the first devices: `make_mesh(x=2, y=4)`.
 
-    >>> learn.make_mesh(x=2, y=2).shape
-    OrderedDict({'x': 2, 'y': 2})
+    >>> learn.make_mesh(x=2, y=2).axis_names
+    ('x', 'y')
     """
     kind = AxisType.Explicit if explicit else AxisType.Auto
     devices = jax.devices()[: prod(sizes.values())]
