@@ -4,8 +4,12 @@ import ast
 import re
 import sys
 
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from support import HERE, python
+
+from ringcoll import learn
 
 pytest.importorskip("jupytext", reason="pip install 'ringcoll[docs]'")
 pytest.importorskip("nbclient", reason="pip install 'ringcoll[docs]'")
@@ -74,3 +78,11 @@ def test_what_to_restart_is_said():
     assert (
         "start: JAX has started with 2 cpu device(s), and 8 are needed; restart it" in done.stderr
     )
+
+
+def test_ways_are_compared_on_every_device():
+    mesh = learn.make_mesh(x=4)
+    right = np.arange(8.0, dtype=np.float32)
+    wrong = learn.place(mesh, right + (right == 7), P("x"))
+    with pytest.raises(AssertionError, match=r"sums: ours is 1\.0e\+00 off numpy"):
+        learn.agree("sums", numpy=right, ours=wrong)
