@@ -182,7 +182,8 @@ def scattered(x: Array, w: Array) -> Array:
     return ringcoll.matmul_reduce_scatter(x, w, "model", algorithm="ring")
 
 
-specs = P("data", "model"), P("model", None)
-mapped = jax.shard_map(scattered, mesh=mesh, in_specs=specs, out_specs=rows_of_both)
+mesh, specs = make_mesh(data=2, model=4), (P("data", "model"), P("model", None))
+out = P(("data", "model"))
+mapped = jax.shard_map(scattered, mesh=mesh, in_specs=specs, out_specs=out)
 cut = [place(mesh, value, spec) for value, spec in zip((x, w), specs, strict=True)]
 agree("the product, by scattered sums", one_device=x @ w, ringcoll=jax.jit(mapped)(*cut))

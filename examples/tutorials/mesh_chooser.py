@@ -232,6 +232,7 @@ def least_bytes(devices: int) -> float:
 
 
 fits = {devices: least_bytes(devices) <= CAPACITY["v5e"] for devices in (8, 16, 32, 64)}
+print("whether it fits on so many chips:", fits)
 assert [*fits.values()] == sorted(fits.values())
 assert fits[64]
 
@@ -255,8 +256,5 @@ def exposed_share(batch: int) -> float:
 
 
 shares = exposed_share(64), exposed_share(128)
+print(f"exposed: {shares[0]:.1%}, with twice the batch {shares[1]:.1%}")
 assert shares[1] < shares[0]  # the gradients of all weights are summed once a step
-
-# %% tags=["active-ipynb"]
-# print(fits)
-# print(f"exposed: {shares[0]:.1%}, with twice the batch {shares[1]:.1%}")
