@@ -52,7 +52,17 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     },
     **{
         name: (f"ringcoll.{name}", f"ringcoll.{name}", ())
-        for name in ("layers", "cost", "pricing", "precision", "overlap", "draw", "debug", "learn")
+        for name in (
+            "layers",
+            "cost",
+            "pricing",
+            "precision",
+            "overlap",
+            "draw",
+            "formats",
+            "debug",
+            "learn",
+        )
     },
 }
 _INDEX = re.compile(r"<!-- (lessons|tutorials) -->")
