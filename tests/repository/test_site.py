@@ -5,25 +5,21 @@ its notebooks are not executed.
 """
 
 import os
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from browsing import DESK, PHONE, needs_a_browser
 from support import HERE, python
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-MISSING = [] if find_spec("playwright") else ["playwright: pip install 'ringcoll[browser]'"]
-MISSING += [] if find_spec("material") else ["mkdocs-material: pip install 'ringcoll[docs]'"]
-MISSING += [] if CHROMIUM else ["chromium: Debian's package of that name"]
 pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"no {'; no '.join(MISSING)}"),
+    needs_a_browser,
+    pytest.mark.skipif(find_spec("material") is None, reason="pip install 'ringcoll[docs]'"),
     pytest.mark.exhaustive,
 ]
 
 PAGES = ("index", "choose", "how", "learn", "lessons/06_reading_the_schedule", "tutorials/matmuls")
 PAGES += ("reference/matmuls", "reference/commands", "evidence/measured", "contributing")
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
 
 
 @pytest.fixture(scope="module")
@@ -41,54 +37,24 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
 @pytest.fixture
-def opened(browser, site):
-    """Opens pages, of which none may ask for anything outside the folder, nor complain."""
-    context, wrong = browser.new_context(), []
-
-    def guard(route):
-        if route.request.url.startswith((site.as_uri(), "data:", "blob:")):
-            route.continue_()
-        else:
-            wrong.append(route.request.url)
-            route.abort()
-
-    context.route("**/*", guard)
-    page = context.new_page()
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-
-    def open_page(name):
-        page.goto((site / f"{name}.html").as_uri())
-        return page
-
-    yield open_page
-    context.close()
-    assert wrong == []
+def opened(visit, site):
+    """Opens pages, of which none may ask for anything outside the folder."""
+    return lambda name: visit(site / f"{name}.html", root=site)
 
 
 def test_no_page_is_wider_than_its_screen(opened):
     for name in PAGES:
         page = opened(name)
-        for size in (PHONE, DESK):
-            page.set_viewport_size(size)
-            assert page.evaluate("document.documentElement.scrollWidth") == size["width"], name
+        for width, height in (PHONE, DESK):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate("document.documentElement.scrollWidth") == width, name
         assert page.locator("h1").count() == 1, name
 
 
 def test_search_finds_a_page_without_a_server(opened):
     page = opened("index")
-    page.set_viewport_size(DESK)
+    page.set_viewport_size(dict(zip(("width", "height"), DESK, strict=True)))
     page.locator("input.md-search__input").click()
     page.locator("input.md-search__input").press_sequentially("zigzag")
     page.wait_for_selector("a.md-search-result__link")
