@@ -113,7 +113,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in _paths(ELSEWHERE):
         if path.endswith(".md"):
             text = (ROOT / path).read_text(encoding="utf-8")
-            add(in_site(path), rewritten(text, path, config.repo_url or ""))
+            add(in_site(path), rewritten(text, path, config.extra["repository"]))
         else:
             add(in_site(path), (ROOT / path).read_bytes())
     for page, where in REFERENCE.items():
@@ -127,7 +127,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite the links of pages in `docs`, and draw."""
     if not page.file.generated_by:
-        markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.repo_url or "")
+        markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.extra["repository"])
     markdown = _INDEX.sub(lambda found: index(found[1]), markdown)
     return _DRAW.sub(lambda found: picture(found[1], found[2], int(found[3])), markdown)
 
@@ -186,7 +186,7 @@ def all_commands() -> str:
 
 def made_of_sources(config: MkDocsConfig) -> dict[str, str]:
     """Pages and notebooks of lessons and tutorials, executed two at a time."""
-    repository = config.repo_url or ""
+    repository = config.extra["repository"]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         made = partial(_made, repository, folder, config.extra["execute"])
         return {name: text for files in pool.map(made, _paths(SOURCES)) for name, text in files}
