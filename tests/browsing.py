@@ -24,7 +24,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Opens files, of which none may ask for anything but itself or what is in `root`, or complain."""
+    """Opens files; none may ask for anything but itself or what is in `root`, or complain."""
     contexts, wrong = [], []
 
     def open_page(file, hash="", root=None, **options):
