@@ -8,7 +8,7 @@ four devices.
 >>> import jax.numpy as jnp
 >>> from jax.sharding import AxisType, PartitionSpec as P
 >>> import ringcoll
->>> from ringcoll import algorithms, cost, draw, formats, layers, overlap, precision, pricing
+>>> from ringcoll import algorithms, cost, draw, formats, layers, learn, overlap, precision, pricing
 >>> from ringcoll.layers import fsdp, tensor_parallel as tp
 >>> mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
 >>> def ranks(f, in_specs=P("x"), out_specs=P("x")):
@@ -84,9 +84,10 @@ if TYPE_CHECKING:
     from ringcoll import debug as debug
     from ringcoll import draw as draw
     from ringcoll import formats as formats
+    from ringcoll import learn as learn
     from ringcoll import overlap as overlap
 else:
-    _LAZY = ("debug", "draw", "formats", "overlap")  # imported when they are asked for
+    _LAZY = ("debug", "draw", "formats", "learn", "overlap")  # imported when they are asked for
 
     def __getattr__(name: str) -> Any:
         if name in _LAZY:

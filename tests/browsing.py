@@ -24,16 +24,16 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Opens files, of which none may have asked for anything but itself, nor complained."""
+    """Opens files; none may ask for anything but itself or what is in `root`, or complain."""
     contexts, wrong = [], []
 
-    def open_page(file, hash="", **options):
+    def open_page(file, hash="", root=None, **options):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
 
         def guard(route):
-            if route.request.url.startswith(file.as_uri()):
+            if route.request.url.startswith(((root or file).as_uri(), "blob:")):
                 route.continue_()
             else:
                 wrong.append(route.request.url)

@@ -1,8 +1,8 @@
 """The topics of introductions to sharded JAX, with built-in collectives and with ringcoll.
 
-Run each by its name, on eight virtual CPU devices. It prints its results. It raises if the two ways
-differ by more than rounding, or differ at all where nothing is rounded. The extra `bench` has the
-other packages that they need.
+Each is a script, a notebook and a page of the site, on eight virtual CPU devices. It prints its
+results. It raises if the two ways differ by more than rounding, or differ at all where nothing is
+rounded. It ends with two exercises; as a script it runs their solutions.
 
     python -m examples.tutorials.arrays         arrays on a mesh: which device holds what
     python -m examples.tutorials.collectives    each collective, and its uses

@@ -8,6 +8,7 @@ from os import PathLike
 from ringcoll.io.text import aligned
 from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip, Gpu
+from ringcoll.overlap.inline import as_html
 from ringcoll.overlap.page import Drawn, as_page
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.trace import as_trace
@@ -120,6 +121,10 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the timeline above the text."""
+        return as_html(str(self), self.advice, self.segments, self.total)
 
     def to_dict(self) -> dict:
         """All figures as plain data, without the segments."""
