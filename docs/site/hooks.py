@@ -4,7 +4,8 @@
 - Lessons and tutorials become pages, with what they print, and notebooks (`notebooks.py`).
 - The reference has a section for each public name, and one for each command.
 - `<!-- draw COLLECTIVE ALGORITHM N -->` on a page becomes a picture by `ringcoll.draw`, and
-  `<!-- lessons -->` and `<!-- tutorials -->` a list of these.
+  `<!-- lessons -->` and `<!-- tutorials -->` a list of these; `<!-- explore -->` becomes a button
+  that opens the page to play with, which is made here too.
 """
 
 import argparse
@@ -65,6 +66,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         )
     },
 }
+_EXPLORER = "explore.html"
 _INDEX = re.compile(r"<!-- (lessons|tutorials) -->")
 _DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->")
 
@@ -119,6 +121,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, where in REFERENCE.items():
         add(f"reference/{page}.md", reference(page, *where))
     add("reference/commands.md", all_commands())
+    add(_EXPLORER, draw.as_explorer())
     for name, content in made_of_sources(config).items():
         add(name, content)
     return files
@@ -128,6 +131,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite the links of pages in `docs`, and draw."""
     if not page.file.generated_by:
         markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.extra["repository"])
+    markdown = markdown.replace(
+        "<!-- explore -->", f"[Play with them]({_EXPLORER}){{ .md-button }}"
+    )
     markdown = _INDEX.sub(lambda found: index(found[1]), markdown)
     return _DRAW.sub(lambda found: picture(found[1], found[2], int(found[3])), markdown)
 

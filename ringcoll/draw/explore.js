@@ -176,7 +176,7 @@
   }
 
   fill("collective", data.collectives.map(([name, title]) => [name, title]), asked.get("collective"));
-  fill("ranks", data.shapes.map((name) => [name, name.replaceAll("x", " × ")]), asked.get("ranks"));
+  fill("ranks", data.shapes.map((name) => [name, name.replaceAll("x", " × ")]), asked.get("ranks") ?? "8");
   fill("machine", data.machines.map(([name, what]) => [name, `${name}: ${what}`]), asked.get("machine") ?? "v5e");
   find("bytes").max = data.sizes.length - 1;
   const wanted = data.sizes.findIndex(([, said]) => said === (asked.get("bytes") ?? "64M"));

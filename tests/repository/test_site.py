@@ -101,3 +101,9 @@ def test_pictures_are_drawn(opened):
     sizes = page.evaluate("[...document.querySelectorAll('article img')].map(i => i.naturalWidth)")
     assert len(sizes) == 7
     assert all(sizes)
+
+
+def test_the_page_to_play_with_is_a_click_away(opened):
+    page = opened("learn")
+    page.get_by_role("link", name="Play with them").click()
+    page.wait_for_function("document.body.dataset.shown === 'psum|ring|8'")
