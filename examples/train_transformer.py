@@ -93,7 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes.start(args)
     mesh = training.make_mesh(args.data, args.fsdp, args.context, args.model)
     sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
-    how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire")}
+    how = {
+        name: getattr(args, name)
+        for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire")
+    }
     config = Config(text.VOCABULARY, **sizes, **how)
     optimizer = training.adamw(args.learning_rate, args.steps)
     trainer = training.Trainer(config, mesh, optimizer, args.seed)
