@@ -409,8 +409,8 @@ def turns_pay(
     as long. Twice as many matmuls then read the factors that are not cut, so the products must
     also take longer than that reading.
     """
-    if device_kind not in KINDS or not _are_known(*factors):
-        return False
+    if device_kind not in KINDS or not _are_known(*factors) or scatter.wire:
+        return False  # by turns nothing is encoded
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = _summed(scatter, pairs, ranks)

@@ -257,12 +257,12 @@ def multiply_and_scatter(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
         if scatter.wire:
-            ranks, widen = (
-                Ranks.over(options.axes, None),
-                partial(lax.convert_element_type, new_dtype=wide),
-            )
             scatter_sum = partial(
-                as_bytes.scattered, dim=dim, ranks=ranks, wire=scatter.wire, widen=widen
+                as_bytes.scattered,
+                dim=dim,
+                ranks=Ranks.over(options.axes, None),
+                wire=scatter.wire,
+                widen=partial(lax.convert_element_type, new_dtype=wide),
             )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
             whole = _summed(options, scatter, factors)
@@ -290,11 +290,7 @@ def _multiply_and_scatter_by_rounds(
     size, order = sizes[0] // schedule.size, order_of_work()
     blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
     whole, kind = blocks.whole(), device_kind()
-    pays = (
-        order.takes_turns
-        and not scatter.wire
-        and auto.turns_pay(scatter, factors, whole, schedule.size, kind)
-    )
+    pays = order.takes_turns and auto.turns_pay(scatter, factors, whole, schedule.size, kind)
     if pays and turns.are_possible(schedule):
         halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)

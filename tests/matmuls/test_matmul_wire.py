@@ -157,7 +157,7 @@ def test_what_is_refused():
 
 
 def test_the_price_knows_the_bytes():
-    """On v6e the wire of this gather is longer than its products, and half as many bytes are not."""
+    """On v6e the wire of this gather is longer than its products; half as many bytes are not."""
     x = jax.ShapeDtypeStruct((1024, 8192), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((8192, 3584), jnp.bfloat16)
     product = Product("kf", "mf", np.dtype(jnp.bfloat16))
