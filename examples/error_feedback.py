@@ -4,7 +4,7 @@ The pair of functions has the form of optax's gradient transformations. It needs
 stand in `optax.chain`, or be called by hand. Its state is the residual: one float32 for each
 parameter, sharded as the parameter, so 4 bytes an element on each rank that keeps it.
 
-It stands before the optimizer, and after the gradients are summed: the transformation encodes what
+It stands before the optimizer, after the gradients are summed: the transformation encodes what
 it passes on, by the codes of the wire, and keeps the difference. A step then sees values of the
 wire's few codes, and over many steps their mean is that of the exact gradients.
 

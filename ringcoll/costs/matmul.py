@@ -146,7 +146,8 @@ def hidden_seconds(
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits)
         seconds = sum(piece.seconds for piece in pieces)
         slicing = sliced * came.shards / ranks * model.memory
-        coding = (ratio != 1) * came.load * shard_bytes * (1 + ratio) * model.memory
+        # Codes are read from the main memory, and what they are decoded to stays beside the core.
+        coding = (ratio != 1) * ratio * came.shards * shard_bytes * model.far
         total += slicing + seconds + adding + coding * (1 if joining else 2)
         if going:
             sent = ratio * shard_bytes * going.load

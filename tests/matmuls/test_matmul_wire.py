@@ -157,7 +157,7 @@ def test_what_is_refused():
 
 
 def test_the_price_knows_the_bytes():
-    """On v6e the wire of this gather is longer than its products; half as many bytes are not."""
+    """On v6e the wire of this gather is longer than its products in bfloat16."""
     x = jax.ShapeDtypeStruct((1024, 8192), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((8192, 3584), jnp.bfloat16)
     product = Product("kf", "mf", np.dtype(jnp.bfloat16))
@@ -166,8 +166,8 @@ def test_the_price_knows_the_bytes():
         auto.gather_seconds(Gather("m", "mk", (product,), wire), x, [w], (8,), model)
         for wire in (None, Wire("int8"))
     )
-    assert narrow["bidirectional_ring"] < 0.95 * plain["bidirectional_ring"]
-    assert narrow["lax"] < plain["lax"]
+    assert min(narrow.values()) < 0.99 * min(plain.values())
+    assert narrow["lax"] < 0.9 * plain["lax"]
     terms = (("mk", "kf"),)
     scatter = Scatter("m", "mf", terms, product.dtype, None, Wire("int8"))
     assert auto.to_scatter(scatter, [(x, w)], (8,), model) == "lax"  # each contribution once
@@ -195,9 +195,12 @@ def test_only_bytes_travel(algorithm):
     assert {dtype for *_, dtype in narrow} == {"ui8"}
 
     def count(found):
-        return sum(np.prod([int(d) for d in shape[:-1].split("x")]) for _, shape, _ in found)
+        """The elements of whole vectors; a reduce-scatter results in a part of four."""
+        sizes = [np.prod([int(d) for d in shape[:-1].split("x")]) for _, shape, _ in found]
+        times = [4 if name == "reduce_scatter" else 1 for name, *_ in found]
+        return np.dot(sizes, times)
 
-    assert count(narrow) <= 0.53 * 2 * count(wide)
+    assert 0.5 * 2 * count(wide) < count(narrow) <= 0.53 * 2 * count(wide)
 
 
 def collectives(text, kinds):
