@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ringcoll.costs.wire import Wire
+from ringcoll.costs.wire import Wire as Wire
 from ringcoll.runtime.value_types import sharded_dims
 
 #: As a caller gives it: a `Wire`, or the dtype of its codes.

@@ -15,8 +15,7 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike, settled_to_nearest
-from ringcoll.costs.wire import Wire
+from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
 from ringcoll.layers.replicas import copied, narrowed

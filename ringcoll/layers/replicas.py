@@ -14,8 +14,7 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike, settled_to_nearest
-from ringcoll.costs.wire import Wire
+from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.runtime.value_types import is_checked, varying
 
 
