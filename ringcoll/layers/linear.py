@@ -195,7 +195,7 @@ def columns(
         )
     else:  # nothing is gathered, so options of the gather do not apply
         rank_count(axis_name)  # raises NameError if an axis is not bound
-        how = {"algorithm": options.algorithm, "gradient_wire": options.gradient_wire}
+        how: Any = {"algorithm": options.algorithm, "gradient_wire": options.gradient_wire}
         x = copied(x, axis_name, **how)
         dtype = options.preferred_element_type
         product = partial(jnp.matmul, precision=options.precision, preferred_element_type=dtype)

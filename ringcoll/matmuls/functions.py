@@ -327,7 +327,7 @@ def matmul_all_reduce(
     )
     if not fused:
         whole = call.ask(product, x, w)
-        how = {"algorithm": algorithm, "accumulate_dtype": accumulate_dtype, "wire": wire}
+        how: Any = {"algorithm": algorithm, "accumulate_dtype": accumulate_dtype, "wire": wire}
         return psum(whole, axis_name, **how)
     n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
