@@ -303,11 +303,8 @@ class _Sums:
         self.partial.update(zip(chain(*steps[-1].sent), chain(*moving), strict=True))
 
     def _apart(self, mine: Any) -> Any:
-        """Keep a product from being fused with its addition, which waits for a message.
-
-        Another product would hide that message; but if messages are encoded, so are all others.
-        """
-        return self.order.tied(mine) if len(mine) == 1 or self.wire else mine
+        """Keep a lone product from being fused with its addition, which waits for a message."""
+        return self.order.tied(mine) if len(mine) == 1 else mine
 
 
 def tour(
