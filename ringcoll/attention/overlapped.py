@@ -175,6 +175,11 @@ class Work:
         both = lax.dynamic_slice_in_dim(kv, j, self.plan.tile, 1)
         return both[..., : self.sizes[0]], both[..., self.sizes[0] :]
 
+    def unpacked(self, shard: Shard) -> Shard:
+        """A shard that has arrived, as rows."""
+        length = self.plan.positions.shape[1]
+        return shard._replace(value=shard.value.reshape(-1, length, sum(self.sizes)))
+
     def attended(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
         """The softmax with a shard added to it; `start` is the first row of the lane."""
         tile = self.plan.tile
@@ -243,6 +248,15 @@ class Work:
 
         zeros = like(jnp.zeros(shard.value.shape, exact), dq)
         return self.by_rows(of_rows, (dq, zeros))
+
+
+def packed(kv: Array) -> Array:
+    """Rows of keys and values as they travel: `[rows, s, d + dv] -> [rows s, d + dv]`.
+
+    A compiler then puts the row first in memory, once, before the first hop. Of three dimensions it
+    keeps the order that the caller's arrays have, where a tile of a row is not in one place.
+    """
+    return kv.reshape(-1, kv.shape[-1])
 
 
 def wide(dtype: Any) -> Any:
@@ -319,12 +333,12 @@ def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[A
 
     def visit(state: list[Softmax], shards: Sequence[Shard]) -> list[Softmax]:
         state = list(state)
-        for shard in shards:
+        for shard in map(work.unpacked, shards):
             lane = shard.lane
             state[lane] = work.attended(queries[lane], state[lane], shard, rows[lane][0])
         return state
 
-    own = [kv[start : start + count] for start, count in rows]
+    own = [packed(kv[start : start + count]) for start, count in rows]
     with named("attention", options.algorithm, "all_gather"):
         if options.algorithm == LAX:
             for shard in _gathered(work, kv):
@@ -340,7 +354,7 @@ def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[A
 
 def _gathered(work: Work, kv: Array) -> Iterator[Shard]:
     """The shards of all ranks, own first, after the built-in gather."""
-    whole = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
+    whole = built_in.all_gather(packed(kv), work.options.axes, axis=0, tiled=False)
     for offset in (0, *sorted(work.plan.needed())):
         origin = work.ranks.origin(offset)
         yield Shard(lax.dynamic_index_in_dim(whole, origin, 0, False), origin, 0, (offset,))
@@ -397,27 +411,28 @@ def _attend_backward(options, residuals, ct):
 
     def visit(dq: list[Array], shards: Sequence[Shard]) -> tuple[list[Array], list[Array]]:
         dq, made = list(dq), []
-        for shard in shards:
+        for shard in map(work.unpacked, shards):
             lane = shard.lane
             dq[lane], dkv = work.differentiated(of_lanes[lane], dq[lane], shard, rows[lane][0])
-            made.append(dkv)
+            made.append(packed(dkv))
         return dq, made
 
     with named("attention_gradient", options.algorithm, "all_gather"):
         if options.algorithm == LAX:
-            sums = like(jnp.zeros((work.ranks.size, *kv_rows.shape), exact), dq[0])
+            sums = jnp.zeros((work.ranks.size, *packed(kv_rows).shape), exact)
+            sums = like(sums, dq[0])
             for shard in _gathered(work, kv_rows):
                 dq, (dkv,) = visit(dq, [shard])
                 sums = lax.dynamic_update_index_in_dim(sums, dkv, shard.origin, 0)
             dkvs = [built_in.psum_scatter(sums, options.axes, scatter_dimension=0, tiled=False)]
         else:
             needed = None if options.mask.window is None else work.plan.needed()
-            own = [kv_rows[start : start + count] for start, count in rows]
+            own = [packed(kv_rows[start : start + count]) for start, count in rows]
             path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
             dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order_of_work())
     dq_whole = back(concatenated(dq, 0)).astype(q.dtype)
-    dkv_whole = concatenated(dkvs, 0)[:, :length].reshape(kv.shape).astype(kv.dtype)
-    return dq_whole, dkv_whole, None
+    dkv_whole = concatenated(dkvs, 0).reshape(kv_rows.shape)[:, :length]
+    return dq_whole, dkv_whole.reshape(kv.shape).astype(kv.dtype), None
 
 
 attend.defvjp(_attend_forward, _attend_backward)

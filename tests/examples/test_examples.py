@@ -54,7 +54,9 @@ def test_training_over_parts_of_the_sequence_is_that_of_one_device(tmp_path):
 @pytest.mark.exhaustive
 def test_training_with_experts_is_that_of_one_device(tmp_path):
     """The gradients are compared too, so the load-balancing loss is."""
-    train(tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 2 --experts 2 --algorithm ring")
+    train(
+        tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 2 --experts 2 --algorithm ring"
+    )
 
 
 @pytest.mark.parametrize(
