@@ -253,8 +253,9 @@ class Work:
 def packed(kv: Array) -> Array:
     """Rows of keys and values as they travel: `[rows, s, d + dv] -> [rows s, d + dv]`.
 
-    A compiler then puts the row first in memory, once, before the first hop. Of three dimensions it
-    keeps the order that the caller's arrays have, where a tile of a row is not in one place.
+    A TPU compiler then puts the row first in memory, once, before the first hop. Of three
+    dimensions it keeps the order that the caller's arrays have, where a tile of a row is not in one
+    place. (Backward, either order is slower on some TPU, so there it is left to the compiler.)
     """
     return kv.reshape(-1, kv.shape[-1])
 
@@ -333,19 +334,21 @@ def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[A
 
     def visit(state: list[Softmax], shards: Sequence[Shard]) -> list[Softmax]:
         state = list(state)
-        for shard in map(work.unpacked, shards):
+        for shard in shards:
             lane = shard.lane
             state[lane] = work.attended(queries[lane], state[lane], shard, rows[lane][0])
         return state
 
-    own = [packed(kv[start : start + count]) for start, count in rows]
+    def unpacked(state: list[Softmax], shards: Sequence[Shard]) -> list[Softmax]:
+        return visit(state, [work.unpacked(shard) for shard in shards])
+
     with named("attention", options.algorithm, "all_gather"):
         if options.algorithm == LAX:
             for shard in _gathered(work, kv):
                 state = visit(state, [shard])
         else:
-            order = order_of_work()
-            state = engine.gather(work.schedule, work.ranks, own, visit, state, order=order)
+            own, order = [packed(kv[a : a + count]) for a, count in rows], order_of_work()
+            state = engine.gather(work.schedule, work.ranks, own, unpacked, state, order=order)
     total = [jnp.where(s.total > 0, s.total, 1) for s in state]
     outs = [s.values / t[..., None] for s, t in zip(state, total, strict=True)]
     lses = [s.greatest + jnp.log(t) for s, t in zip(state, total, strict=True)]
@@ -354,7 +357,7 @@ def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[A
 
 def _gathered(work: Work, kv: Array) -> Iterator[Shard]:
     """The shards of all ranks, own first, after the built-in gather."""
-    whole = built_in.all_gather(packed(kv), work.options.axes, axis=0, tiled=False)
+    whole = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
     for offset in (0, *sorted(work.plan.needed())):
         origin = work.ranks.origin(offset)
         yield Shard(lax.dynamic_index_in_dim(whole, origin, 0, False), origin, 0, (offset,))
@@ -411,28 +414,27 @@ def _attend_backward(options, residuals, ct):
 
     def visit(dq: list[Array], shards: Sequence[Shard]) -> tuple[list[Array], list[Array]]:
         dq, made = list(dq), []
-        for shard in map(work.unpacked, shards):
+        for shard in shards:
             lane = shard.lane
             dq[lane], dkv = work.differentiated(of_lanes[lane], dq[lane], shard, rows[lane][0])
-            made.append(packed(dkv))
+            made.append(dkv)
         return dq, made
 
     with named("attention_gradient", options.algorithm, "all_gather"):
         if options.algorithm == LAX:
-            sums = jnp.zeros((work.ranks.size, *packed(kv_rows).shape), exact)
-            sums = like(sums, dq[0])
+            sums = like(jnp.zeros((work.ranks.size, *kv_rows.shape), exact), dq[0])
             for shard in _gathered(work, kv_rows):
                 dq, (dkv,) = visit(dq, [shard])
                 sums = lax.dynamic_update_index_in_dim(sums, dkv, shard.origin, 0)
             dkvs = [built_in.psum_scatter(sums, options.axes, scatter_dimension=0, tiled=False)]
         else:
             needed = None if options.mask.window is None else work.plan.needed()
-            own = [packed(kv_rows[start : start + count]) for start, count in rows]
+            own = [kv_rows[start : start + count] for start, count in rows]
             path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
             dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order_of_work())
     dq_whole = back(concatenated(dq, 0)).astype(q.dtype)
-    dkv_whole = concatenated(dkvs, 0).reshape(kv_rows.shape)[:, :length]
-    return dq_whole, dkv_whole.reshape(kv.shape).astype(kv.dtype), None
+    dkv_whole = concatenated(dkvs, 0)[:, :length].reshape(kv.shape).astype(kv.dtype)
+    return dq_whole, dkv_whole, None
 
 
 attend.defvjp(_attend_forward, _attend_backward)

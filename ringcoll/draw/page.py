@@ -9,7 +9,7 @@ from string import Template
 from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import DEVICES
 from ringcoll.costs.model import seconds
-from ringcoll.draw.captions import Names, explained, parts
+from ringcoll.draw.captions import explained, running
 from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
@@ -85,12 +85,12 @@ def _legend(plan: Plan) -> str:
 def _rounds(plan: Plan) -> list[str]:
     """A list of rounds with buttons that show them."""
     made, named = [_entry(0, "", "", [])], ""
-    for number, phase, i in plan.numbered():
-        if phase.name != named:
-            named = phase.name
+    for number, now in plan.numbered():
+        name, rank, said = running(plan, now)
+        if name != named:
+            named = name
             made.append(f'<li class="phase">{escape(named)}</li>')
-        rank = Names(phase.schedule.shape).of(0)
-        made.append(_entry(number, named, rank, parts(plan, phase, i)))
+        made.append(_entry(number, named, rank, said))
     return made
 
 

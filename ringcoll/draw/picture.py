@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 from ringcoll.draw import layout, style
+from ringcoll.draw.captions import running
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
-from ringcoll.draw.steps import Frame, Message, Piece, RankSet, frames
+from ringcoll.draw.steps import Frame, Message, RankSet, frames
 from ringcoll.draw.style import Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
@@ -36,11 +38,20 @@ class Picture:
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
         self.machine = layout.machine(plan.shape, box, self._gap())
+        self.posts = [self._together(frame.messages) for frame in self.frames]
         self.routes = [
-            routes(self.machine, [(m.sender, m.receiver) for m in frame.messages])
-            for frame in self.frames
+            routes(self.machine, [(post[0].sender, post[0].receiver) for post in posts])
+            for posts in self.posts
         ]
         self.corner, self.extent = self._extent()
+
+    def _together(self, messages: Sequence[Message]) -> list[list[Message]]:
+        """The messages that share an arrow: in a tour, a shard and a sum that go the same way."""
+        posts: dict[Any, list[Message]] = {}
+        for i, message in enumerate(messages):
+            key = (message.sender, message.receiver) if self.plan.tour else i
+            posts.setdefault(key, []).append(message)
+        return list(posts.values())
 
     def _gap(self) -> float:
         """The space between boxes: enough for the largest message."""
@@ -80,10 +91,10 @@ class Picture:
 
     def heading(self, number: int) -> str:
         """The number of a frame and its phase, in words."""
-        phase = self.frames[number].phase
-        if phase is None or number == 0:
+        if number == 0:
             return "before the first round"
-        return f"round {number} of {len(self.frames) - 1} · {phase.name}"
+        now = dict(self.plan.numbered())[number]
+        return f"round {number} of {len(self.frames) - 1} · {running(self.plan, now)[0]}"
 
     def draw(self, into: Element, number: int, headed: bool = True) -> None:
         """One frame, its upper left corner at the origin."""
@@ -94,14 +105,14 @@ class Picture:
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         dense = len(frame.messages) > 6 * self.plan.size
-        for message, route in zip(frame.messages, self.routes[number], strict=True):
-            self._arrow(inner, message, route, dense)
+        for post, route in zip(self.posts[number], self.routes[number], strict=True):
+            self._arrow(inner, post[0], route, dense)
         before = self.frames[max(number - 1, 0)]
         for rank in range(self.plan.size):
             self._box(inner, rank, frame.held[rank], before.held[rank])
-        for message, route in zip(frame.messages, self.routes[number], strict=True):
+        for post, route in zip(self.posts[number], self.routes[number], strict=True):
             if not dense:
-                self._glyph(inner, message, route)
+                self._glyph(inner, post, route)
 
     def _box(
         self,
@@ -119,10 +130,17 @@ class Picture:
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
         for column, place in enumerate(self.cells):
             at = (x + self.inset + place[0] * self.cell[0], y + _HEAD + place[1] * self.cell[1])
-            now = [lane[column] for lane in held]
-            was = [lane[column] for lane in before]
+            now, was = (
+                [self._shown(lane[column], i) for i, lane in enumerate(lanes)]
+                for lanes in (held, before)
+            )
             is_new = any(now[i % len(now)] - w for i, w in enumerate(was))
             self._column(into, at, column, now, is_new)
+
+    def _shown(self, held: RankSet, lane: int) -> RankSet:
+        """The stripes of what is held in a lane: a shard of a tour has all, as it is complete."""
+        is_shard = self.plan.tour and lane < self.plan.tour.out.lanes
+        return frozenset(range(self.plan.size)) if held and is_shard else held
 
     def _column(
         self,
@@ -165,8 +183,8 @@ class Picture:
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
         shape(into, "polygon", points=points, fill=colour if dense else style.FAINT)
 
-    def _glyph(self, into: Element, message: Message, route: Route) -> None:
-        pieces: Sequence[Piece] = message.pieces
+    def _glyph(self, into: Element, post: Sequence[Message], route: Route) -> None:
+        pieces = [(piece, message.lane) for message in post for piece in message.pieces]
         count, at = len(pieces), route.middle
         width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
         columns = min(count, 2 if count <= 4 else 4)
@@ -182,10 +200,10 @@ class Picture:
         rect(into, around, style.PAPER, rx=3, stroke=style.FAINT, stroke_width=0.8)
         # A block has one stripe, because several would be too thin to show their colours.
         block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
-        for i, piece in enumerate(pieces):
+        for i, (piece, lane) in enumerate(pieces):
             column, row = i % columns, i // columns
             box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
-            held = [piece.contributors]
+            held = [self._shown(piece.contributors, lane)]
             style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 
