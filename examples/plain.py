@@ -78,6 +78,7 @@ def losses(
     batch: Array,
     key: Array,
     positions: Array,
+    *,
     cut: tuple[int, int] = (1, 1),
 ) -> tuple[Array, Array]:
     """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`.

@@ -146,10 +146,10 @@ def _by_schedule(
     if place.hosts > 1 and place.between:
         outer = MACHINES[place.between].model
         if place.hosts < place.ranks:
-            paid = price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
+            crossing = price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
             # A port for each rank: hosts of as many ports as ranks.
             ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
-            return seconds_on_hosts(paid, shard, model, ports)
+            return seconds_on_hosts(crossing, shard, model, ports)
         model = outer
     paid = price(name, algorithm, place.shape, place.network, place.closed, offsets=offsets)
     return seconds(paid, shard, model)

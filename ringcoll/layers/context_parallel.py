@@ -35,8 +35,9 @@ from jax.typing import ArrayLike
 
 from ringcoll.attention.auto import ULYSSES, Shape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
-from ringcoll.attention.overlapped import Kernel, Options, attend
+from ringcoll.attention.overlapped import attend
 from ringcoll.attention.tiles import Mask
+from ringcoll.attention.visits import Kernel, Options
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
@@ -92,7 +93,8 @@ def attention(
     Raises:
         TypeError: an argument is no array or of another dtype, or segment_ids are no integers.
         ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
-            such layout or algorithm; a zigzag needs an even s/n; a kernel cannot mask.
+            such layout or algorithm; a zigzag needs an even s/n; a kernel cannot mask, or returns
+            other shapes.
 
     Source: Liu et al., "Ring attention with blockwise transformers" (2023); Brandon et al.,
     "Striped attention" (2023); Jacobs et al., "DeepSpeed Ulysses" (2023).

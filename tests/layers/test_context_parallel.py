@@ -21,23 +21,14 @@ from support import SIZES, crossed, make_mesh, paired
 from test_matmul_gradients import gamma
 
 import ringcoll
-from ringcoll.attention import tiles
 from ringcoll.attention.auto import Shape, fastest, seconds
 from ringcoll.attention.tiles import Mask, plan
 from ringcoll.layers import context_parallel as cp
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 BATCH, GROUPS, HEADS, D, E = 2, 2, 4, 4, 3
 LENGTH = 6  # of a rank
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Tiles of at most four positions, so that a shard has several and one is filled up."""
-    for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):
-        monkeypatch.setattr(tiles, name, value)
-    plan.cache_clear()
-    yield
-    plan.cache_clear()
 
 
 def reference(q, k, v, causal, window=None, ids=None, scale=None):
@@ -355,6 +346,10 @@ REFUSED = {
     "kernel": (
         *((Q, K, K), {"window": 2, "kernel": kernel_of}),
         *(ValueError, "leave out window and segment_ids"),
+    ),
+    "a kernel's shapes": (
+        *((Q, K, K), {"kernel": lambda q, k, v, causal: (q, q[:, :, 0])}),
+        *(ValueError, "the kernel returned [2, 4, 2, 2], [2, 4, 2]; return (out, lse) of [2"),
     ),
     "axis": ((Q, K, K), {"axis_name": "y"}, NameError, "y"),
 }
