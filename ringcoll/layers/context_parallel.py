@@ -143,7 +143,7 @@ def attention(
         sizes,
         exchanged,
         float(scale if scale is not None else q.shape[-1] ** -0.5),
-        kernel,
+        kernel and _checked(call, kernel),
     )
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
@@ -310,6 +310,22 @@ def _check_kernel(call: Call, kernel: Any, mask: Mask, layout: str, ids: Any) ->
         words = "kernel: it computes whole blocks and causal ones"
         cure = "leave out window and segment_ids, and use contiguous or zigzag; or no kernel"
         raise call.refusal(ValueError, words, cure)
+
+
+def _checked(call: Call, kernel: Kernel) -> Kernel:
+    """The kernel, whose results must fit its operands."""
+
+    def checked(q: Array, k: Array, v: Array, *, causal: bool) -> tuple[Array, Array]:
+        made = kernel(q, k, v, causal=causal)
+        wanted = [(*q.shape[:3], v.shape[3]), q.shape[:3]]
+        if (shapes := [jnp.shape(x) for x in jax.tree.leaves(made)]) != wanted:
+            given = ", ".join(str([*shape]) for shape in shapes) or "nothing"
+            cure = f"of {[*q.shape]}, return (out, lse) of {[*wanted[0]]} and {[*wanted[1]]}"
+            raise call.refusal(ValueError, f"the kernel returned {given}", cure)
+        out, lse = jax.tree.leaves(made)
+        return out, lse
+
+    return checked
 
 
 def _ids(

@@ -348,8 +348,8 @@ REFUSED = {
         *(ValueError, "leave out window and segment_ids"),
     ),
     "a kernel's shapes": (
-        *((Q, K, K), {"kernel": lambda q, k, v, causal: (q, q[:, :, 0])}),
-        *(ValueError, "the kernel returned [2, 4, 2, 2], [2, 4, 2]; return (out, lse) of [2"),
+        *((Q, K, K), {"kernel": lambda q, k, v, causal: (v[..., :1] + q[..., :1], q[..., 0])}),
+        *(ValueError, "the kernel returned [2, 4, 2, 1], [2, 4, 2]; of [2, 4, 2, 2], return"),
     ),
     "axis": ((Q, K, K), {"axis_name": "y"}, NameError, "y"),
 }
