@@ -93,8 +93,9 @@ class Picture:
         """The number of a frame and its phase, in words."""
         if number == 0:
             return "before the first round"
-        now = dict(self.plan.numbered())[number]
-        return f"round {number} of {len(self.frames) - 1} · {running(self.plan, now)[0]}"
+        phase = self.frames[number].phase
+        name = phase.name if phase else running(self.plan, dict(self.plan.numbered())[number])[0]
+        return f"round {number} of {len(self.frames) - 1} · {name}"
 
     def draw(self, into: Element, number: int, headed: bool = True) -> None:
         """One frame, its upper left corner at the origin."""
