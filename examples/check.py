@@ -29,16 +29,21 @@ from jax import Array
 from benchmarks.measuring import report
 from examples import plain
 from examples.training import Gradient, State, make_step, whole
-from examples.transformer import Config, Params
+from examples.transformer import BALANCE, Config, Params
 
 
 class Check:
     """Two runs on one device, from the state of a third."""
 
     def __init__(
-        self, config: Config, state: State, optimizer: optax.GradientTransformation, ranks: int
+        self,
+        config: Config,
+        state: State,
+        optimizer: optax.GradientTransformation,
+        ranks: int,
+        cut: tuple[int, int],
     ) -> None:
-        """`ranks` is the largest number of ranks in a sum of the run."""
+        """`ranks` is the largest number of ranks in a sum of the run; `cut` as in `plain`."""
         #: The dtypes of computation and of parameters: of the run, and exact.
         self.dtypes = {config.dtype: "float32", "float64": "float64"}
         self.states: dict[str, State] = {}
@@ -51,7 +56,8 @@ class Check:
         for dtype, kept in self.dtypes.items():
             with jax.enable_x64(kept == "float64"):
                 self.states[dtype] = jax.tree.map(partial(_as, kept), host)
-            self.steps[dtype] = make_step(_gradient(replace(config, dtype=dtype)), optimizer)
+            gradient = _gradient(replace(config, dtype=dtype), cut)
+            self.steps[dtype] = make_step(gradient, optimizer)
 
     def __call__(self, step: int, losses: np.ndarray, grad_norms: np.ndarray, *data: Any) -> None:
         """Take the same step, and compare it with the run's `losses: [b, s]`."""
@@ -91,13 +97,13 @@ class Check:
         return 1 if bad else 0
 
 
-def _gradient(config: Config) -> Gradient:
+def _gradient(config: Config, cut: tuple[int, int]) -> Gradient:
     """Like `training.sharded_gradient`, on one device."""
 
     def gradient(params: Params, *data: Array) -> tuple[Params, Array]:
         def mean(params: Params) -> tuple[Array, Array]:
-            losses = plain.losses(config, params, *data)
-            return losses.mean(), losses
+            losses, balance = plain.losses(config, params, *data, cut=cut)
+            return losses.mean() + BALANCE * balance, losses
 
         return jax.grad(mean, has_aux=True)(params)
 

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from examples.transformer import Config, Params, dropout
+from examples.transformer import LAYOUT, TOP_K, Config, Params, dropout
+from ringcoll.layers import context_parallel as cp
 
 
 def widened(x: Array) -> Array:
@@ -46,17 +47,59 @@ def gated_mlp(params: Params, x: Array) -> Array:
     return (jax.nn.silu(x @ params["gate"]) * (x @ params["up"])) @ params["down"]
 
 
-def losses(config: Config, params: Params, batch: Array, key: Array, positions: Array) -> Array:
-    """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`."""
+def mixture(params: Params, x: Array, cut: tuple[int, int]) -> tuple[Array, Array]:
+    """Every expert on every token, weighted by 0 but for `TOP_K`; and the load-balancing loss.
+
+    The loss is the mean over the parts of the tokens that the ranks of one MODEL axis have: `cut`
+    has how many parts the rows are cut into, and how many the sequence.
+    """
+    likely = jax.nn.softmax(widened(x) @ widened(params["router"]))  # [b, s, E]
+    best, ids = jax.lax.top_k(likely, TOP_K)
+    chosen = jax.nn.one_hot(ids, likely.shape[-1], dtype=best.dtype)  # [b, s, k, E]
+    weights = jnp.einsum("bsk,bske->bse", best / best.sum(-1, keepdims=True), chosen)
+    by_expert = jax.vmap(gated_mlp, (0, None))(
+        {name: params[name] for name in ("gate", "up", "down")}, x
+    )
+    y = jnp.einsum("ebsd,bse->bsd", widened(by_expert), weights).astype(x.dtype)
+
+    def of_parts(x: Array) -> Array:
+        x = cp.arrange(x, cut[1], LAYOUT).reshape(
+            cut[0], -1, cut[1], x.shape[1] // cut[1], x.shape[2]
+        )
+        return x.mean((1, 3))
+
+    falls = of_parts(chosen.mean(2)) * of_parts(likely)
+    return y, likely.shape[-1] * falls.sum(-1).mean()
+
+
+def losses(
+    config: Config,
+    params: Params,
+    batch: Array,
+    key: Array,
+    positions: Array,
+    *,
+    cut: tuple[int, int] = (1, 1),
+) -> tuple[Array, Array]:
+    """-log of the probability of each token after the first: `batch: [b, s+1] -> [b, s]`.
+
+    And the load-balancing loss of all layers; see `mixture`.
+    """
     params = jax.tree.map(lambda p: p.astype(config.dtype), params)
     tokens, labels = batch[:, :-1], batch[:, 1:]
     x = dropout(params["embed"]["embedding"][tokens], key, positions, 0, config.dropout)
+    balance = jnp.zeros(())
     for i, layer_key in enumerate(jax.random.split(key, config.layers)):
         block = jax.tree.map(lambda p: p[i], params["blocks"])  # noqa: B023
         y = attention(block["attention"], rms_norm(block["norm_1"], x))
         x = x + dropout(y, layer_key, positions, 1, config.dropout)
-        y = gated_mlp(block["mlp"], rms_norm(block["norm_2"], x))
+        normed = rms_norm(block["norm_2"], x)
+        if config.experts:
+            y, of_block = mixture(block["mlp"], normed, cut)
+            balance += of_block
+        else:
+            y = gated_mlp(block["mlp"], normed)
         x = x + dropout(y, layer_key, positions, 2, config.dropout)
     logits = rms_norm(params["norm"], x) @ params["unembed"]["unembedding"]
     logs = jax.nn.log_softmax(widened(logits))
-    return -jnp.take_along_axis(logs, labels[..., None], -1)[..., 0]
+    return -jnp.take_along_axis(logs, labels[..., None], -1)[..., 0], balance

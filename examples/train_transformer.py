@@ -3,6 +3,7 @@
     python -m examples.train_transformer
     python -m examples.train_transformer --data 1 --fsdp 4 --model 2 --dtype bfloat16
     python -m examples.train_transformer --context 4 --data 1 --sequence 768 --batch 4
+    python -m examples.train_transformer --experts 8 --features 192
     python -m examples.train_transformer --steps 100 --algorithm bidirectional_ring --check
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
@@ -30,7 +31,7 @@ import jax
 from benchmarks.measuring import processes, report
 from examples import curve, text, training
 from examples.check import Check
-from examples.transformer import Config
+from examples.transformer import TOP_K, Config
 from examples.writing import write
 from ringcoll.costs.wire import CODES
 from ringcoll.io import files
@@ -55,7 +56,8 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--layers", 4, "blocks")
     add("--width", 144, "features of a token")
     add("--heads", 6, "of attention")
-    add("--features", 384, "of the MLP")
+    add("--features", 384, "of the MLP, or of each expert")
+    add("--experts", 0, "MLPs of a block, of which each token uses 2; 0 for one MLP for all")
     add("--sequence", 192, "tokens of a row")
     add("--batch", 12, "rows")
     add("--steps", 600, "of the optimizer")
@@ -78,6 +80,12 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.context < 1 or args.sequence % (2 * args.context):
         words = f"an early and a late part for each of --context {args.context}"
         parser.error(f"--sequence {args.sequence}: {words}; use a multiple of {2 * args.context}")
+    if args.experts and (args.experts < TOP_K or args.experts % args.model):
+        words = f"a token has {TOP_K}, and each rank of --model {args.model} as many as the others"
+        parser.error(f"--experts {args.experts}: {words}; use {max(args.model, TOP_K)}, or 0")
+    if args.check and args.experts > TOP_K:
+        words = "rounding may choose another expert for a token, whose loss is then another one"
+        parser.error(f"--check --experts {args.experts}: {words}; check --experts {TOP_K}")
     for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
         try:
             if folder := getattr(args, name):
@@ -92,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = flags(argv)
     processes.start(args)
     mesh = training.make_mesh(args.data, args.fsdp, args.context, args.model)
-    sizes = {name: getattr(args, name) for name in ("layers", "width", "heads", "features")}
+    named = "layers", "width", "heads", "features", "experts"
+    sizes = {name: getattr(args, name) for name in named}
     how = {
         name: getattr(args, name)
         for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire")
@@ -119,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first >= args.steps:
         raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
     ranks = max(args.data * args.fsdp * args.context, args.model)
-    check = Check(config, trainer.state, optimizer, ranks) if args.check else None
+    cut = args.data * args.fsdp, args.context
+    check = Check(config, trainer.state, optimizer, ranks, cut) if args.check else None
 
     size = sum(x.size for x in jax.tree.leaves(trainer.state.params))
     report.console().print(f"{size:,} parameters over {dict(mesh.shape)}, from step {first}")

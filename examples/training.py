@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples import transformer
-from examples.transformer import AXES, BATCH, CONTEXT, LAYOUT, TOKENS, Config, Params
+from examples.transformer import AXES, BALANCE, BATCH, CONTEXT, LAYOUT, TOKENS, Config, Params
 from ringcoll import lax
 from ringcoll.layers import context_parallel as cp
 from ringcoll.layers import fsdp
@@ -70,8 +70,8 @@ def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
 
     def per_rank(params: Params, *data: Array) -> tuple[Params, Array]:
         def mean(params: Params) -> tuple[Array, Array]:
-            losses = transformer.losses(config, specs, params, *data)  # of a rank's tokens
-            return lax.pmean(losses.mean(), TOKENS), losses
+            losses, balance = transformer.losses(config, specs, params, *data)  # of a rank's tokens
+            return lax.pmean(losses.mean() + BALANCE * balance, TOKENS), losses
 
         return jax.grad(mean, has_aux=True)(params)
 
@@ -138,7 +138,10 @@ class Trainer:
         self.mesh, self.specs = mesh, transformer.specs(params, mesh)
         self.state = start(fsdp.shard(params, self.specs, mesh), optimizer, mesh)
         self._step = make_step(sharded_gradient(config, self.specs, mesh), optimizer)
-        losses = partial(transformer.losses, config, self.specs)
+
+        def losses(params: Params, batch: Array) -> Array:
+            return transformer.losses(config, self.specs, params, batch)[0]
+
         self._losses = jax.jit(
             jax.shard_map(losses, mesh=mesh, in_specs=(self.specs, P(BATCH)), out_specs=LOSS_SPECS)
         )

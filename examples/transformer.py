@@ -5,6 +5,9 @@ part of them, and gathers them where they are used. Along MODEL, each rank compu
 them. The batch is sharded over the first two axes. Along CONTEXT, ranks have the same parameters
 and rows, and different positions of the sequence, also inside attention: one early and one late
 part each. Between layers, these positions are sharded over MODEL.
+
+With experts, the MLP of a block is a mixture: the experts are sharded over MODEL, as the tokens
+are, and each token goes to `TOP_K` of them, wherever they are.
 """
 
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ringcoll.layers import context_parallel as cp
+from ringcoll.layers import expert_parallel as ep
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
@@ -26,12 +30,17 @@ DATA, FSDP, CONTEXT, MODEL = AXES = "data", "fsdp", "context", "model"
 BATCH = DATA, FSDP  # the axes that shard the batch
 TOKENS = *BATCH, CONTEXT  # and all that shard its tokens
 LAYOUT = "zigzag"  # of the sequence along CONTEXT
+TOP_K = 2  # experts of a token
+BALANCE = 0.01  # times the load-balancing loss of the experts is added to the loss
 Params = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a model, and options of its computation."""
+    """The sizes of a model, and options of its computation.
+
+    With experts, `features` are those of each; without, of the MLP.
+    """
 
     vocabulary: int
     layers: int
@@ -43,6 +52,7 @@ class Config:
     algorithm: str = "auto"
     wire: str | None = None  # of FSDP's gathers, and of the sums of their gradients
     gradient_wire: str | None = None
+    experts: int = 0
 
 
 def init(config: Config, key: Array) -> Params:
@@ -56,8 +66,11 @@ def init(config: Config, key: Array) -> Params:
     attention = {name: normal(n, d, h, d // h, of=d) for name in ("query", "key", "value")}
     # Smaller, because 2n parts are added to the residual stream.
     attention["out"] = normal(n, h, d // h, d, of=2 * n * d)
-    mlp = {name: normal(n, d, f, of=d) for name in ("gate", "up")}
-    mlp["down"] = normal(n, f, d, of=2 * n * f)
+    each = (n, config.experts) if config.experts else (n,)
+    mlp = {name: normal(*each, d, f, of=d) for name in ("gate", "up")}
+    mlp["down"] = normal(*each, f, d, of=2 * n * f)
+    if config.experts:
+        mlp["router"] = normal(n, d, config.experts, of=d)
     norms = {name: {"scale": jnp.ones((n, d))} for name in ("norm_1", "norm_2")}
     return {
         "embed": {"embedding": normal(config.vocabulary, d, of=1)},
@@ -71,6 +84,9 @@ def init(config: Config, key: Array) -> Params:
 def specs(params: Params, mesh: Mesh) -> Params:
     """The specs of parameters: by name over MODEL, and remaining dimensions over FSDP."""
     base = tp.partition_specs(params, MODEL)
+    mlp = params["blocks"]["mlp"]
+    if "router" in mlp:
+        base["blocks"]["mlp"] = ep.partition_specs(mlp, MODEL)
     return {
         name: fsdp.specs(part, FSDP, mesh=mesh, base=base[name], leading=int(name == "blocks"))
         for name, part in params.items()
@@ -107,11 +123,11 @@ def logits(
     tokens: Array,
     key: Array | None = None,
     positions: Array | None = None,
-) -> Array:
+) -> tuple[Array, Array]:
     """`tokens: [b, s] -> [b, s/c, v/n]`, for a rank's rows and its part of the vocabulary.
 
-    `s/c` are `own_positions(s)`. With a key and the positions of all tokens, `[b, s]`, there is
-    dropout.
+    And the load-balancing loss of all layers; 0 without experts. `s/c` are `own_positions(s)`. With
+    a key and the positions of all tokens, `[b, s]`, there is dropout.
     """
     how: Any = {"algorithm": config.algorithm}
     replicas = DATA, CONTEXT
@@ -124,12 +140,21 @@ def logits(
     attend: Any = partial(cp.attention, axis_name=CONTEXT, causal=True, layout=LAYOUT, **how)
     where: Any = {"positions": own, "attend": attend if lax.axis_size(CONTEXT) > 1 else None}
 
-    def block(params: Params, x: Array) -> Array:
+    by_name = config.algorithm if config.algorithm in ep.ALGORITHMS else "auto"
+
+    def mixed(params: Params, x: Array) -> tuple[Array, Array]:
+        if not config.experts:
+            return tp.gated_mlp(params, x, MODEL, **how), jnp.zeros(())
+        return ep.moe(x, params["router"], params, MODEL, top_k=TOP_K, algorithm=by_name)
+
+    def block(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        x, balance = state
         drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
         normed = tp.rms_norm(params["norm_1"], x, MODEL)
         x = x + drop(tp.attention(params["attention"], normed, MODEL, **where, **how), site=1)
         normed = tp.rms_norm(params["norm_2"], x, MODEL)
-        return x + drop(tp.gated_mlp(params["mlp"], normed, MODEL, **how), site=2)
+        y, of_block = mixed(params["mlp"], normed)
+        return x + drop(y, site=2), balance + of_block
 
     ends = {name: part for name, part in params.items() if name != "blocks"}
     ends = fsdp.gather(ends, {name: specs[name] for name in ends}, FSDP, **wires)
@@ -140,16 +165,19 @@ def logits(
 
     x = tp.embed(ends["embed"], tokens[:, own], MODEL, **how)  # [b, s/c/n, d]
     x = dropout(x, key, positions, 0, config.dropout)
-    x = fsdp.scan_layers(block, blocks, x, block_specs, FSDP, **wires)
+    state = x, jnp.zeros(())
+    x, balance = fsdp.scan_layers(block, blocks, state, block_specs, FSDP, **wires)
     x = tp.rms_norm(ends["norm"], x, MODEL)
-    return tp.unembed(ends["unembed"], x, MODEL, **how)
+    return tp.unembed(ends["unembed"], x, MODEL, **how), balance
 
 
-def losses(config: Config, specs: Params, params: Params, batch: Array, *drop: Array) -> Array:
-    """-log of the probability of each token after those of `own_positions`.
+def losses(
+    config: Config, specs: Params, params: Params, batch: Array, *drop: Array
+) -> tuple[Array, Array]:
+    """-log of the probability of each token after those of `own_positions`; and `logits`' balance.
 
     `batch: [b, s+1] -> [b, s/c]`
     """
-    made = logits(config, specs, params, batch[:, :-1], *drop)
+    made, balance = logits(config, specs, params, batch[:, :-1], *drop)
     labels = batch[:, 1:][:, own_positions(batch.shape[1] - 1)]
-    return tp.cross_entropy(made, labels, MODEL, algorithm=config.algorithm)
+    return tp.cross_entropy(made, labels, MODEL, algorithm=config.algorithm), balance

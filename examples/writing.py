@@ -44,7 +44,7 @@ def _write(config: Config, specs: Params, params: Params, tokens: Array, key: Ar
     mine = fold_rng_over_axis(key, BATCH)
 
     def draw(i: Array, tokens: Array) -> Array:
-        scores = transformer.logits(config, specs, params, tokens)  # [b, s/c, v/n]
+        scores, _ = transformer.logits(config, specs, params, tokens)  # [b, s/c, v/n]
         last = transformer.own_positions(tokens.shape[1]) == i - 1  # on one rank of CONTEXT
         scores = lax.psum(jnp.where(last[:, None], scores, 0).sum(1), CONTEXT)
         scores = lax.all_gather(scores, MODEL, axis=-1, tiled=True, to="invarying")

@@ -21,6 +21,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
+import pytest
 from browsing import browser as browser
 from browsing import visit as visit
 from hypothesis import HealthCheck, settings
@@ -46,3 +47,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ringcoll")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of at most four positions, so that a shard has several and one is filled up."""
+    from ringcoll.attention import tiles
+
+    for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):
+        monkeypatch.setattr(tiles, name, value)
+    tiles.plan.cache_clear()
+    yield
+    tiles.plan.cache_clear()

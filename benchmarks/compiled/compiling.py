@@ -15,6 +15,7 @@ from benchmarks.measuring import files, options, report
 from ringcoll import overlap
 from ringcoll.commands.arguments import Folder
 from ringcoll.commands.overlap import add_option
+from ringcoll.overlap import topology as topologies
 from ringcoll.overlap.gpus import is_named
 
 #: From keywords that name a program to its function and operands, for `overlap.compile_for`.
@@ -36,6 +37,16 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     """Declare --cache."""
     what = "keep compiled programs in this folder, and reuse those that are there"
     parser.add_argument("--cache", type=Folder, metavar="DIR", help=what)
+
+
+def devices_of(args: argparse.Namespace) -> dict[str, int]:
+    """The number of devices of each of --topology; ends the program at one that is not known."""
+    counts: dict[str, int] = {}
+    try:
+        counts = {name: len(topologies.devices(name)) for name in args.topology.split(",")}
+    except (ValueError, ModuleNotFoundError) as error:
+        args.error(f"--topology {args.topology}: {' '.join(str(error).split())}")
+    return counts
 
 
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:

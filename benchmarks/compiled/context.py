@@ -58,12 +58,6 @@ def run(args: argparse.Namespace) -> int:
     """Compile, or compare and time; 1 if anything was refused or wrong."""
     if not args.topology:
         return _measure(args)
-    named = args.topology.split(",")
-    try:
-        for name in named:
-            topologies.devices(name)
-    except (ValueError, ModuleNotFoundError) as error:
-        args.error(f"--topology {args.topology}: {' '.join(str(error).split())}")
     todo = [
         {
             "topology": topology,
@@ -72,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             "shape": shape,
             "algorithm": algorithm,
         }
-        for topology in named
+        for topology in compiling.devices_of(args)
         for layout in args.layout
         for direction in args.direction
         for shape in (args.shape or COMPILED).split(",")

@@ -39,7 +39,6 @@ from benchmarks.measuring import options, side_by_side
 from benchmarks.measuring.measure import Ready
 from ringcoll import overlap
 from ringcoll.commands.overlap import axes
-from ringcoll.overlap import topology as topologies
 
 #: Llama 3 8B.
 COMPILED = "2x4096x4096x32x8x14336"
@@ -82,10 +81,6 @@ def run(args: argparse.Namespace) -> int:
     """Compile, or compare and time; 1 if anything was refused or wrong."""
     if not args.topology:
         return _measure(args)
-    try:
-        devices = {name: len(topologies.devices(name)) for name in args.topology.split(",")}
-    except (ValueError, ModuleNotFoundError) as error:
-        args.error(f"--topology {args.topology}: {' '.join(str(error).split())}")
     todo = [
         {
             "topology": topology,
@@ -94,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             "shape": shape,
             "algorithm": algorithm,
         }
-        for topology, count in devices.items()
+        for topology, count in compiling.devices_of(args).items()
         for mesh in _meshes(args, count, topology)
         for direction in args.direction
         for shape in (args.shape or COMPILED).split(",")

@@ -10,7 +10,8 @@ needs the keys of one shard at a time, so lesson 5's ring can bring them.
 
 A causal mask leaves early ranks idle, unless each rank has an early and a late part: a *zigzag*.
 For gradients, keys and values travel again, and the gradients of each shard travel behind it: every
-rank adds its own, until they come home. That is a *tour*.
+rank adds its own, until they come home. That is a *tour*; tour.svg has one of four ranks, by
+`python -m ringcoll draw tour --algorithm ring -n 4 --svg examples/lessons/tour.svg`.
 """
 
 # %%

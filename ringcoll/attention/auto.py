@@ -14,6 +14,9 @@ from ringcoll.attention.tiles import Mask, plan
 from ringcoll.collectives.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.prediction import predict
+from ringcoll.schedules.registry import build
+from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tour import cut
 
 #: The algorithm that exchanges positions for heads.
 ULYSSES = "ulysses"
@@ -111,10 +114,24 @@ def _seconds(
     exchange = 0.0
     if together > 1:
         exchange = sum(predict("all_to_all", x, together, device) for x in (of_keys, of_queries))
-    counts = [made.counted(offset) for offset in (0, *sorted(made.needed()))]
+    needed = made.needed()
     if n == 1 or gather == LAX:
+        counts = [made.counted(offset) for offset in (0, *needed)]
         wire = predict("all_gather", n * of_keys, n, device) if n > 1 else 0.0
         return exchange + wire + of_tile * float(np.sum(counts, 0).max())
-    hop = predict("all_gather", n * of_keys, n, device, algorithm=gather) / (n - 1)
-    rounds = [of_tile * float(count.max()) for count in counts]
+    # A schedule over several axes is taken to send as much as one over all ranks in a row.
+    offsets = needed if len(others) == 1 else None
+    wire = predict("all_gather", n * of_keys, n, device, gather, offsets=offsets)
+    schedule = cut(_gather(gather, others), needed)
+    visits = [[0] * schedule.lanes]
+    visits += [[o for m in moves for o in schedule.arrivals(m)] for moves in schedule.rounds]
+    counted = [np.sum([made.counted(offset) for offset in visit], 0) for visit in visits]
+    rounds = [of_tile / schedule.lanes * float(count.max()) for count in counted]
+    hop = wire / max(len(schedule.rounds), 1)
     return exchange + sum(max(hop, computing) for computing in rounds[:-1]) + rounds[-1]
+
+
+def _gather(name: str, shape: tuple[int, ...]) -> Schedule:
+    made = build("all_gather", name, shape)
+    assert isinstance(made, Schedule)  # stages are of all-reduces
+    return made

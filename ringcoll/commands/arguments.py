@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.io import figure, files
-from ringcoll.schedules.registry import ALIASES, COLLECTIVES
+from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR
 from ringcoll.schedules.schedule import ScheduleError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -116,11 +116,11 @@ def collective(text: str) -> str:
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
     """Declare COLLECTIVE."""
-    known = [*COLLECTIVES, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
+    known = [*COLLECTIVES, TOUR, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
     parser.add_argument(
         "collective",
         type=collective,
-        choices=[*COLLECTIVES, *ALIASES],
+        choices=[*COLLECTIVES, TOUR, *ALIASES],
         metavar="COLLECTIVE",
         help=", ".join(known),
     )

@@ -3,6 +3,7 @@
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
+    python -m ringcoll cost tour --bytes 64M --ranks 8 --algorithm ring,bidirectional_ring
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
 
 B bytes are nccl-tests' size: the larger of what a rank passes and gets. That is the full vector: an

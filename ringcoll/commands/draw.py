@@ -4,8 +4,10 @@
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --animate ring.svg  # .gif, .mp4
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
+    python -m ringcoll draw tour --algorithm ring -n 4
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
 
+In a tour, a partial result follows each shard and comes home, as in the gradient of attention.
 `my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
 """
 

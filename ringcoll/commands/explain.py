@@ -22,6 +22,7 @@ from ringcoll.schedules.registry import (
     FORMER_NAMES,
     GATHERS,
     STAGED,
+    TOUR,
     Algorithm,
     build,
     listed_name,
@@ -29,7 +30,7 @@ from ringcoll.schedules.registry import (
 
 #: The lists of algorithms, and the collectives that each serves.
 LISTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Callable[..., Any]]]] = {
-    "all-gather, reduce-scatter": (("all_gather", "psum_scatter", "psum"), GATHERS),
+    "all-gather, reduce-scatter": (("all_gather", "psum_scatter", "psum", TOUR), GATHERS),
     "all-reduce only": (("psum",), STAGED),
     "all-to-all": (("all_to_all",), ALL_TO_ALLS),
 }

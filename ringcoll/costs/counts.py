@@ -16,17 +16,20 @@ from typing import TypeVar
 
 from ringcoll.costs.routes import HostRound, Load, on_hosts, on_torus
 from ringcoll.costs.wire import Wire
-from ringcoll.schedules.phases import Carries, Phase, phases
-from ringcoll.schedules.registry import Algorithm, build
+from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
+from ringcoll.schedules.registry import TOUR, Algorithm, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError
+from ringcoll.schedules.tour import cut, tour
 
 __all__ = [
     "Counted",
     "HostsPrice",
     "Price",
+    "TourPrice",
     "price",
     "price_backward",
     "price_on_hosts",
+    "price_tour",
     "wire_bytes",
 ]
 
@@ -70,24 +73,30 @@ def price(
     shape: Sequence[int],
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
+    *,
+    offsets: frozenset[int] | None = None,
 ) -> Price:
     """What one rank pays for a collective, in shards (1/n of the full vector).
 
     A psum (and pmean, pmax, pmin, pbroadcast) pays for a reduce-scatter and an
     all-gather, or for its stages: a stage over p ranks gathers whole vectors and adds
     p-1 of them to its own. A ragged_all_to_all pays for the exchange of its blocks; the offsets
-    are not counted.
+    are not counted. A "tour" pays for its shards, which are raw, and for its sums: `price_tour` has
+    them one by one.
 
     Args:
-        collective: one of `algorithms.COLLECTIVES`.
+        collective: one of `algorithms.COLLECTIVES`, or "tour".
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
         network: the shape of a physical ring or torus; None is a switch, to which each
             rank has one port. Stages are routed along their digits of the ranks.
         closed: which axes of the network are rings, the others being lines; None: all.
+        offsets: of an all_gather or a tour, the shards that any rank needs, beside its own; the
+            schedule is cut to them. None for all.
 
     Raises:
-        ValueError: as `algorithms.build`; or the network is of another number of ranks.
+        ValueError: as `algorithms.build`; or the network is of another number of ranks; or offsets
+            of another collective.
 
     >>> paid = pricing.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
@@ -96,9 +105,61 @@ def price(
     >>> paid.startups, paid.hops  # 1 + 2 + 4 links
     (3, 7)
     """
-    run = _phases(collective, algorithm, shape)
+    if collective == TOUR:
+        return price_tour(algorithm, shape, network, closed, offsets=offsets).whole
+    run = _phases(collective, algorithm, shape, offsets)
     alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
     return _in_turn(*(_paid(run[i], one, i == 0) for i, one in enumerate(alone)))
+
+
+@dataclass(frozen=True, slots=True)
+class TourPrice:
+    """What one rank pays for a tour: for its shards, and for the sums that follow them home.
+
+    `link` of each is the load of its own busiest link and direction. On a ring they are the same
+    one: a sum takes the way of its shard, one round later.
+    """
+
+    rounds: int
+    shards: Price
+    sums: Price
+
+    @property
+    def whole(self) -> Price:
+        """Both, as one price: shards are raw, and sums are not, so they may be wider."""
+        return replace(_in_turn(self.shards, self.sums), rounds=self.rounds)
+
+
+def price_tour(
+    algorithm: Algorithm,
+    shape: Sequence[int],
+    network: Sequence[int] | None = None,
+    closed: Sequence[bool] | None = None,
+    *,
+    offsets: frozenset[int] | None = None,
+) -> TourPrice:
+    """What one rank pays for a tour, in shards, and in sums that have as many numbers.
+
+    Both are in flight at once. Their messages share ports, so their times add up.
+
+    Args:
+        algorithm: the gather; the tour is that of `ringcoll.schedules.tour.tour`.
+        shape, network, closed, offsets: as for `price`.
+
+    Raises:
+        ValueError: as `price`.
+
+    >>> paid = pricing.price_tour("ring", (4,), network=(4,))
+    >>> paid.rounds, paid.shards.link, paid.sums.link
+    (5, Fraction(3, 1), Fraction(3, 1))
+    """
+    made = tour(build(TOUR, algorithm, tuple(shape)), offsets)
+    out, home = (price_backward(schedule, network, closed) for schedule in (made.out, made.back))
+    return TourPrice(
+        made.rounds,
+        replace(out, raw=out.sent, additions=Fraction(0)),
+        replace(home, raw=Fraction(0)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +171,12 @@ class HostsPrice:
 
 
 def price_on_hosts(
-    collective: str, algorithm: Algorithm, shape: Sequence[int], hosts: int
+    collective: str,
+    algorithm: Algorithm,
+    shape: Sequence[int],
+    hosts: int,
+    *,
+    offsets: frozenset[int] | None = None,
 ) -> HostsPrice:
     """What a collective costs on hosts whose ranks share a port to the other hosts.
 
@@ -120,7 +186,7 @@ def price_on_hosts(
     would send all that the host holds.
 
     Args:
-        collective, algorithm, shape: as for `price`.
+        collective, algorithm, shape, offsets: as for `price`.
         hosts: how many; a divisor of the number of ranks.
 
     Raises:
@@ -132,7 +198,7 @@ def price_on_hosts(
     (7, 1, 1, Fraction(1, 1))
     """
     rounds, additions = [], Fraction(0)
-    run = _phases(collective, algorithm, shape)
+    run = _phases(collective, algorithm, shape, offsets)
     routed, alone = (
         _once(run, lambda schedule: on_hosts(schedule, hosts)),
         _once(run, price_backward),
@@ -145,8 +211,17 @@ def price_on_hosts(
     return HostsPrice(tuple(rounds), additions)
 
 
-def _phases(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> list[Phase]:
-    return phases(collective, build(collective, algorithm, tuple(shape)))
+def _phases(
+    collective: str, algorithm: Algorithm, shape: Sequence[int], offsets: frozenset[int] | None
+) -> list[Phase]:
+    made = build(collective, algorithm, tuple(shape))
+    if offsets is None:
+        return phases(collective, made)
+    if collective == TOUR:
+        return of_tour(tour(made, offsets))
+    if collective != "all_gather":
+        raise ValueError(f"offsets of {collective!r}: only an all_gather or a tour is cut to them")
+    return phases(collective, cut(made, offsets))
 
 
 def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:

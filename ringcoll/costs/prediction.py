@@ -19,7 +19,14 @@ from ringcoll.costs.model import seconds, seconds_on_hosts
 from ringcoll.costs.places import Place, place_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import DTYPES
-from ringcoll.schedules.registry import ALL_REDUCES, COLLECTIVES, EXCHANGES, Algorithm, in_lax
+from ringcoll.schedules.registry import (
+    ALL_REDUCES,
+    COLLECTIVES,
+    EXCHANGES,
+    TOUR,
+    Algorithm,
+    in_lax,
+)
 
 __all__ = ["predict"]
 
@@ -43,6 +50,8 @@ def predict(
     dtype: str = "float32",
     topology: str | None = None,
     wire: Wire | str | None = None,
+    *,
+    offsets: frozenset[int] | None = None,
 ) -> float:
     """The seconds that a collective takes on a machine.
 
@@ -51,7 +60,8 @@ def predict(
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or `ppermute` (to the next rank); `all_reduce`
-            and `reduce_scatter` are other names of `psum` and `psum_scatter`.
+            and `reduce_scatter` are other names of `psum` and `psum_scatter`. Or `tour`, by an
+            algorithm.
         nbytes: as nccl-tests counts them: the larger of what a rank passes and gets. That is the
             full vector, the result of an all_gather and the operand of the others.
         ranks: their number; or a shape: the axes of a TPU's slice, or hosts and the ranks of each.
@@ -66,6 +76,7 @@ def predict(
             hosts"), a network between hosts ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
+        offsets: as for `pricing.price`; for an algorithm, without a wire.
 
     Raises:
         ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
@@ -78,8 +89,8 @@ def predict(
     9.0e-04
     """
     name = collective if collective == PERMUTE else in_lax(collective)
-    if name not in (*COLLECTIVES, PERMUTE):
-        known = ", ".join((*COLLECTIVES, PERMUTE))
+    if name not in (*COLLECTIVES, TOUR, PERMUTE):
+        known = ", ".join((*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {collective!r} is not known; there are {known}")
     if not 0 <= nbytes < float("inf"):
         raise ValueError(f"predict: nbytes {nbytes!r} is not a number of bytes; give 0 or more")
@@ -91,6 +102,9 @@ def predict(
     place = place_of(ranks, machine, topology)
     if place.ranks == 1:
         return 0.0
+    if (name == TOUR or offsets is not None) and (algorithm == LAX or wire is not None):
+        words = f"{name} by {algorithm!r}, wire={wire!r}"
+        raise ValueError(f"predict: {words}: name an algorithm, whose schedule is priced, no wire")
     if wire is not None:
         codes = Wire(wire) if isinstance(wire, str) else wire
         if name in ALL_REDUCES:
@@ -102,7 +116,7 @@ def predict(
         raise ValueError(
             f"predict: a ppermute is one message: algorithm {algorithm!r} is not 'lax'"
         )
-    return _by_schedule(name, algorithm, float(nbytes), place)
+    return _by_schedule(name, algorithm, float(nbytes), place, offsets)
 
 
 def _encoded(
@@ -143,20 +157,28 @@ def paid(
 
 
 @lru_cache(maxsize=4096)
-def _price(*what: Any) -> Price:
-    return price(*what)
+def _price(*what: Any, offsets: frozenset[int] | None) -> Price:
+    return price(*what, offsets=offsets)
 
 
-def _paid(name: str, algorithm: Algorithm, place: Place) -> Price | HostsPrice:
+def _paid(
+    name: str, algorithm: Algorithm, place: Place, offsets: frozenset[int] | None = None
+) -> Price | HostsPrice:
     if place.between and 1 < place.hosts < place.ranks:
-        return price_on_hosts(name, algorithm, place.shape, place.hosts)
-    return _price(name, algorithm, place.shape, place.network, place.closed)
+        return price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
+    return _price(name, algorithm, place.shape, place.network, place.closed, offsets=offsets)
 
 
-def _by_schedule(name: str, algorithm: Algorithm, nbytes: float, place: Place) -> float:
+def _by_schedule(
+    name: str,
+    algorithm: Algorithm,
+    nbytes: float,
+    place: Place,
+    offsets: frozenset[int] | None = None,
+) -> float:
     model, shard = place.device.model, nbytes / place.ranks
     outer = MACHINES[place.between].model if place.hosts > 1 and place.between else None
-    cost = _paid(name, algorithm, place)
+    cost = _paid(name, algorithm, place, offsets)
     if isinstance(cost, Price):
         return seconds(cost, shard, outer or model)
     assert outer is not None  # only of several hosts is there such a price

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Plan, Running
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, digits
 
@@ -103,10 +103,17 @@ def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
     return made or ["nothing"]
 
 
-def sentence(plan: Plan, phase: Phase, number: int) -> str:
-    """The `parts` as one sentence."""
-    rank = Names(phase.schedule.shape).of(0)
-    return f"every rank {rank} sends " + "; ".join(parts(plan, phase, number))
+def sentence(plan: Plan, now: Sequence[Running]) -> str:
+    """The messages of a round as one sentence."""
+    _, rank, said = running(plan, now)
+    return f"every rank {rank} sends " + "; ".join(said)
+
+
+def running(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]]:
+    """What runs in a round: the phases, how a rank is called, and its messages."""
+    names = " and ".join(phase.name for phase, _ in now) or "in between"
+    rank = Names(plan.phases[0].schedule.shape).of(0)
+    return names, rank, [part for phase, i in now for part in parts(plan, phase, i)] or ["nothing"]
 
 
 def priced(plan: Plan) -> str:
@@ -115,9 +122,14 @@ def priced(plan: Plan) -> str:
     sent = paid.sent / n
     decimal = "" if sent.denominator == 1 else f" ({float(sent):.3g})"
     added = f", adds {paid.additions / n}" if paid.additions else ""
+    sends = f"{sent}{decimal} full vector{'' if paid.sent == n else 's'}"
+    if plan.tour:  # of which a rank's shards are raw
+        sends = (
+            f"{paid.raw / n} of a full vector of shards and {(paid.sent - paid.raw) / n} of sums"
+        )
     return (
         f"Each rank: {_counted(paid.rounds, 'round')}, {_counted(paid.messages, 'message')}; "
-        f"sends {sent}{decimal} full vector{'' if paid.sent == n else 's'}{added}."
+        f"sends {sends}{added}."
     )
 
 

@@ -31,7 +31,13 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
     some = frozenset(range(stripes // 2 + 1))
     made: list[tuple[Glyph, str]] = []
     carries = {phase.carries for phase in plan.phases}
-    if Carries.BLOCKS in carries:
+    if plan.tour:
+        every, none = frozenset(range(stripes)), frozenset[int]()
+        made.append((_cell([every, none], stripes), "upper half: the shard"))
+        made.append(
+            (_cell([none, some], stripes), "lower half, stripe s: rank s has added to its sum")
+        )
+    elif Carries.BLOCKS in carries:
         made.append((_cell([some], stripes), "cell d, stripe s: the block from rank s for d"))
     elif plan.whole:
         rainbow = _cell([some], stripes, COLOURS[:stripes])

@@ -95,9 +95,7 @@ class Film:
     def captions(self) -> list[str]:
         """What happens in each round; of the start, what is there."""
         plan = self.picture.plan
-        return ["Before the first round"] + [
-            sentence(plan, phase, i) for _, phase, i in plan.numbered()
-        ]
+        return ["Before the first round"] + [sentence(plan, now) for _, now in plan.numbered()]
 
     def draw(self, into: Element) -> None:
         """Everything that is held and sent, at its times."""
@@ -117,24 +115,24 @@ class Film:
 
     def _round(self, into: Element, number: int) -> Element:
         """Draw the arrows of a round; returns its messages, which are to lie above the ranks."""
-        picture, frame = self.picture, self.picture.frames[number]
+        picture = self.picture
         arrows, travelling = shape(into, "g"), style.Element("g")
         self.between(arrows, number, number + 1 + (number == self.last))
-        for message, route in zip(frame.messages, picture.routes[number], strict=True):
-            of = self._of_message(message)
+        for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
+            of = self._of_messages(post)
             picture.arrow(
-                self._mark(shape(arrows, "g"), of), message, route, picture.is_dense(number)
+                self._mark(shape(arrows, "g"), of), post[0], route, picture.is_dense(number)
             )
             glyph = self._mark(shape(travelling, "g"), of)
             if not picture.is_dense(number):  # where a page shows it when nothing moves
                 glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
-            picture.glyph(glyph, message, route, (0, 0))
-            self._travels(glyph, message, route, number)
+            picture.glyph(glyph, post, route, (0, 0))
+            self._travels(glyph, post, route, number)
         return travelling
 
-    def _middle(self, rank: int, message: Message) -> tuple[float, float]:
-        """The middle of the cells of what a message carries."""
-        places = [self.picture.place(rank, piece.column) for piece in message.pieces]
+    def _middle(self, rank: int, post: Sequence[Message]) -> tuple[float, float]:
+        """The middle of the cells of what messages carry."""
+        places = [self.picture.place(rank, p.column) for message in post for p in message.pieces]
         x = sum(x + width / 2 for x, _, width, _ in places) / len(places)
         y = sum(y + height / 2 for _, y, _, height in places) / len(places)
         return x, y
@@ -153,10 +151,13 @@ class Film:
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
         """From when on, what is held, and whether it is marked as new."""
         frames = self.picture.frames
-        shown: tuple[Sequence[RankSet], bool] = _alike(frames[0].of(rank, column)), False
+        shown: tuple[Sequence[RankSet], bool] = _alike(self.picture.held(0, rank, column)), False
         yield 0.0, *shown
         for frame in frames[1:]:
-            was, now = frames[frame.number - 1].of(rank, column), frame.of(rank, column)
+            was, now = (
+                self.picture.held(number, rank, column)
+                for number in (frame.number - 1, frame.number)
+            )
             kept = [w & now[i % len(now)] for i, w in enumerate(was)]  # what is not sent away
             for time, held, is_new in (
                 (frame.number, was, False),
@@ -170,10 +171,11 @@ class Film:
 
     # -- whose --
 
-    def _of_message(self, message: Message) -> list[int]:
+    def _of_messages(self, post: Sequence[Message]) -> list[int]:
+        pieces = [piece for message in post for piece in message.pieces]
         if self.picture.plan.whole:
-            return sorted(frozenset().union(*(piece.contributors for piece in message.pieces)))
-        return sorted({piece.column for piece in message.pieces})
+            return sorted(frozenset().union(*(piece.contributors for piece in pieces)))
+        return sorted({piece.column for piece in pieces})
 
     def _mark(self, group: Element, of: Sequence[int]) -> Element:
         """Say which shards are in a group; it is aside if another is followed."""
@@ -203,12 +205,12 @@ class Film:
             keyTimes=";".join(times),
         )
 
-    def _travels(self, glyph: Element, message: Message, route: Route, number: int) -> None:
-        """Move a message out of its cells, over its arrow, and into the cells of the receiver.
+    def _travels(self, glyph: Element, post: Sequence[Message], route: Route, number: int) -> None:
+        """Move messages out of their cells, over their arrow, and into the cells of the receiver.
 
         All messages of a round are as far on their arrows at any time.
         """
-        a, b = self._middle(message.sender, message), self._middle(message.receiver, message)
+        a, b = self._middle(post[0].sender, post), self._middle(post[0].receiver, post)
         way, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
         for i, one in enumerate(route.ways):
             (ax, ay), (tx, ty), (bx, by) = one.start, one.towards, one.end

@@ -7,7 +7,7 @@ from html import escape
 from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import DEVICES
 from ringcoll.costs.model import seconds
-from ringcoll.draw.captions import Names, counted, explained, parts
+from ringcoll.draw.captions import counted, explained, running
 from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
@@ -94,12 +94,12 @@ def legend(plan: Plan) -> str:
 def rounds(plan: Plan) -> str:
     """A list of rounds with buttons that show them."""
     made, named = [_entry(0, "", "", [])], ""
-    for number, phase, i in plan.numbered():
-        if phase.name != named:
-            named = phase.name
+    for number, now in plan.numbered():
+        name, rank, said = running(plan, now)
+        if name != named:
+            named = name
             made.append(f'<li class="phase">{escape(named)}</li>')
-        rank = Names(phase.schedule.shape).of(0)
-        made.append(_entry(number, named, rank, parts(plan, phase, i)))
+        made.append(_entry(number, named, rank, said))
     return "\n".join(made)
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 from ringcoll.draw import layout, style
+from ringcoll.draw.captions import running
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
-from ringcoll.draw.steps import Frame, Message, Piece, RankSet, frames
+from ringcoll.draw.steps import Frame, Message, RankSet, frames
 from ringcoll.draw.style import Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
@@ -36,11 +38,20 @@ class Picture:
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
         self.machine = layout.machine(plan.shape, box, self._gap())
+        self.posts = [self._together(frame.messages) for frame in self.frames]
         self.routes = [
-            routes(self.machine, [(m.sender, m.receiver) for m in frame.messages])
-            for frame in self.frames
+            routes(self.machine, [(post[0].sender, post[0].receiver) for post in posts])
+            for posts in self.posts
         ]
         self.corner, self.extent = self._extent()
+
+    def _together(self, messages: Sequence[Message]) -> list[list[Message]]:
+        """The messages that share an arrow: in a tour, a shard and a sum that go the same way."""
+        posts: dict[Any, list[Message]] = {}
+        for i, message in enumerate(messages):
+            key = (message.sender, message.receiver) if self.plan.tour else i
+            posts.setdefault(key, []).append(message)
+        return list(posts.values())
 
     def _gap(self) -> float:
         """The space between boxes: enough for the largest message."""
@@ -80,31 +91,31 @@ class Picture:
 
     def heading(self, number: int) -> str:
         """The number of a frame and its phase, in words."""
-        phase = self.frames[number].phase
-        if phase is None or number == 0:
+        if number == 0:
             return "before the first round"
-        return f"round {number} of {len(self.frames) - 1} · {phase.name}"
+        phase = self.frames[number].phase
+        name = phase.name if phase else running(self.plan, dict(self.plan.numbered())[number])[0]
+        return f"round {number} of {len(self.frames) - 1} · {name}"
 
     def draw(self, into: Element, number: int, headed: bool = True) -> None:
         """One frame, its upper left corner at the origin."""
-        frame, (width, height) = self.frames[number], self.size
+        width, height = self.size
         if headed:
             label(into, (width / 2, 14), self.heading(number), 13, fill=style.FAINT)
         top = _TITLE if headed else (height - self.extent[1]) / 2
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         dense = self.is_dense(number)
-        for message, route in zip(frame.messages, self.routes[number], strict=True):
-            self.arrow(inner, message, route, dense)
-        before = self.frames[max(number - 1, 0)]
+        for post, route in zip(self.posts[number], self.routes[number], strict=True):
+            self.arrow(inner, post[0], route, dense)
         for rank in range(self.plan.size):
             self.box(inner, rank)
             for column in range(len(self.cells)):
-                now, was = frame.of(rank, column), before.of(rank, column)
+                now, was = (self.held(at, rank, column) for at in (number, max(number - 1, 0)))
                 self.column(inner, rank, column, now, is_more(now, was))
-        for message, route in zip(frame.messages, self.routes[number], strict=True):
+        for post, route in zip(self.posts[number], self.routes[number], strict=True):
             if not dense:
-                self.glyph(inner, message, route, route.middle)
+                self.glyph(inner, post, route, route.middle)
 
     def is_dense(self, number: int) -> bool:
         """Whether a round has so many messages that what they carry would hide the ranks."""
@@ -119,6 +130,16 @@ class Picture:
         if self.on_grid:
             name = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
+
+    def held(self, number: int, rank: int, column: int) -> list[RankSet]:
+        """By lane, the stripes of what a rank has in a column after a round."""
+        lanes = self.frames[number].of(rank, column)
+        return [self._stripes(held, lane) for lane, held in enumerate(lanes)]
+
+    def _stripes(self, held: RankSet, lane: int) -> RankSet:
+        """A shard of a tour has all stripes, as it is complete."""
+        is_shard = self.plan.tour and lane < self.plan.tour.out.lanes
+        return frozenset(range(self.plan.size)) if held and is_shard else held
 
     def place(self, rank: int, column: int) -> style.Box:
         """Where a rank has its data of a column."""
@@ -169,9 +190,11 @@ class Picture:
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
         shape(into, "polygon", points=points, fill=colour if dense else style.FAINT)
 
-    def glyph(self, into: Element, message: Message, route: Route, at: tuple[float, float]) -> None:
-        """What a message carries, around a point."""
-        pieces: Sequence[Piece] = message.pieces
+    def glyph(
+        self, into: Element, post: Sequence[Message], route: Route, at: tuple[float, float]
+    ) -> None:
+        """What the messages on one arrow carry, around a point."""
+        pieces = [(piece, message.lane) for message in post for piece in message.pieces]
         count = len(pieces)
         width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
         columns = min(count, 2 if count <= 4 else 4)
@@ -187,10 +210,10 @@ class Picture:
         rect(into, around, style.PAPER, rx=3, stroke=style.FAINT, stroke_width=0.8)
         # A block has one stripe, because several would be too thin to show their colours.
         block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
-        for i, piece in enumerate(pieces):
+        for i, (piece, lane) in enumerate(pieces):
             column, row = i % columns, i // columns
             box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
-            held = [piece.contributors]
+            held = [self._stripes(piece.contributors, lane)]
             style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 

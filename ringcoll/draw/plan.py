@@ -9,6 +9,7 @@ from typing import Any
 from ringcoll.costs.counts import Price, price
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import (
+    TOUR,
     Algorithm,
     Stages,
     algorithms_of,
@@ -17,6 +18,10 @@ from ringcoll.schedules.registry import (
     listed_name,
 )
 from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tour import Tour, tour
+
+#: A phase, and the number of its round, from 0.
+Running = tuple[Phase, int]
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Plan:
 
     `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
     schedule, or the stages; `function` made it, or is None. In a drawing there is a column for
-    each shard (or block, by the rank that gets it), or one column of whole vectors.
+    each shard (or block, by the rank that gets it), or one column of whole vectors. The phases of
+    a `tour` run in step.
     """
 
     collective: str
@@ -34,6 +40,7 @@ class Plan:
     phases: tuple[Phase, ...]
     made: Schedule | Stages
     function: Callable[..., Any] | None
+    tour: Tour | None = None
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows: who holds what after each round."""
@@ -71,20 +78,24 @@ class Plan:
         ranks = "x".join(map(str, self.shape)) + (" rank" if self.size == 1 else " ranks")
         return f"{self.collective} by {self.algorithm} on {ranks}"
 
-    def numbered(self) -> Iterator[tuple[int, Phase, int]]:
-        """Every round: its number in the plan from 1, its phase, and its number there from 0."""
-        number = 0
-        for phase in self.phases:
-            for i in range(len(phase.rounds)):
-                number += 1
-                yield number, phase, i
+    def numbered(self) -> Iterator[tuple[int, list[Running]]]:
+        """Every round: its number from 1, and what runs: of a tour, two phases, one or none."""
+        if self.tour is None:
+            every = [[(phase, i)] for phase in self.phases for i in range(len(phase.rounds))]
+        else:
+            late = {Carries.SHARDS: 0, Carries.SUMS: self.tour.delay}
+            every = [[] for _ in range(self.tour.rounds)]
+            for phase in self.phases:
+                for i in range(len(phase.rounds)):
+                    every[late[phase.carries] + i].append((phase, i))
+        yield from enumerate(every, 1)
 
 
 def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     """The phases of a collective.
 
     Args:
-        collective: one of `algorithms.COLLECTIVES`, or `all_reduce` or `reduce_scatter`.
+        collective: one of `algorithms.COLLECTIVES`, or `all_reduce` or `reduce_scatter`; or `tour`.
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
 
@@ -98,10 +109,11 @@ def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     kind, shape = in_lax(collective), tuple(shape)
     made = build(kind, algorithm, shape)
     run = tuple(phases(kind, made))
+    way = tour(made) if kind == TOUR and isinstance(made, Schedule) else None
     if isinstance(algorithm, str):
         name = listed_name(kind, algorithm)
-        return Plan(collective, name, shape, run, made, algorithms_of(kind)[name])
+        return Plan(collective, name, shape, run, made, algorithms_of(kind)[name], way)
     if not callable(algorithm):
-        return Plan(collective, "a schedule", shape, run, made, None)
+        return Plan(collective, "a schedule", shape, run, made, None, way)
     name = getattr(algorithm, "__name__", "a function")
-    return Plan(collective, name, shape, run, made, algorithm)
+    return Plan(collective, name, shape, run, made, algorithm, way)

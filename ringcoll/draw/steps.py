@@ -6,14 +6,16 @@ schedule is proved, without a device and without `ringcoll.runtime.engine`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, ScheduleError
+from ringcoll.schedules.tour import Tour
 
 RankSet = frozenset[int]
-#: By rank, lane and column: the ranks whose data is there; empty if nothing is held.
+#: By rank, lane and column: the ranks whose data is there; empty if nothing is held. A tour has
+#: lanes of shards, and then as many of sums.
 Held = tuple[tuple[tuple[RankSet, ...], ...], ...]
 
 
@@ -38,7 +40,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A round: its phase, its messages, and the data of every rank after it. 0 is the start."""
+    """A round: its phase, its messages, and the data of every rank after it. 0 is the start.
+
+    A round of a tour has no phase, because two run in step.
+    """
 
     number: int
     phase: Phase | None
@@ -66,6 +71,8 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     >>> len(made), len(made[1].messages)  # the start and three rounds; four messages in the first
     (4, 4)
     """
+    if plan.tour:
+        return tuple(_of_tour(plan, plan.tour))
     first = plan.phases[0] if plan.phases else None
     state: _State = []
     for rank in range(plan.size):
@@ -79,6 +86,42 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
             messages = tuple(_deliver(phase, moves, state))
             made.append(Frame(len(made), phase, messages, _seen(plan, state)))
     return tuple(made)
+
+
+def _of_tour(plan: Plan, tour: Tour) -> Iterator[Frame]:
+    """A rank adds to what came in a round while the next round is on the wire.
+
+    It keeps a shard until it has added to its sum and has forwarded it.
+    """
+    lanes, everybody = tour.out.lanes, range(plan.size)
+    state: _State = [
+        [{r: Piece(r, frozenset([r]))} for _ in range(lanes)] + [{} for _ in range(lanes)]
+        for r in everybody
+    ]
+    came = [(lane, 0) for lane in range(lanes)]
+    sent = {(m.lane, o): number for number, m in tour.out.numbered_moves() for o in m.offsets}
+    yield Frame(0, None, (), _seen(plan, state))
+    for number, running in plan.numbered():
+        messages: list[Message] = []
+        arriving: list[tuple[int, int]] = []
+        for phase, i in running:
+            moves = phase.rounds[i]
+            if phase.carries is Carries.SHARDS:
+                arriving = [(m.lane, o) for m in moves for o in tour.out.arrivals(m)]
+            else:
+                moves = tuple(replace(move, lane=move.lane + lanes) for move in moves)
+            messages += _deliver(phase, moves, state)
+        used = [*came, *(key for key, last in sent.items() if last == number)]
+        for rank in everybody:
+            for lane, offset in came:
+                owner = plan.phases[0].along(rank, offset, -1)
+                own, store = Piece(owner, frozenset([rank])), state[rank][lanes + lane]
+                store[owner] = _sum([store[owner], own]) if owner in store else own
+            for lane, offset in used:
+                if offset and max(sent.get((lane, offset), 0), number) == number:
+                    state[rank][lane].pop(plan.phases[0].along(rank, offset, -1), None)
+        came = arriving
+        yield Frame(number, None, tuple(messages), _seen(plan, state))
 
 
 def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:

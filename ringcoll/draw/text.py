@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import groupby
 from textwrap import TextWrapper
 
-from ringcoll.draw.captions import explained, priced, sentence
+from ringcoll.draw.captions import explained, priced, running, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import Frame, RankSet, frames
 from ringcoll.schedules.phases import Carries, Phase
@@ -52,16 +52,19 @@ def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[
     columns = "" if plan.whole else ", by shard"
     if any(phase.carries is Carries.BLOCKS for phase in plan.phases):
         cells, columns = "whose blocks a rank holds", ", by the rank that they are for"
+    if plan.tour:
+        cells = "the shards that a rank holds, and who has added to the sums that it holds"
     yield [*wrap(f"Cells: {cells}{columns}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
-    for (number, phase, i), table in zip(plan.numbered(), tables[1:], strict=True):
-        text = f"round {number} of {plan.paid.rounds}, {phase.name}: {sentence(plan, phase, i)}"
+    for (number, now), table in zip(plan.numbered(), tables[1:], strict=True):
+        name, said = running(plan, now)[0], sentence(plan, now)
+        text = f"round {number} of {plan.paid.rounds}, {name}: {said}"
         yield [*wrap(text, width, then="  "), *table]
 
 
 def _tables(plan: Plan, width: int) -> list[list[str]] | None:
     """A table for each frame; lanes share a cell if that fits, else each has its row."""
     run = frames(plan)
-    for lanes_apart in (False, True):
+    for lanes_apart in (False, True)[bool(plan.tour) :]:
         made = [
             _table(plan, frame, before, lanes_apart)
             for before, frame in zip((run[0], *run), run, strict=False)
@@ -84,12 +87,21 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
                 [(_ranks(now, n) or ".") + _NEW * bool(now - was) for now, was in pairs]
             )
         alike = all(cells == of_lanes[0] for cells in of_lanes)
-        if lanes_apart and not alike:
-            rows += [[f"{rank} lane {lane}", *cells] for lane, cells in enumerate(of_lanes)]
+        if lanes_apart and (plan.tour or not alike):
+            names = _lanes(plan, len(of_lanes))
+            rows += [[f"{rank} {name}", *row] for name, row in zip(names, of_lanes, strict=True)]
         else:
             rows.append([str(rank), *map(_joined, zip(*of_lanes, strict=True))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _lanes(plan: Plan, count: int) -> list[str]:
+    """What the lanes of a rank are called; those of a tour have shards, and then sums."""
+    if not plan.tour:
+        return [f"lane {lane}" for lane in range(count)]
+    lanes = [f", lane {lane}" for lane in range(count // 2)] if count > 2 else [""]
+    return [f"{what}{lane}" for what in ("shards", "sums") for lane in lanes]
 
 
 def _joined(lanes: Sequence[str]) -> str:
@@ -115,6 +127,8 @@ def _in_general(plan: Plan, width: int) -> list[str]:
     lines: list[str] = []
     done = 0
     for phase in plan.phases:
+        if plan.tour and phase.carries is Carries.SUMS:
+            done = plan.tour.delay
         lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
         one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
         held = Fraction(1 if one else plan.size)
@@ -126,6 +140,8 @@ def _in_general(plan: Plan, width: int) -> list[str]:
             for text in _run_of_rounds(plan, phase, (number, last), done):
                 lines += wrap(text, width, "  ", "    ")
             number = last + 1
+            if plan.tour:  # what it has made adds to what it holds
+                continue
             lines.append(f"    then rank r holds {_amount(plan, phase, held, number)}")
         done += len(phase.rounds)
     return lines
@@ -134,10 +150,11 @@ def _in_general(plan: Plan, width: int) -> list[str]:
 def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) -> Iterator[str]:
     first, last = run
     if first == last:
-        yield f"round {done + first + 1}: {sentence(plan, phase, first)}"
+        yield f"round {done + first + 1}: {sentence(plan, [(phase, first)])}"
         return
-    yield f"rounds {done + first + 1} to {done + last + 1}, first: {sentence(plan, phase, first)}"
-    yield f"... last: {sentence(plan, phase, last)}"
+    said, then = (sentence(plan, [(phase, number)]) for number in run)
+    yield f"rounds {done + first + 1} to {done + last + 1}, first: {said}"
+    yield f"... last: {then}"
 
 
 def _alike(rounds: Sequence[Round]) -> list[list[Round]]:

@@ -35,8 +35,9 @@ from jax.typing import ArrayLike
 
 from ringcoll.attention.auto import ULYSSES, Shape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
-from ringcoll.attention.overlapped import Kernel, Options, attend
+from ringcoll.attention.overlapped import attend
 from ringcoll.attention.tiles import Mask
+from ringcoll.attention.visits import Kernel, Options
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
@@ -92,7 +93,8 @@ def attention(
     Raises:
         TypeError: an argument is no array or of another dtype, or segment_ids are no integers.
         ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
-            such layout or algorithm; a zigzag needs an even s/n; a kernel cannot mask.
+            such layout or algorithm; a zigzag needs an even s/n; a kernel cannot mask, or returns
+            other shapes.
 
     Source: Liu et al., "Ring attention with blockwise transformers" (2023); Brandon et al.,
     "Striped attention" (2023); Jacobs et al., "DeepSpeed Ulysses" (2023).
@@ -141,7 +143,7 @@ def attention(
         sizes,
         exchanged,
         float(scale if scale is not None else q.shape[-1] ** -0.5),
-        kernel,
+        kernel and _checked(call, kernel),
     )
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
@@ -308,6 +310,22 @@ def _check_kernel(call: Call, kernel: Any, mask: Mask, layout: str, ids: Any) ->
         words = "kernel: it computes whole blocks and causal ones"
         cure = "leave out window and segment_ids, and use contiguous or zigzag; or no kernel"
         raise call.refusal(ValueError, words, cure)
+
+
+def _checked(call: Call, kernel: Kernel) -> Kernel:
+    """The kernel, whose results must fit its operands."""
+
+    def checked(q: Array, k: Array, v: Array, *, causal: bool) -> tuple[Array, Array]:
+        made = kernel(q, k, v, causal=causal)
+        wanted = [(*q.shape[:3], v.shape[3]), q.shape[:3]]
+        if (shapes := [jnp.shape(x) for x in jax.tree.leaves(made)]) != wanted:
+            given = ", ".join(str([*shape]) for shape in shapes) or "nothing"
+            cure = f"of {[*q.shape]}, return (out, lse) of {[*wanted[0]]} and {[*wanted[1]]}"
+            raise call.refusal(ValueError, f"the kernel returned {given}", cure)
+        out, lse = jax.tree.leaves(made)
+        return out, lse
+
+    return checked
 
 
 def _ids(

@@ -41,6 +41,7 @@ from ringcoll.collectives.permute import ppermute
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.experts import (
     Experts,
+    Kernel,
     combined,
     counted,
     experts_of,
@@ -83,6 +84,7 @@ def moe(
     algorithm: str = "auto",
     max_send: int | None = None,
     precision: Any = None,
+    kernel: Kernel | None = None,
 ) -> Routed:
     """A mixture of gated MLPs: each token goes to its `top_k` experts, wherever they are.
 
@@ -104,6 +106,11 @@ def moe(
             buffers of "ragged_all_to_all", and is for it alone. If a rank has more, no row is
             dropped in silence: the output of all ranks is NaN.
         precision: of the experts' products, as in `jax.lax.dot`.
+        kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
+            gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows
+            behind the last expert's is not used. None for `jax.lax.ragged_dot`, which XLA:TPU
+            makes a dense product of all rows and experts; there pass `gmm` of
+            `jax.experimental.pallas.ops.tpu.megablox`, under `check_vma=False`.
 
     Returns:
         `Routed(output, balance_loss)`. The loss is E times the sum over experts of the share of
@@ -152,7 +159,7 @@ def moe(
             words = f"max_send={max_send}, algorithm={algorithm!r}"
             cure = f"pass 1 or more, and algorithm={RAGGED!r}"
             raise refusal(ValueError, "moe", words, cure)
-    how = {"activation": activation, "precision": precision}
+    how = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
     tokens = x.reshape(-1, x.shape[-1])

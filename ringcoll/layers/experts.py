@@ -2,7 +2,7 @@
 
 Tokens have *slots*: `slots[i, j]` is the number of an expert that token i goes to, counted among
 the experts of this rank, or `count` for none. Rows are sorted by expert and multiplied by
-`jax.lax.ragged_dot`.
+`jax.lax.ragged_dot`, or a caller's kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,9 @@ from ringcoll.collectives.front_door import Pytree
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.runtime.value_types import typed_alike
 
+#: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
+Kernel = Callable[[Array, Array, Array], Array]
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -28,6 +31,7 @@ class Experts:
         gate, up, down: weights.
         activation: of the gate.
         precision: of the products.
+        kernel: multiplies in place of `jax.lax.ragged_dot`, or None.
     """
 
     gate: Array
@@ -35,6 +39,7 @@ class Experts:
     down: Array
     activation: Callable[[Array], Array]
     precision: Any
+    kernel: Kernel | None
 
     @property
     def count(self) -> int:
@@ -47,7 +52,7 @@ class Experts:
         What is behind the last row of an expert may be anything.
         """
         rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
-        product = partial(_product, self.precision)
+        product = self.kernel or partial(_product, self.precision)
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes)
 

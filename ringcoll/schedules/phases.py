@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ringcoll.schedules.registry import ALL_REDUCES, EXCHANGES, Stages
+from ringcoll.schedules.registry import ALL_REDUCES, EXCHANGES, TOUR, Stages
 from ringcoll.schedules.schedule import Round, Schedule, digits, product
+from ringcoll.schedules.tour import Tour, tour
 
 
 class Carries(Enum):
@@ -51,7 +52,7 @@ def phases(collective: str, built: Schedule | Stages) -> list[Phase]:
     """The phases of a collective, in order.
 
     Args:
-        collective: one of `algorithms.COLLECTIVES`.
+        collective: one of `algorithms.COLLECTIVES`, or a tour, whose two phases run in step.
         built: the result of `algorithms.build` for it. A stage is a gather of whole vectors
             along its digit of the ranks.
     """
@@ -60,8 +61,15 @@ def phases(collective: str, built: Schedule | Stages) -> list[Phase]:
         return [Phase(s, Carries.VECTORS, product(built, [i])) for i, s in enumerate(names)]
     if collective in EXCHANGES:
         return [Phase("all-to-all", Carries.BLOCKS, built)]
+    if collective == TOUR:
+        return of_tour(tour(built))
     backward = Phase("reduce-scatter", Carries.SUMS, built)
     forward = Phase("all-gather", Carries.SHARDS, built)
     if collective in ALL_REDUCES:
         return [backward, forward]
     return [backward if collective == "psum_scatter" else forward]
+
+
+def of_tour(tour: Tour) -> list[Phase]:
+    """The phases of a tour: shards go out, and `delay` rounds later sums start to come home."""
+    return [Phase("out", Carries.SHARDS, tour.out), Phase("home", Carries.SUMS, tour.back)]

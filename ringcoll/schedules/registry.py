@@ -74,6 +74,9 @@ def along_each_axis(one_axis: Callable[..., Kind]) -> Callable[..., Kind]:
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 #: Those that exchange blocks, by the same schedules.
 EXCHANGES = ("all_to_all", "ragged_all_to_all")
+#: A gather whose shards are followed by partial results, which come home: see `schedules.tour`. It
+#: is drawn and priced as a collective is; layers run it.
+TOUR = "tour"
 #: The collectives that schedules serve.
 COLLECTIVES = ("all_gather", "psum_scatter", *ALL_REDUCES, *EXCHANGES)
 #: The names in the literature of collectives to which `jax.lax` gives others.
@@ -107,7 +110,7 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
     Raises:
         ValueError: no such collective.
     """
-    if collective not in COLLECTIVES:
+    if collective not in (*COLLECTIVES, TOUR):
         raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
     if collective in ALL_REDUCES:
         return {AS_ALL_REDUCE.get(name, name): gather for name, gather in GATHERS.items()} | STAGED
@@ -136,7 +139,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     """The checked schedule (or stages) of a collective on axes of `shape`, major first.
 
     Args:
-        collective: one of `COLLECTIVES`.
+        collective: one of `COLLECTIVES`, or `TOUR`, of which this is the gather.
         algorithm: a name (see `listed_name`), a `Schedule`, a tuple of stages, or a
             function that makes one when called as `algorithm(*shape)`; hashable.
         shape: the sizes of the axes; a schedule may cut them into finer digits.

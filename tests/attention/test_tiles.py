@@ -11,16 +11,6 @@ from ringcoll.attention.tiles import Mask, plan
 MASKS = [Mask(True), Mask(False), Mask(True, 5), Mask(False, 7), Mask(True, 1)]
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles of at most four positions a side."""
-    for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):
-        monkeypatch.setattr(tiles, name, value)
-    plan.cache_clear()
-    yield
-    plan.cache_clear()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_every_position_is_on_one_rank(layout, n):

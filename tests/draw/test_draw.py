@@ -11,6 +11,7 @@ from support import SIZES, runnable
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
+from ringcoll.costs.counts import price_tour
 from ringcoll.draw import as_page, as_text, frames, plan
 from ringcoll.draw.captions import parts, sentence
 from ringcoll.draw.plan import Plan
@@ -85,6 +86,31 @@ def test_a_schedule_that_is_wrong_does_not_run():
         frames(broken(Carries.SUMS, (away,), (away,)))
 
 
+@pytest.mark.parametrize("algorithm", runnable("all_gather", 6))
+def test_a_tour_adds_at_every_rank_brings_sums_home_and_drops_what_it_has_used(algorithm):
+    made, n = plan("tour", algorithm, (6,)), 6
+    run, whole, lanes = frames(made), frozenset(range(6)), made.tour.out.lanes
+    for rank, held in enumerate(run[-1].held):
+        own = [column == rank for column in range(n)]
+        assert held[:lanes] == (tuple(frozenset([rank] if mine else []) for mine in own),) * lanes
+        assert held[lanes:] == (tuple(whole if mine else frozenset() for mine in own),) * lanes
+    waiting = [sum(map(bool, lane)) for f in run for lane in f.held[0][lanes:]]
+    assert max(waiting) <= 1 + made.tour.waiting  # its own sum waits too
+    mine = [m for f in run for m in f.messages if m.sender == 0]
+    paid = price_tour(algorithm, (6,))
+    assert (len(run) - 1, len(mine)) == (paid.rounds, paid.shards.messages + paid.sums.messages)
+    for sent, some in ((paid.shards, range(lanes)), (paid.sums, range(lanes, 2 * lanes))):
+        pieces = sum(len(m.pieces) for m in mine if m.lane in some)
+        assert Fraction(pieces, lanes) == sent.sent
+
+
+def test_on_a_ring_a_rank_holds_its_shard_and_the_one_that_has_come():
+    run = frames(plan("tour", "ring", (5,)))
+    held = [[[c for c in range(5) if f.held[2][lane][c]] for f in run] for lane in (0, 1)]
+    assert held[0] == [[2], [1, 2], [0, 2], [2, 4], [2, 3], [2], [2]]
+    assert held[1] == [[], [2], [1, 2], [0, 2], [2, 4], [2, 3], [2]]
+
+
 # -- words --
 
 
@@ -92,7 +118,7 @@ def test_a_schedule_that_is_wrong_does_not_run():
 @pytest.mark.parametrize("algorithm", runnable("all_gather", 5))
 def test_captions_match_the_messages_of_every_rank(collective, algorithm):
     made = plan(collective, algorithm, (5,))
-    for frame, (_, phase, number) in zip(frames(made)[1:], made.numbered(), strict=True):
+    for frame, (_, ((phase, number),)) in zip(frames(made)[1:], made.numbered(), strict=True):
         said = set()
         for part in parts(made, phase, number):
             targets, what, lane = re.fullmatch(
@@ -120,6 +146,9 @@ SAID = [
     ("all_gather", "ring", (5,), 3, "every rank r sends to r+1: shard r+2"),
     ("pmax", "ring", (3,), 0, "every rank r sends to r-1: its maximum of shard r+1"),
     ("all_gather", "ring", (3, 2), 2, "every rank (i, j) sends to (i, j+1): shards (*, j)"),
+    ("tour", "ring", (4,), 2,
+     "every rank r sends to r+1: shard r-2; to r+1: its sum of shard r-1"),
+    ("tour", "ring", (2,), 1, "every rank r sends nothing"),
     ("all_gather", "direct", (64,), 0,
      "every rank r sends to each of r+1, r+2, r+3, ..., r-1 (63 of them): shard r"),
 ]
@@ -129,8 +158,8 @@ SAID = [
 @pytest.mark.parametrize(("collective", "algorithm", "shape", "number", "said"), SAID)
 def test_sentences(collective, algorithm, shape, number, said):
     made = plan(collective, algorithm, shape)
-    _, phase, i = list(made.numbered())[number]
-    assert sentence(made, phase, i) == said
+    _, now = list(made.numbered())[number]
+    assert sentence(made, now) == said
 
 
 # -- text --

@@ -51,12 +51,29 @@ def test_training_over_parts_of_the_sequence_is_that_of_one_device(tmp_path):
     train(tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 3 --algorithm ring")
 
 
-def test_a_sequence_that_ranks_cannot_cut_is_refused(capsys):
+@pytest.mark.exhaustive
+def test_training_with_experts_is_that_of_one_device(tmp_path):
+    """The gradients are compared too, so the load-balancing loss is."""
+    train(
+        tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 2 --experts 2 --algorithm ring"
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        ("--sequence 50 --context 2", "--sequence 50: an early and a late part"),
+        ("--experts 6 --model 4", "--experts 6: a token has 2, and each rank of --model 4 as many"),
+        ("--experts 1", "--experts 1: a token has 2"),
+        ("--experts 4 --check", "--check --experts 4: rounding may choose another expert"),
+    ],
+)
+def test_what_cannot_be_cut_or_checked_is_refused(refused, words, capsys):
     from examples.train_transformer import flags
 
     with pytest.raises(SystemExit):
-        flags(["--sequence", "50", "--context", "2"])
-    assert "--sequence 50: an early and a late part" in capsys.readouterr().err
+        flags(refused.split())
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

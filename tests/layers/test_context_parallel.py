@@ -21,23 +21,14 @@ from support import SIZES, crossed, make_mesh, paired
 from test_matmul_gradients import gamma
 
 import ringcoll
-from ringcoll.attention import tiles
 from ringcoll.attention.auto import Shape, fastest, seconds
 from ringcoll.attention.tiles import Mask, plan
 from ringcoll.layers import context_parallel as cp
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 BATCH, GROUPS, HEADS, D, E = 2, 2, 4, 4, 3
 LENGTH = 6  # of a rank
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Tiles of at most four positions, so that a shard has several and one is filled up."""
-    for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):
-        monkeypatch.setattr(tiles, name, value)
-    plan.cache_clear()
-    yield
-    plan.cache_clear()
 
 
 def reference(q, k, v, causal, window=None, ids=None, scale=None):
@@ -295,6 +286,16 @@ def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
         )
 
 
+def test_a_shard_travels_with_rows_first_where_tiles_gain(monkeypatch):
+    monkeypatch.setattr("ringcoll.attention.visits.device_kind", lambda: "TPU v5p")
+    check((3,), "zigzag", causal=True, algorithm="bidirectional_ring")
+    q, k = ones(1, 4, 4, 2), ones(1, 4, 2, 2)  # two rows of two positions on a rank
+    attend = over_ranks((2,), "contiguous", False, causal=True, algorithm="ring")
+    text = jax.jit(attend).lower(q, k, k, None).as_text()
+    sent = [line for line in text.splitlines() if "stablehlo.collective_permute" in line]
+    assert [line.partition("(tensor<")[2].partition(">")[0] for line in sent] == ["1x4x4xf32"]
+
+
 def test_auto_is_what_is_named_around_it():
     x = ones(1, 8, 2, 4)
     attend = over_ranks((4,), "contiguous", False, causal=True)
@@ -315,6 +316,12 @@ def test_auto_takes_what_its_price_says(monkeypatch):
                 chosen = found[fastest(*asked)]
                 assert chosen <= 1.02 * min(found.values())
                 assert ("ulysses",) not in found or heads == 8
+    whole, near = (
+        seconds(Shape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p")
+        for window in (None, 512)
+    )
+    hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
+    assert near["ring",] < whole["ring",] * hops[1] / hops[0] * 1.5
 
 
 def ones(*shape, dtype=jnp.float32):
@@ -349,6 +356,10 @@ REFUSED = {
     "kernel": (
         *((Q, K, K), {"window": 2, "kernel": kernel_of}),
         *(ValueError, "leave out window and segment_ids"),
+    ),
+    "a kernel's shapes": (
+        *((Q, K, K), {"kernel": lambda q, k, v, causal: (v[..., :1] + q[..., :1], q[..., 0])}),
+        *(ValueError, "the kernel returned [2, 4, 2, 1], [2, 4, 2]; of [2, 4, 2, 2], return"),
     ),
     "axis": ((Q, K, K), {"axis_name": "y"}, NameError, "y"),
 }

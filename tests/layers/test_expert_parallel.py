@@ -6,10 +6,12 @@ gradients as many as there are tokens.
 
 from functools import cache, partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.sharding import PartitionSpec as P
 from layer_references import moe as by_reference
 from support import crossed, make_mesh, mostly_exhaustive, paired
@@ -255,3 +257,19 @@ def test_specs_of_leaves_without_experts_are_refused():
         ep.partition_specs({"mlp": {"up": leaf}}, "x")
     stacked = jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32)
     assert ep.partition_specs({"up": stacked}, "x") == {"up": P(None, "x", None, None)}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", ["gather", "ring", "ragged_all_to_all"])
+def test_a_kernel_of_pallas_multiplies_the_rows(form, monkeypatch):
+    monkeypatch.setattr("test_expert_parallel.T", 8)  # its tiles have 8 rows
+    kernel = partial(gmm, tiling=(8, 128, 128), interpret=True)
+    params = jax.tree.map(jnp.float32, arguments(2, 4, "random"))
+    ours, plain = (
+        with_gradients(lambda params, call=call: tuple(call(params)))(params)
+        for call in (
+            over(make_mesh(2), params, top_k=2, algorithm=form, check_vma=False, kernel=one)
+            for one in (kernel, None)
+        )
+    )
+    chex.assert_trees_all_close(ours, plain, rtol=0, atol=1e-5)

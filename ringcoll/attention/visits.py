@@ -1,0 +1,240 @@
+"""What a rank does with a shard of keys and values: its tiles, forward and backward."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.attention.softmax import Softmax, add_at, added, like, merged, wide
+from ringcoll.attention.tiles import Mask, Plan, rows_together
+from ringcoll.collectives.table import Algorithm
+from ringcoll.costs.machines import KINDS
+from ringcoll.runtime.contributions import Shard
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.slicing import Shares
+from ringcoll.runtime.value_types import device_kind
+from ringcoll.schedules.schedule import Schedule
+
+#: (q, k, v, causal=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps `[b, s, heads]`.
+Kernel = Callable[..., tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How attention runs.
+
+    Attributes:
+        axes: those over which keys and values travel.
+        algorithm: of the gather.
+        mask: which keys a query sees.
+        layout, sizes, exchanged: which positions a rank has: see `plan`.
+        scale: of the scores.
+        kernel: computes a whole part of the scores, or None.
+    """
+
+    axes: tuple[Hashable, ...]
+    algorithm: Algorithm
+    mask: Mask
+    layout: str
+    sizes: tuple[int, ...]
+    exchanged: tuple[int, ...]
+    scale: float
+    kernel: Kernel | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the visits of one call share.
+
+    Attributes:
+        options: see there.
+        plan: the tiles of every rank.
+        schedule, ranks: of the gather, cut if no rank needs some shards.
+        ids: `[ranks, batch, s]` of all ranks, or None.
+        sizes: of the parts of keys and values: d, dv.
+        groups: the rows of a sequence.
+        heads: of a row.
+    """
+
+    options: Options
+    plan: Plan
+    schedule: Schedule
+    ranks: Ranks
+    ids: Array | None
+    sizes: tuple[int, int]
+    groups: int
+    heads: int
+
+    def shares(self, rows: int) -> list[tuple[int, int]]:
+        """(start, count) of the rows of each lane."""
+        shares = Shares(rows, self.schedule.lanes)
+        return [shares.of(lane) for lane in range(self.schedule.lanes)]
+
+    def by_rows(
+        self, function: Callable[[Any, Any, Callable[[Array], Array]], Any], state: Any
+    ) -> Any:
+        """`function(first row, state, rows of)` for blocks of rows, which share tiles.
+
+        The last argument takes the block's rows of an array. A block's state is small enough for
+        the fast memory of a TPU, where the tiles add to it.
+        """
+        count = jax.tree.leaves(state)[0].shape[0]
+        is_whole = self.options.kernel or not count
+        together = count if is_whole else rows_together(count, self.heads, self.plan.tile)
+        if together == count:
+            return function(0, state, lambda x: x)
+
+        def block(whole: Any, first: Array) -> tuple[Any, None]:
+            def rows_of(x: Array) -> Array:
+                return lax.dynamic_slice_in_dim(x, first, together)
+
+            made = function(first, jax.tree.map(rows_of, whole), rows_of)
+            put = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
+            return jax.tree.map(put, whole, made), None
+
+        return lax.scan(block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
+
+    def tiled(self, shard: Shard, rows: Any, body: Callable[..., Any], state: Any) -> Any:
+        """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
+
+        i and j are where the tile starts among queries and keys; `visible` is None for all. `rows`
+        are the numbers of the rows.
+        """
+        me = self.ranks.number()
+        for masked, (table, counts, which) in self.plan.tiles(shard.offsets).items():
+            number = jnp.asarray(which)[me, shard.origin] if len(table) > 1 else 0
+            some = len(set(counts.tolist())) > 1
+            mine = jnp.asarray(counts)[number] if some else None
+
+            def step(state: Any, job: Any, masked: bool = masked, mine: Any = mine) -> Any:
+                turn, (i, j) = job
+
+                def compute(state: Any) -> Any:
+                    at = i * self.plan.tile, j * self.plan.tile
+                    return body(state, *at, self.visible(shard.origin, at, rows, masked))
+
+                if mine is None:
+                    return compute(state), None
+                return lax.cond(turn < mine, compute, lambda state: state, state), None
+
+            jobs = jnp.arange(table.shape[1], dtype=jnp.int32), jnp.asarray(table)[number]
+            state, _ = lax.scan(step, state, jobs)
+        return state
+
+    def visible(
+        self, origin: Array, at: tuple[Array, Array], rows: Any, masked: bool
+    ) -> Array | None:
+        """Which keys of a tile are seen: `[rows or 1, 1, queries, keys]`; None for all."""
+        tile, seen = self.plan.tile, None
+        me, (i, j) = self.ranks.number(), at
+        if masked:
+            held = jnp.asarray(self.plan.positions)
+            query = lax.dynamic_slice(held, (me, i), (1, tile))[0]
+            key = lax.dynamic_slice(held, (origin, j), (1, tile))[0]
+            seen = self.options.mask.visible(query[:, None], key[None, :])[None, None]
+        if self.ids is not None:
+            size, zero = (1, self.ids.shape[1], tile), np.int32(0)
+            query = lax.dynamic_slice(self.ids, (me, zero, i), size)[0][rows // self.groups]
+            key = lax.dynamic_slice(self.ids, (origin, zero, j), size)[0][rows // self.groups]
+            same = query[:, None, :, None] == key[:, None, None, :]
+            seen = same if seen is None else seen & same
+        return seen
+
+    def scores(self, q: Array, k: Array) -> Array:
+        """Of a tile, scaled, in the dtype of sums."""
+        exact = wide(q.dtype)
+        return self.options.scale * jnp.einsum("bgqd,bkd->bgqk", q, k, preferred_element_type=exact)
+
+    def part(self, kv: Array, j: Array) -> tuple[Array, Array]:
+        """The keys and values of a tile."""
+        both = lax.dynamic_slice_in_dim(kv, j, self.plan.tile, 1)
+        return both[..., : self.sizes[0]], both[..., self.sizes[0] :]
+
+    def unpacked(self, shard: Shard) -> Shard:
+        """A shard that has arrived, as rows."""
+        length = self.plan.positions.shape[1]
+        return shard._replace(value=shard.value.reshape(-1, length, sum(self.sizes)))
+
+    def attended(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
+        """The softmax with a shard added to it; `start` is the first row of the lane."""
+        tile = self.plan.tile
+
+        def of_rows(first: Any, state: Softmax, rows_of: Callable[[Array], Array]) -> Softmax:
+            queries, kv = rows_of(q), rows_of(shard.value)
+
+            def body(state: Softmax, i: Array, j: Array, seen: Array | None) -> Softmax:
+                some = lax.dynamic_slice_in_dim(queries, i, tile, 2)
+                before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
+                k, v = self.part(kv, j)
+                if self.options.kernel is None:
+                    after = added(before, self.scores(some, k), v, seen)
+                else:
+                    after = merged(before, self.by_kernel(some, k, v, seen is not None))
+                pairs = zip(state, after, strict=True)
+                return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
+
+            rows = start + first + jnp.arange(queries.shape[0], dtype=jnp.int32)
+            return self.tiled(shard, rows, body, state)
+
+        return self.by_rows(of_rows, state)
+
+    def by_kernel(self, q: Array, k: Array, v: Array, causal: bool) -> Softmax:
+        """The softmax of one part, by the caller's kernel."""
+        assert self.options.kernel is not None
+        queries = q.transpose(0, 2, 1, 3)
+        out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], causal=causal)
+        exact = wide(q.dtype)
+        lse = lse.astype(exact).transpose(0, 2, 1)
+        values = out.astype(exact).transpose(0, 2, 1, 3)
+        return Softmax(lse, jnp.ones_like(lse), values)
+
+    def differentiated(
+        self, given: tuple[Array, ...], dq: Array, shard: Shard, start: int
+    ) -> tuple[Array, Array]:
+        """The gradient of the queries with a shard added to it, and that of its keys and values.
+
+        `given`: the queries, the cotangent of the result, its log-sum-exps, and by query the sum
+        of the products of result and cotangent. `start` is the first row of the lane.
+        """
+        tile, exact = self.plan.tile, dq.dtype
+
+        def of_rows(first: Any, state: Any, rows_of: Callable[[Array], Array]) -> Any:
+            block, kv = [rows_of(x) for x in given], rows_of(shard.value)
+
+            def body(state: Any, i: Array, j: Array, seen: Array | None) -> Any:
+                dq, dkv = state
+                q, ct, lse, inner = (lax.dynamic_slice_in_dim(x, i, tile, 2) for x in block)
+                k, v = self.part(kv, j)
+                p = jnp.exp(self.scores(q, k) - lse[..., None])
+                p = p if seen is None else jnp.where(seen, p, 0)
+                dp = jnp.einsum("bgqd,bkd->bgqk", ct, v, preferred_element_type=exact)
+                ds = (self.options.scale * p * (dp - inner[..., None])).astype(q.dtype)
+                p = p.astype(q.dtype)
+                of_q = jnp.einsum("bgqk,bkd->bgqd", ds, k, preferred_element_type=exact)
+                of_k = jnp.einsum("bgqk,bgqd->bkd", ds, q, preferred_element_type=exact)
+                of_v = jnp.einsum("bgqk,bgqd->bkd", p, ct, preferred_element_type=exact)
+                both = jnp.concatenate([of_k, of_v], -1)
+                return add_at(dq, of_q, i, 2), add_at(dkv, both, j, 1)
+
+            rows = start + first + jnp.arange(kv.shape[0], dtype=jnp.int32)
+            return self.tiled(shard, rows, body, state)
+
+        zeros = like(jnp.zeros(shard.value.shape, exact), dq)
+        return self.by_rows(of_rows, (dq, zeros))
+
+
+def packed(kv: Array) -> Array:
+    """Rows of keys and values as they travel: `[rows, s, d + dv] -> [rows s, d + dv]`.
+
+    The compiler then puts the row first in memory, once, before the first hop. Of three dimensions
+    it keeps the order that the caller's arrays have, where a tile of a row is not in one place.
+    That is a tenth of all time on v5p; v5e and v6e are faster as they were with long sequences, or
+    with gradients (`python -m benchmarks context`), and for others nothing is known.
+    """
+    is_v5p = KINDS.get(device_kind() or "") == "v5p"
+    return kv.reshape(-1, kv.shape[-1]) if is_v5p else kv
