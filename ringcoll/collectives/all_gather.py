@@ -9,11 +9,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
-from ringcoll.collectives.placing import gather_along, reduce_along
+from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
 
@@ -39,6 +40,10 @@ class AllGather(ScheduledCollective, name="all_gather"):
 
     def widen(self, x: Array) -> Array:
         return x  # nothing is summed here; the gradient is
+
+    @property
+    def in_order(self) -> bool:
+        return False  # only its gradient adds
 
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
         return gather_along(x, self.dims[0], schedule, ranks)
@@ -75,11 +80,23 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
             return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
         return super().__call__(*xs)
 
+    def exchanged(self, x: Array) -> Array:
+        return exchanged_along(x, self.dims[0], self)
+
     def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
         return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        if not self.in_order or len(self.axes) > 1:
+            return super().within(axis, x, dim, out)
+        wide = self.widen(rounded(x))
+        total = summed_along(wide, dim).astype(x.dtype)
+        at = self.dims[0]
+        shape = (*total.shape[:at], axis.size, total.shape[at] // axis.size, *total.shape[at + 1 :])
+        return jnp.moveaxis(total.reshape(shape), at, 0)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
         before, after = self.axes_around(axis)  # the major axes first
@@ -97,6 +114,8 @@ def all_gather(
     to: str = "varying",
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
 
@@ -125,7 +144,15 @@ def all_gather(
     [0 1 2 3 4 5 6 7]
     """
     arguments = {"axis": axis, "tiled": tiled, "to": to}
-    call = Call("all_gather", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments)
+    call = Call(
+        "all_gather",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        arguments,
+        tree=(order, leaves),
+    )
     gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
     return call.each(x, gather, dims=("axis",), is_only_lax_s=to == "reduced")
 
@@ -139,6 +166,8 @@ def psum_scatter(
     tiled: bool = False,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
 
@@ -167,7 +196,13 @@ def psum_scatter(
     """
     arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
     call = Call(
-        "psum_scatter", axis_name, axis_index_groups, algorithm, accumulate_dtype, arguments
+        "psum_scatter",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        arguments,
+        tree=(order, leaves),
     )
     scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
     return call.each(x, scatter, dims=("scatter_dimension",))

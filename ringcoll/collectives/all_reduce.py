@@ -12,12 +12,14 @@ from jax.typing import DTypeLike
 from ringcoll import algorithms
 from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
-from ringcoll.collectives.placing import by_stages, gather_along, reduce_along
+from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm, halves
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks, moved_as_bits
+from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
+from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
 from ringcoll.schedules.schedule import Schedule
 
@@ -31,7 +33,7 @@ class AllReduce(ScheduledCollective):
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         if not isinstance(schedule, Schedule):
-            return by_stages(x, schedule, ranks, self.combine) if ranks.size > 1 else x
+            return self.staged(x, schedule, ranks) if ranks.size > 1 else x
         if schedule.size == 1:
             return x
         dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
@@ -43,7 +45,30 @@ class AllReduce(ScheduledCollective):
             return flat.reshape(x.shape)
         if dims:
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
-        return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
+        return self.staged(x, (schedule,), ranks)  # nothing can be cut
+
+    def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
+        """Gather whole vectors and combine them, stage by stage."""
+        return by_stages(x, stages, ranks, self.combine, in_order=self.in_order)
+
+    def exchanged(self, x: Array) -> Array:
+        n = Ranks.over(self.axes, self.groups).size
+
+        def gathered(x: Array) -> Array:
+            bits, back = as_bits(x)
+            whole = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
+            return back(marked(whole.by_lax, bits, self.axes, self.groups))
+
+        if is_small(x) or sharded_dims(x):  # each rank adds all vectors
+            return summed_along(self.widen(gathered(x[None])), 0)
+        flat = jnp.pad(x.reshape(-1), (0, -x.size % n))
+        mine = exchanged_along(flat, 0, self).astype(x.dtype)
+        return gathered(mine)[: x.size].reshape(x.shape)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        if not self.in_order or len(self.axes) > 1:
+            return super().within(axis, x, dim, out)
+        return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
     def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         size = x.shape[dim]
@@ -92,6 +117,7 @@ class Pmean(Psum):
 
     def __call__(self, *xs: Array) -> list[Array]:
         total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
+        xs = tuple(rounded(x) for x in xs) if self.in_order else xs  # before it is widened
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in total(*xs)]
         totals = total(*(x.astype(self.accumulate_dtype) for x in xs))
@@ -127,6 +153,8 @@ def psum(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """The sum of all ranks' x, on every rank, with the same bits.
 
@@ -155,7 +183,9 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call("psum", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    call = Call(
+        "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype, tree=(order, leaves)
+    )
     return call.each(x, Psum(axes=call.axes, groups=call.grouped))
 
 
@@ -166,6 +196,8 @@ def pmean(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
 
@@ -181,7 +213,9 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call("pmean", axis_name, axis_index_groups, algorithm, accumulate_dtype)
+    call = Call(
+        "pmean", axis_name, axis_index_groups, algorithm, accumulate_dtype, tree=(order, leaves)
+    )
     return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
 
 

@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from ringcoll import algorithms
 from ringcoll.collectives.table import (
+    BUILT_INS,
     LAX,
     LAX_AS_BITS,
     Algorithm,
@@ -30,9 +31,11 @@ from ringcoll.runtime.hop import Ranks, moved_as_bits
 from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
 from ringcoll.schedules.registry import algorithms_of
 from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tree import is_balanced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class ScheduledCollective(Collective):
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
+    leaves: int | None = None  # of the one tree by which it adds; None for any order
     collective: ClassVar[str]  # its name in `algorithms` and in the table
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
@@ -53,11 +57,15 @@ class ScheduledCollective(Collective):
             parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
             return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
+        if by.in_order:
+            x = rounded(x, where.platform)
         algorithm = halves(by.algorithm).reduces
         with named(call, algorithm, self.collective):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
-            if algorithm == LAX:
+            if algorithm == LAX and by.in_order:
+                y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
+            elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
                 y = marked(send, self.widen(x), self.axes, self.groups)
             elif algorithm == LAX_AS_BITS:
@@ -65,6 +73,11 @@ class ScheduledCollective(Collective):
             else:
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it adds floats by the one tree. (Integers are exact in any order.)"""
+        return self.leaves is not None
 
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands of these types together: the user's, or the table's."""
@@ -78,10 +91,17 @@ class ScheduledCollective(Collective):
         mesh = where.mesh
         placement = on_hosts(mesh, self.axes, self.groups) if mesh else OnHosts(1, n)
         call = self.collective, where.platform, n, nbytes, xs[0].dtype.name, jax.__version__
-        return _picked(algorithm, call, placement)
+        picked = _picked(algorithm, call, placement)
+        if not self.in_order:
+            return picked
+        return picked if self._adds_by_tree(halves(picked).reduces) else LAX
+
+    def _adds_by_tree(self, algorithm: str) -> bool:
+        shape = Ranks.over(self.axes, self.groups).shape
+        return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
 
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        return self.chosen(xs, where) != LAX
+        return self.in_order or self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -95,10 +115,19 @@ class ScheduledCollective(Collective):
         return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        if self.in_order and len(self.axes) > 1:
+            raise NotImplementedError(
+                f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
+                "axis of a vmap, and the others are not; sum over them in separate calls"
+            )
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
         """Run the schedule of `algorithm`; the result may still have the dtype of accumulation."""
+        raise NotImplementedError
+
+    def exchanged(self, x: Array) -> Array:
+        """Exchange raw contributions by built-in collectives, and add them by the tree."""
         raise NotImplementedError
 
     def builtin(self, x: Array, platform: str) -> Array:
@@ -116,11 +145,12 @@ class ScheduledCollective(Collective):
         """The sum of a partial result that arrived and this rank's contribution.
 
         It is rounded once, to the dtype of `widen`. The schedule decides how many follow."""
-        return lax.add(self.widen(received), self.widen(mine))
+        add = added if self.in_order else lax.add
+        return add(self.widen(received), self.widen(mine))
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
-        names = ("axes", "groups", "algorithm", "accumulate_dtype")
+        names = ("axes", "groups", "algorithm", "accumulate_dtype", "leaves")
         shared = {name: getattr(self, name) for name in names}
         if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
             shared["algorithm"] = "auto"

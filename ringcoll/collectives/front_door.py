@@ -31,6 +31,8 @@ from ringcoll.runtime.value_types import typed_alike, varying
 Pytree = Any
 #: The functions that need no communication for constants.
 _OF_CONSTANTS = ("psum", "pmean")
+#: Of the tree of `order="tree"`, if the caller does not say.
+LEAVES = 8
 T = TypeVar("T")
 
 
@@ -43,6 +45,7 @@ class Call:
         axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
         said: the other arguments, by name.
         operands: the text for the operands in error messages.
+        tree: `order` and `leaves`, as the user gave them.
         axes, grouped: the axes and the groups, as tuples.
     """
 
@@ -53,6 +56,7 @@ class Call:
     accumulate_dtype: DTypeLike | None = None
     said: Mapping[str, Any] = field(default_factory=dict)
     operands: str = "x"
+    tree: tuple[str | None, int] = (None, LEAVES)
     axes: tuple[Hashable, ...] = field(init=False)
     grouped: Grouped | None = field(init=False, default=None)
 
@@ -128,10 +132,12 @@ class Call:
         dtypes = [self.ask(jax.typeof, leaf).dtype for leaf in leaves]
         if self.accumulate_dtype is not None:
             settings["accumulate_dtype"] = self.wide(*dtypes)
+        if self.tree[0] is not None:
+            settings["leaves"] = self.tree_leaves()
         for_lax = [is_only_lax_s or self._is_for_lax(leaf) for leaf in leaves]
         if not all(for_lax) and isinstance(every[0], ScheduledCollective):
             call = self.algorithm, every[0].collective, self.axes, self.grouped
-            settings["algorithm"] = self.ask(choice.settled, *call)
+            settings["algorithm"] = self.ask(choice.settled, *call, settings.get("leaves"))
         done: list[Any] = []
         together: dict[Hashable, list[int]] = defaultdict(list)
         for i, (leaf, collective) in enumerate(zip(leaves, every, strict=True)):
@@ -231,6 +237,29 @@ class Call:
                 words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
                 raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
         return wide
+
+    def tree_leaves(self) -> int | None:
+        """The leaves of the tree by which floats are added; None if any order is as good."""
+        order, leaves = self.tree
+        if order is None:
+            return None
+        if order != "tree":
+            raise self.refusal(ValueError, f"order={order!r}", "choose from None, 'tree'")
+        if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
+            cure = "pass a power of two, such as 8"
+            raise self.refusal(ValueError, f"leaves={leaves!r} is no power of two", cure)
+        if any(isinstance(axis, int) for axis in self.axes) or not self.axes:
+            words = f"order='tree' over {self.axis_name!r}"
+            raise self.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
+        if self.grouped and len(set(map(len, self.grouped))) > 1:
+            words = "order='tree' needs axis_index_groups of one size"
+            raise self.refusal(ValueError, words, "pass groups of one size")
+        n = len(self.grouped[0]) if self.grouped else self.ask(self.rank_count)
+        if leaves % n:
+            words = f"leaves={leaves} do not divide by {n} ranks"
+            cure = "pass as many leaves as the most ranks that are to give the same bits"
+            raise self.refusal(ValueError, words, cure)
+        return leaves
 
     def _is_for_lax(self, leaf: Any) -> bool:
         """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from ringcoll.schedules.registry import Algorithm, build
 from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tree import balanced, check_balanced, tree
 
-__all__ = ["error_bound", "roundings"]
+__all__ = ["balanced", "check_balanced", "error_bound", "roundings", "tree"]
 
 
 def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
