@@ -160,7 +160,8 @@ class Call:
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
         """The exception to raise; it names the call, the wrong value and the cure."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
-        args = {"axis_name": self.axis_name, **self.said, **groups}
+        tree = {} if self.tree[0] is None else {"order": self.tree[0], "leaves": self.tree[1]}
+        args = {"axis_name": self.axis_name, **self.said, **groups, **tree}
         call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
         cure = cure or cure_of(words)
         words = words or f"not supported by jax.lax.{self.name}"

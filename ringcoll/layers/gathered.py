@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
@@ -32,6 +32,8 @@ class _Gathering:
     own: np.dtype
     reduce_dtype: np.dtype
     algorithm: Algorithm
+    order: str | None
+    leaves: int
 
 
 @jax.tree_util.register_dataclass
@@ -62,6 +64,8 @@ def gather(
     replicas: AxisName = (),
     fused: bool = False,
     algorithm: Algorithm = "auto",
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
@@ -80,6 +84,7 @@ def gather(
             Their gradients are then reduce-scattered under the products that make them. (Gather
             the parameters of other layers in a separate call.)
         algorithm: of the gather, and of the sums.
+        order, leaves: of the sums, as for `ringcoll.psum`; see `layers.by_leaves`.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded.
 
@@ -107,6 +112,11 @@ def gather(
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
     rank_count(everywhere)  # raises NameError if an axis is not bound
+    if order is not None and (fused or replicas or reduce_dtype is not None):
+        words = f"order={order!r} with fused={fused}, replicas={replicas!r}, "
+        words += f"reduce_dtype={reduce_dtype!r}"
+        cure = "leave these out; gather in the dtype in which gradients are to be added"
+        raise refusal(ValueError, "fsdp.gather", words, cure)
 
     def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
         if _gathered_dim(name, spec, axes) is None:
@@ -129,13 +139,22 @@ def gather(
         if dim is None:
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
-        options = _Gathering(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
+        options = _Gathering(
+            axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm, order, leaves
+        )
         whole = _gathered(options, leaf)
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype) if is_fused else whole
 
     params = map_with_specs("fsdp.gather", checked, params, specs)
     # Leaves that are sharded over an axis vary over it already: `copied` skips them.
-    params = copied(params, everywhere, reduce_dtype=reduce_dtype or dtype, algorithm=algorithm)
+    params = copied(
+        params,
+        everywhere,
+        reduce_dtype=reduce_dtype or dtype,
+        algorithm=algorithm,
+        order=order,
+        leaves=leaves,
+    )
     return map_with_specs("fsdp.gather", one, params, specs)
 
 
@@ -166,7 +185,13 @@ def _gathered(options: _Gathering, x: Array) -> Array:
 def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
     wide = ct.astype(options.reduce_dtype)
     mine = psum_scatter(
-        wide, options.axes, scatter_dimension=options.dim, tiled=True, algorithm=options.algorithm
+        wide,
+        options.axes,
+        scatter_dimension=options.dim,
+        tiled=True,
+        algorithm=options.algorithm,
+        order=options.order,
+        leaves=options.leaves,
     )
     return (mine.astype(options.own),)
 

@@ -12,8 +12,9 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
+from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 
 
@@ -24,6 +25,8 @@ class _Summing:
     axes: tuple[Hashable, ...]
     reduce_dtype: DTypeLike | None = None
     algorithm: Algorithm = "auto"
+    order: str | None = None
+    leaves: int = LEAVES
 
 
 def copied(
@@ -32,6 +35,8 @@ def copied(
     *,
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """A replicated tree, for each rank to use as its own.
 
@@ -51,17 +56,18 @@ def copied(
     """
     if not is_checked():
         return tree
-    leaves, structure = jax.tree.flatten(tree)
+    every, structure = jax.tree.flatten(tree)
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(every):
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
     for axes, members in groups.items():
-        made = _copied(_Summing(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
+        summing = _Summing(axes, reduce_dtype, algorithm, order, leaves)
+        made = _copied(summing, [every[i] for i in members])
         for i, x in zip(members, made, strict=True):
-            leaves[i] = x
-    return jax.tree.unflatten(structure, leaves)
+            every[i] = x
+    return jax.tree.unflatten(structure, every)
 
 
 def copied_beside(
@@ -131,8 +137,33 @@ def _copied(summing: _Summing, leaves: list[Array]) -> list[Array]:
 
 def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
     wide = [ct.astype(narrowed(ct.dtype, summing.reduce_dtype)) for ct in cts]
-    sums = psum(wide, summing.axes, algorithm=summing.algorithm)
+    sums = psum(
+        wide,
+        summing.axes,
+        algorithm=summing.algorithm,
+        order=summing.order,
+        leaves=summing.leaves,
+    )
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 
+def for_tokens(x: Array, tokens: int, blocks: int) -> Array:
+    """x for each token of a rank, `[d] -> [tokens, d]`; its gradient is added leaf by leaf.
+
+    A rank's tokens are `blocks` leaves of a tree.
+    """
+    every = jnp.broadcast_to(repeated(x, blocks)[:, None], (blocks, tokens // blocks, *x.shape))
+    return every.reshape(tokens, *x.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def repeated(x: Array, count: int) -> Array:
+    """x once for each leaf of a rank, `[a] -> [count, a]`; its gradients are added by the tree."""
+    return jnp.broadcast_to(x, (count, *x.shape))
+
+
+repeated.defvjp(
+    lambda x, count: (repeated(x, count), None),
+    lambda count, _, ct: (summed_along(rounded(ct), 0),),
+)
 _copied.defvjp(lambda summing, leaves: (_copied(summing, leaves), None), _copied_backward)

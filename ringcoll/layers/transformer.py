@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from ringcoll.collectives.front_door import AxisName
+from ringcoll.collectives.front_door import LEAVES, AxisName
 from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import LayerOptions, columns, rows
 from ringcoll.layers.parameters import field, refusal
@@ -30,6 +30,8 @@ def mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """Two linear layers, the first by columns and the second by rows.
 
@@ -48,7 +50,14 @@ def mlp(
      [ 4. 20. 36. 52.]]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order,
+        leaves,
     )
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
     return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, options)
@@ -66,6 +75,8 @@ def gated_mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
 
@@ -87,7 +98,14 @@ def gated_mlp(
      [  4. 100. 324. 676.]]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order,
+        leaves,
     )
     linears = [(name, field(params, name)) for name in ("gate", "up")]
     gate, up = columns("gated_mlp", linears, x, axis_name, options)
@@ -110,6 +128,8 @@ def attention(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """Multi-head attention; each rank has some of the heads.
 
@@ -140,7 +160,14 @@ def attention(
     (1, 4, 8)
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order,
+        leaves,
     )
     linears = [(name, field(params, name)) for name in ("query", "key", "value")]
     query, key, value = columns("attention", linears, x, axis_name, options)

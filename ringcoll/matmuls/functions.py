@@ -46,11 +46,15 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import AxisName, Call
+from ringcoll.collectives.front_door import LEAVES, AxisName, Call
 from ringcoll.collectives.table import Algorithm
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Product, Scatter
-from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
+from ringcoll.matmuls.overlapped import (
+    gather_and_multiply,
+    multiply_and_scatter,
+    multiply_in_blocks,
+)
 from ringcoll.runtime.value_types import is_checked, varying
 
 #: An array, or a pytree of some that share a gather.
@@ -70,6 +74,8 @@ def all_gather_einsum(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Any:
     """The einsum of two factors; one of them is gathered along the dimension `gather`.
 
@@ -97,7 +103,10 @@ def all_gather_einsum(
     True
     """
     said = {"gather": gather, "operand": operand}
-    call = FactorsCall("all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said)
+    tree = (order, leaves)
+    call = FactorsCall(
+        "all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said, tree
+    )
     options, labels = call.how(precision, residuals), call.labels(spec)
     if operand not in (0, 1):
         raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
@@ -114,6 +123,8 @@ def all_gather_einsum(
         sizes = call.sizes(labels, first, second, times)
         dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
+        if cut := products[-1].cut(moving_labels):
+            call.check_cut(options, cut, sizes[cut])
     shard, *factors = call.typed_alike(shard, *factors)
     results = gather_and_multiply(
         options, Gather(gather, moving_labels, tuple(products)), shard, factors
@@ -132,6 +143,8 @@ def einsum_reduce_scatter(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
@@ -156,7 +169,10 @@ def einsum_reduce_scatter(
     [[ 6. 22. 38. 54.]]
     """
     said = {"scatter": scatter}
-    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said)
+    tree = (order, leaves)
+    call = FactorsCall(
+        "einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said, tree
+    )
     options, labels = call.how(precision), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
@@ -167,7 +183,10 @@ def einsum_reduce_scatter(
     dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
     x, w = call.typed_alike(x, w)
     terms = ((labels.x, labels.w),)
-    return multiply_and_scatter(options, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
+    scattered = Scatter(scatter, labels.out, terms, dtype)
+    if cut := scattered.cut(terms[0]):
+        call.check_cut(options, cut, sizes[cut])
+    return multiply_and_scatter(options, scattered, [(x, w)])
 
 
 def all_gather_matmul(
@@ -182,6 +201,8 @@ def all_gather_matmul(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -218,6 +239,8 @@ def all_gather_matmul(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
 
 
@@ -231,6 +254,8 @@ def matmul_reduce_scatter(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
@@ -261,6 +286,8 @@ def matmul_reduce_scatter(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
 
 
@@ -274,6 +301,8 @@ def matmul_all_reduce(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -299,18 +328,37 @@ def matmul_all_reduce(
     call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    product = partial(
+    product: Any = partial(
         jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
     )
+    if order is not None:
+        product = partial(
+            matmul_in_blocks,
+            axis_name=axis_name,
+            contracted=True,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            order=order,
+            leaves=leaves,
+        )
     if not fused:
         whole = call.ask(product, x, w)
-        return psum(whole, axis_name, algorithm=algorithm, accumulate_dtype=accumulate_dtype)
+        return psum(
+            whole,
+            axis_name,
+            algorithm=algorithm,
+            accumulate_dtype=accumulate_dtype,
+            order=order,
+            leaves=leaves,
+        )
     n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     def reduced_and_gathered(x: Array, w: Array) -> Array:
-        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
+        # Products of as many rows whatever n is, if their bits are to be the same.
+        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % (n if order is None else leaves)), (0, 0)]
         mine = matmul_reduce_scatter(
             jnp.pad(x, padding),
             w,
@@ -319,6 +367,8 @@ def matmul_all_reduce(
             precision=precision,
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
+            order=order,
+            leaves=leaves,
         )
         whole = all_gather(
             mine,
@@ -328,12 +378,43 @@ def matmul_all_reduce(
             to="invarying",
             algorithm=algorithm,
             accumulate_dtype=accumulate_dtype,  # of its gradient, where types are not checked
+            order=order,
+            leaves=leaves,
         )
         return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
 
     if is_checked():
         return _replicated(reduced_and_gathered, product, x, w)
     return reduced_and_gathered(x, w)
+
+
+def matmul_in_blocks(
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    contracted: bool,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
+    order: str | None = "tree",
+    leaves: int = LEAVES,
+) -> Array:
+    """x @ w of a rank's own factors, in its leaves of a tree; nothing is sent.
+
+    `x: [..., m, k], w: [k, f] -> [..., m, f]`. The leaves are blocks of k if it is `contracted`,
+    and of f otherwise; the gradients are computed in the same blocks.
+    """
+    rows = _LETTERS[: x.ndim - 1]
+    spec = f"{rows}k,kf->{rows}f"
+    tree = (order, leaves)
+    call = FactorsCall("matmul_in_blocks", spec, axis_name, "auto", accumulate_dtype, {}, tree)
+    options, labels = call.how(precision), call.labels(spec)
+    sizes, cut = call.sizes(labels, x, w, {}), "k" if contracted else "f"
+    call.check_cut(options, cut, sizes[cut])
+    dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+    x, w = call.typed_alike(x, w)
+    return multiply_in_blocks(options, spec, cut, dtype, x, w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
