@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.runtime.tree_sums import rounded, summed_along
+from ringcoll.runtime.tree_sums import rounded, summed
 from ringcoll.runtime.value_types import is_checked, varying
 
 
@@ -147,23 +147,20 @@ def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def for_tokens(x: Array, tokens: int, blocks: int) -> Array:
     """x for each token of a rank, `[d] -> [tokens, d]`; its gradient is added leaf by leaf.
 
     A rank's tokens are `blocks` leaves of a tree.
     """
-    every = jnp.broadcast_to(repeated(x, blocks)[:, None], (blocks, tokens // blocks, *x.shape))
-    return every.reshape(tokens, *x.shape)
+    return jnp.broadcast_to(x, (tokens, *x.shape))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def repeated(x: Array, count: int) -> Array:
-    """x once for each leaf of a rank, `[a] -> [count, a]`; its gradients are added by the tree."""
-    return jnp.broadcast_to(x, (count, *x.shape))
+def _for_tokens_backward(tokens: int, blocks: int, _: None, ct: Array) -> tuple[Array]:
+    # Sums of one shape, whatever n is; `rounded`, or XLA joins them with the sum over the batch.
+    leaves = lax.split(rounded(ct), [tokens // blocks] * blocks)
+    return (summed([rounded(leaf.sum(0)) for leaf in leaves]),)
 
 
-repeated.defvjp(
-    lambda x, count: (repeated(x, count), None),
-    lambda count, _, ct: (summed_along(rounded(ct), 0),),
-)
+for_tokens.defvjp(lambda x, *how: (for_tokens(x, *how), None), _for_tokens_backward)
 _copied.defvjp(lambda summing, leaves: (_copied(summing, leaves), None), _copied_backward)

@@ -1,11 +1,12 @@
 """The two halves of a transformer block: attention by heads, and the MLP by features."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from ringcoll.collectives.front_door import LEAVES, AxisName
@@ -188,9 +189,15 @@ def attention(
             raise refusal(ValueError, "attention", words, cure)
         query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
-    else:
+        attend = partial(jax.nn.dot_product_attention, is_causal=causal)
+    if order is None:
         mixed = attend(query, key, value)
+    else:  # operands of one shape, however many heads a rank has
+        parts = [
+            lax.split(part, [part.shape[-2] // groups] * groups, axis=part.ndim - 2)
+            for part in (query, key, value)
+        ]
+        mixed = lax.concatenate(list(map(attend, *parts)), query.ndim - 2)
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 

@@ -13,7 +13,7 @@ from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import field, refusal
-from ringcoll.runtime.tree_sums import rounded, summed_along
+from ringcoll.runtime.tree_sums import rounded, summed
 
 
 def embed(
@@ -148,9 +148,8 @@ def cross_entropy(
         if not blocks or size % blocks:
             words = f"a rank's {size} logits do not divide by its {blocks} leaves"
             raise refusal(ValueError, "cross_entropy", words, "pass fewer leaves")
-        in_blocks = logits.reshape(*labels.shape, blocks, size // blocks)
-        of_blocks = _sum_of_exps(in_blocks, jnp.broadcast_to(top[..., None], in_blocks.shape[:-1]))
-        exps = summed_along(rounded(of_blocks), labels.ndim)
+        parts = lax.split(logits, [size // blocks] * blocks, axis=labels.ndim)
+        exps = summed([rounded(_sum_of_exps(part, top)) for part in parts])
     sums = (exps, jnp.where(mine, chosen - top, -0.0))
     total, label = psum(sums, axis_name, algorithm=algorithm, order=order, leaves=leaves)
     is_in = _is_in(labels, logits.shape[-1], axis_name)
