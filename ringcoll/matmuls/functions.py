@@ -25,6 +25,12 @@ refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type
 are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also when they
 travel.
 
+`order="tree"` makes bits that do not depend on n, a power of two that divides `leaves`. A rank
+multiplies in leaves / n blocks of the label that ranks share: the first that is summed over, or the
+first of the factor that is not gathered. Sums are one balanced tree of all leaves. On CPU whole
+operands are moved before or after their products, because XLA:CPU adds in another order where a
+matmul has another number of rows.
+
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
 an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
