@@ -206,7 +206,8 @@ def columns(
         exact = {"precision": options.precision, "preferred_element_type": dtype}
         copy = partial(copied, x, axis_name, algorithm=options.algorithm, **options.tree())
         if options.order is None:
-            xs, product = [copy()] * len(factors), partial(jnp.matmul, **exact)
+            xs = [copy()] * len(factors)
+            product: Any = partial(jnp.matmul, **exact)
         else:  # a gradient of each, because sums of sums would depend on the number of ranks
             xs = [copy() for _ in factors]
             how = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}

@@ -261,11 +261,11 @@ def multiply_and_scatter(
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
     if options.leaves is not None and (options.of_whole() or options.algorithm == LAX):
-        how = {"algorithm": options.algorithm, "leaves": options.leaves}
+        how: dict[str, Any] = {"algorithm": options.algorithm, "leaves": options.leaves}
         with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
             whole = _summed(options, scatter, factors)
-            (mine,) = PsumScatter(axes=options.axes, dims=(dim,), **how)(whole)
-            return mine.astype(dtype)
+            (own,) = PsumScatter(axes=options.axes, dims=(dim,), **how)(whole)
+            return own.astype(dtype)
     if options.algorithm == LAX:
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
