@@ -13,17 +13,31 @@ from typing import Any
 import jax
 
 from ringcoll import __version__
-from ringcoll.commands import arguments, cost, draw, explain, fit, overlap, predict
+from ringcoll.commands import (
+    arguments,
+    cost,
+    draw,
+    explain,
+    explore,
+    exporting,
+    fit,
+    importing,
+    overlap,
+    predict,
+)
 
 #: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
 #: what it does in the first line of its docstring.
 COMMANDS = {
     "draw": draw,
+    "explore": explore,
     "cost": cost,
     "predict": predict,
     "machine": fit,
     "explain": explain,
     "overlap": overlap,
+    "export": exporting,
+    "import": importing,
 }
 
 

@@ -1,6 +1,6 @@
 """All of `jax.lax`, with its collectives replaced: `from ringcoll import lax`.
 
-They have the same names, signatures and semantics, and a few more keyword arguments. All but the
+They have the same names, signatures and semantics, and more keyword arguments. All but the
 permutations take `algorithm`. Those that add floats, or whose gradient adds floats, also take
 `accumulate_dtype`; `psum`, `pmean`, `psum_scatter` and `all_gather` take `order` and `leaves`.
 
@@ -17,11 +17,20 @@ algorithm of calls that say "auto", if they can run by it.
 
 `order="tree"` adds by one balanced tree of `leaves` (8), so that the bits of a sum do not depend on
 how many ranks share its leaves. The ranks, a power of two, divide the leaves. A rank's operand is
-the sum of its own leaves; they are consecutive. An algorithm that adds by another tree is refused.
+the sum of its own leaves; they are consecutive. An algorithm that adds by another tree is refused,
+and so is a `wire`.
 
 `accumulate_dtype` is the dtype of partial sums; by default, that of the operand. Raw contributions
 keep their dtype on the wire, partial sums travel wide, and the result is rounded once. In the
 docstrings n is the number of ranks, and s is the bytes of one rank's operand.
+
+`wire`, of collectives that gather, add or exchange floats, is what messages hold: "int8",
+"float8_e4m3fn", "float8_e5m2", or a `ringcoll.Wire`: codes of one byte, and a scale for each block.
+By default the table picks for these bytes, and every value is encoded once on its way into a
+gather or an exchange, and into a sum, which is added in float32. Gradients have the same wire. What
+is not sent is not rounded: on a single rank, along the axis of a `vmap`, and constants of a sum. It
+takes bfloat16, float16 and float32; other operands raise TypeError. `ringcoll.precision` has the
+bound on the error.
 
 All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in both
 `check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` does calls

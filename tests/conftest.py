@@ -21,6 +21,8 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
+from browsing import browser as browser
+from browsing import visit as visit
 from hypothesis import HealthCheck, settings
 
 _INHERITED = os.environ["XLA_FLAGS"]

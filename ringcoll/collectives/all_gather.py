@@ -8,10 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import WireLike
+from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.tree_sums import rounded, summed_along
@@ -45,8 +48,10 @@ class AllGather(ScheduledCollective, name="all_gather"):
     def in_order(self) -> bool:
         return False  # only its gradient adds
 
-    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
-        return gather_along(x, self.dims[0], schedule, ranks)
+    def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
+        if isinstance(schedule, Wire):
+            return as_bytes.gathered(x, self.dims[0], ranks, schedule)
+        return gather_along(x, self.dims[0], schedule, ranks, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if self.to != "invarying" or not is_checked():
@@ -83,8 +88,10 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
     def exchanged(self, x: Array) -> Array:
         return exchanged_along(x, self.dims[0], self)
 
-    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
-        return reduce_along(x, self.dims[0], schedule, ranks, self.combine)
+    def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
+        if isinstance(schedule, Wire):
+            return as_bytes.scattered(x, self.dims[0], ranks, schedule, self.widen)
+        return reduce_along(x, self.dims[0], schedule, ranks, self.combine, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
@@ -116,6 +123,7 @@ def all_gather(
     accumulate_dtype: DTypeLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
+    wire: WireLike | None = None,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
 
@@ -125,7 +133,9 @@ def all_gather(
     Ring: n-1 rounds of s bytes. Every algorithm sends (n-1) s bytes a rank; "bruck" does
     it in ceil(log2 n) rounds, "two_ended" in ceil((n-1)/2).
 
-    Gradient: `psum_scatter` by the same algorithm, summed in `accumulate_dtype`; for
+    With a `wire` each shard is encoded once, by its owner, and all ranks hold the same bits.
+
+    Gradient: `psum_scatter` by the same algorithm and wire, summed in `accumulate_dtype`; for
     `to="invarying"` a slice.
 
     Raises:
@@ -152,6 +162,7 @@ def all_gather(
         accumulate_dtype,
         arguments,
         tree=(order, leaves),
+        wire=wire,
     )
     gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
     return call.each(x, gather, dims=("axis",), is_only_lax_s=to == "reduced")
@@ -168,6 +179,7 @@ def psum_scatter(
     accumulate_dtype: DTypeLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
+    wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
 
@@ -177,7 +189,11 @@ def psum_scatter(
     the first message of a ring is narrow, and the others are wide. "direct" sends narrow
     messages only, n-1 of them in one round, and rounds the sum once.
 
-    Gradient: `all_gather` by the same algorithm.
+    With a `wire`, "auto" encodes every contribution once, sends it straight to its rank, and adds
+    in float32. By an algorithm that adds on the way, such as "ring", every message is a partial
+    sum that is encoded again.
+
+    Gradient: `all_gather` by the same algorithm and wire.
 
     Raises:
         ValueError: the dimension is out of bounds, is not n, or does not divide by n.
@@ -203,6 +219,7 @@ def psum_scatter(
         accumulate_dtype,
         arguments,
         tree=(order, leaves),
+        wire=wire,
     )
     scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
     return call.each(x, scatter, dims=("scatter_dimension",))

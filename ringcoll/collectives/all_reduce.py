@@ -10,11 +10,14 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll import algorithms
+from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm, halves
+from ringcoll.collectives.wires import WireLike
+from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
 from ringcoll.runtime.joining import is_small
@@ -31,16 +34,18 @@ class AllReduce(ScheduledCollective):
     collective = "psum"
     joins = True
 
-    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
-        if not isinstance(schedule, Schedule):
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
+        if isinstance(schedule, tuple):
             return self.staged(x, schedule, ranks) if ranks.size > 1 else x
-        if schedule.size == 1:
+        n = ranks.size if isinstance(schedule, Wire) else schedule.size
+        if n == 1:
             return x
         dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
-        dim = next((d for d in dims if x.shape[d] % schedule.size == 0), None)
+        dim = next((d for d in dims if x.shape[d] % n == 0), None)
         if dim is not None:
             return self._chunked(x, dim, schedule, ranks)
-        if len(dims) == x.ndim:  # flat, it needs least padding; a reshape would unshard others
+        if len(dims) == x.ndim or isinstance(schedule, Wire):
+            # Flat, it needs least padding; a reshape would unshard others.
             flat = self._padded(x.reshape(-1), 0, schedule, ranks)
             return flat.reshape(x.shape)
         if dims:
@@ -49,7 +54,7 @@ class AllReduce(ScheduledCollective):
 
     def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
         """Gather whole vectors and combine them, stage by stage."""
-        return by_stages(x, stages, ranks, self.combine, in_order=self.in_order)
+        return by_stages(x, stages, ranks, self.combine, self.wire, in_order=self.in_order)
 
     def exchanged(self, x: Array) -> Array:
         n = Ranks.over(self.axes, self.groups).size
@@ -70,21 +75,29 @@ class AllReduce(ScheduledCollective):
             return super().within(axis, x, dim, out)
         return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
-    def _padded(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+    def _padded(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         size = x.shape[dim]
-        padding = [(0, -size % schedule.size if d == dim else 0, 0) for d in range(x.ndim)]
+        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
         whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
         return lax.slice_in_dim(whole, 0, size, axis=dim)
 
-    def _chunked(self, x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+    def _chunked(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
         with scope("reduce_scatter"):
-            mine = reduce_along(x, dim, schedule, ranks, self.combine).astype(x.dtype)
+            if isinstance(schedule, Wire):
+                mine = as_bytes.scattered(x, dim, ranks, schedule, self.widen)
+            else:
+                mine = reduce_along(x, dim, schedule, ranks, self.combine, self.wire)
+            mine = mine.astype(x.dtype)
         with scope("all_gather"):
+            if isinstance(schedule, Wire):
+                return as_bytes.gathered(mine, dim, ranks, schedule)
             if halves(self.algorithm).gathers_as_bits:
+                if self.wire:
+                    return as_bytes.gathered(mine, dim, ranks, self.wire)
                 whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
                 return marked(partial(moved_as_bits, whole), mine, self.axes, self.groups)
-            return gather_along(mine, dim, schedule, ranks)
+            return gather_along(mine, dim, schedule, ranks, self.wire)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)
@@ -155,21 +168,27 @@ def psum(
     accumulate_dtype: DTypeLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
+    wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x, on every rank, with the same bits.
 
     `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
     A size that does not divide by n is padded, and the padding is cut off again. Small
     leaves of a pytree share their messages. So do neighbouring calls, as `jax.tree.map`
-    makes them: the gradients of a model are one ring.
+    makes them: the gradients of a model are one ring. (With a `wire` they do not: in one message
+    they would share scales.)
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "recursive_doubling"
     and "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes.
     "halving_doubling" is Rabenseifner's: as few bytes as the ring, in 2 log2 n rounds. With a
     wider `accumulate_dtype`, partial sums travel wide, and finished sums travel narrow.
 
+    With a `wire`, "auto" is a `psum_scatter` and an `all_gather` by that wire: contributions are
+    encoded once and added in float32 where they belong, and each sum is encoded once by its owner.
+    By another algorithm, all that it sends is encoded, at each hop anew.
+
     Gradient: under `check_vma=True`, where the cotangent is known to be the same on all
-    ranks, the cotangent itself; otherwise its psum.
+    ranks, the cotangent itself; otherwise its psum, by the same wire.
 
     Raises:
         NotImplementedError: `axis_index_groups` under `check_vma=True`, as in lax.
@@ -184,7 +203,13 @@ def psum(
     [12. 16.]
     """
     call = Call(
-        "psum", axis_name, axis_index_groups, algorithm, accumulate_dtype, tree=(order, leaves)
+        "psum",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        tree=(order, leaves),
+        wire=wire,
     )
     return call.each(x, Psum(axes=call.axes, groups=call.grouped))
 
@@ -198,6 +223,7 @@ def pmean(
     accumulate_dtype: DTypeLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
+    wire: WireLike | None = None,
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
 
@@ -214,7 +240,13 @@ def pmean(
     [65]
     """
     call = Call(
-        "pmean", axis_name, axis_index_groups, algorithm, accumulate_dtype, tree=(order, leaves)
+        "pmean",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        tree=(order, leaves),
+        wire=wire,
     )
     return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
 

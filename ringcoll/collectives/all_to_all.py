@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
 from ringcoll.collectives.placing import all_to_all_along
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import WireLike
+from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import sharded_dims
@@ -42,11 +45,13 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         exchange = replace(self, dims=(split, concat), tiled=True)
         return [y.squeeze(split) for y in exchange(*(jnp.expand_dims(x, concat) for x in xs))]
 
-    def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: AllToAllSchedule | Wire, ranks: Ranks) -> Array:
         split, concat = self.dims
         if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks may not divide
             return self.by_lax(x)
-        return all_to_all_along(x, split, concat, schedule, ranks)
+        if isinstance(schedule, Wire):
+            return as_bytes.swapped(x, split, concat, ranks, schedule)
+        return all_to_all_along(x, split, concat, schedule, ranks, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)
@@ -61,6 +66,7 @@ def all_to_all(
     axis_index_groups: Groups = None,
     tiled: bool = False,
     algorithm: Algorithm = "auto",
+    wire: WireLike | None = None,
 ) -> Pytree:
     """Block j of rank r's x along `split_axis` becomes block r of rank j's result.
 
@@ -70,7 +76,9 @@ def all_to_all(
     "pairwise" sends n-1 rounds of s/n bytes, which is the minimum. "bruck" sends ceil(log2
     n) rounds of about s/2 bytes.
 
-    Gradient: the all-to-all with the axes exchanged.
+    With a `wire` each block is encoded once, by the rank that has it, also the block that stays.
+
+    Gradient: the all-to-all with the axes exchanged, by the same wire.
 
     Raises:
         ValueError: a dimension is out of bounds, is not n, or does not divide by n.
@@ -84,7 +92,7 @@ def all_to_all(
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     arguments = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
-    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=arguments)
+    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=arguments, wire=wire)
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
     return call.each(x, exchange, dims=("split_axis", "concat_axis"))
 

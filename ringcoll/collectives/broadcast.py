@@ -13,6 +13,7 @@ from ringcoll import algorithms
 from ringcoll.collectives.all_reduce import AllReduce, Psum
 from ringcoll.collectives.front_door import AxisName, Call, Pytree
 from ringcoll.collectives.table import Algorithm
+from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.value_types import varying
@@ -44,7 +45,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.bitwise_or(received, mine)
 
-    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
         return self._by_bits(x, lambda bits: AllReduce.run(self, bits, schedule, ranks))
 
     def _by_bits(self, x: Array, reduce: Callable[[Array], Array]) -> Array:

@@ -33,7 +33,8 @@ from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
-from ringcoll.schedules.registry import algorithms_of
+from ringcoll.runtime.wire import drawn
+from ringcoll.schedules.registry import EXCHANGES, algorithms_of
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import is_balanced
 
@@ -63,7 +64,9 @@ class ScheduledCollective(Collective):
         with named(call, algorithm, self.collective):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
-            if algorithm == LAX and by.in_order:
+            if self.wire:
+                y = by.encoded(x, algorithm)
+            elif algorithm == LAX and by.in_order:
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
@@ -79,6 +82,18 @@ class ScheduledCollective(Collective):
         """Whether it adds floats by the one tree. (Integers are exact in any order.)"""
         return self.leaves is not None
 
+    def encoded(self, x: Array, algorithm: Algorithm) -> Array:
+        """The result for one operand, by a wire. A rank alone sends nothing, and rounds nothing."""
+        ranks = Ranks.over(self.axes, self.groups)
+        if self.wire is None or ranks.size == 1:
+            return x
+        by = replace(self, wire=drawn(self.wire, ranks.number()))
+        if algorithm in BUILT_INS:
+            send = partial(by.run, schedule=by.wire, ranks=ranks)
+            return marked(send, x, self.axes, self.groups)
+        made, ranks = built(self.collective, algorithm, self.axes, self.groups)
+        return (self if isinstance(made, tuple) else by).run(x, made, ranks)
+
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands of these types together: the user's, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
@@ -90,18 +105,25 @@ class ScheduledCollective(Collective):
         n = Ranks.over(self.axes, self.groups).size
         mesh = where.mesh
         placement = on_hosts(mesh, self.axes, self.groups) if mesh else OnHosts(1, n)
-        call = self.collective, where.platform, n, nbytes, xs[0].dtype.name, jax.__version__
+        what, dtype = self.collective, xs[0].dtype.name
+        if self.wire:
+            # A sum that adds where the result belongs is an exchange of bytes. Either the built-in
+            # does that, or all messages are sent in one round: that encodes contributions once.
+            sums = what not in ("all_gather", *EXCHANGES)
+            what, dtype = "all_to_all" if sums else what, "uint8"
+            nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
+        call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
-        if not self.in_order:
-            return picked
-        return picked if self._adds_by_tree(halves(picked).reduces) else LAX
+        if self.in_order:
+            return picked if self._adds_by_tree(halves(picked).reduces) else LAX
+        return "direct" if what != self.collective and picked not in BUILT_INS else picked
 
     def _adds_by_tree(self, algorithm: str) -> bool:
         shape = Ranks.over(self.axes, self.groups).shape
         return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
 
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        return self.in_order or self.chosen(xs, where) != LAX
+        return self.wire is None and (self.in_order or self.chosen(xs, where) != LAX)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -123,7 +145,10 @@ class ScheduledCollective(Collective):
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
-        """Run the schedule of `algorithm`; the result may still have the dtype of accumulation."""
+        """Run the schedule of `algorithm`; the result may still have the dtype of accumulation.
+
+        If `schedule` is a wire, lax's own collectives send its bytes.
+        """
         raise NotImplementedError
 
     def exchanged(self, x: Array) -> Array:
@@ -137,8 +162,11 @@ class ScheduledCollective(Collective):
     def widen(self, x: Array) -> Array:
         """x in the dtype of partial sums: `accumulate_dtype`, or else that of x.
 
-        Integers keep their dtype, because their sums are exact."""
+        Integers keep their dtype, because their sums are exact. What a wire rounded is added in
+        float32 at least."""
         wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
+        if self.wire and wide is None:
+            wide = jnp.promote_types(x.dtype, jnp.float32)
         return x.astype(wide or x.dtype)
 
     def combine(self, received: Array, mine: Array) -> Array:
@@ -150,7 +178,7 @@ class ScheduledCollective(Collective):
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
-        names = ("axes", "groups", "algorithm", "accumulate_dtype", "leaves")
+        names = ("axes", "groups", "algorithm", "accumulate_dtype", "leaves", "wire")
         shared = {name: getattr(self, name) for name in names}
         if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
             shared["algorithm"] = "auto"

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.collectives import choice
+from ringcoll.collectives import choice, wires
 from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of, check_groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
@@ -46,6 +46,7 @@ class Call:
         said: the other arguments, by name.
         operands: the text for the operands in error messages.
         tree: `order` and `leaves`, as the user gave them.
+        wire: what messages hold, as the user gave it.
         axes, grouped: the axes and the groups, as tuples.
     """
 
@@ -57,6 +58,7 @@ class Call:
     said: Mapping[str, Any] = field(default_factory=dict)
     operands: str = "x"
     tree: tuple[str | None, int] = (None, LEAVES)
+    wire: wires.WireLike | None = None
     axes: tuple[Hashable, ...] = field(init=False)
     grouped: Grouped | None = field(init=False, default=None)
 
@@ -111,6 +113,9 @@ class Call:
             return self.ask(collective.by_lax, *xs)
         call = self.algorithm, collective.collective, self.axes, self.grouped
         collective = replace(collective, algorithm=self.ask(choice.settled, *call))
+        if self.wire is not None:
+            self.ask(wires.check_operands, xs[:1], [False])
+            collective = replace(collective, wire=self.ask(wires.settled, self.wire))
         return self.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), self.axes))[0]
 
     def ask_lax(self, xs: Sequence[Any], collective: Collective) -> None:
@@ -138,6 +143,9 @@ class Call:
         if not all(for_lax) and isinstance(every[0], ScheduledCollective):
             call = self.algorithm, every[0].collective, self.axes, self.grouped
             settings["algorithm"] = self.ask(choice.settled, *call, settings.get("leaves"))
+        if self.wire is not None:
+            settings["wire"] = self.ask(wires.settled, self.wire)
+            self.ask(wires.check_operands, leaves, for_lax)
         done: list[Any] = []
         together: dict[Hashable, list[int]] = defaultdict(list)
         for i, (leaf, collective) in enumerate(zip(leaves, every, strict=True)):
@@ -147,7 +155,9 @@ class Call:
             done.append(varying(jnp.asarray(leaf), self.axes))
             if len(leaves) == 1 and jax.typeof(done[i]) != jax.typeof(leaf):
                 self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
-            together[done[i].dtype if collective.joins and is_small(done[i]) else i].append(i)
+            # With a wire each has messages of its own: in one message, they would share scales.
+            joins = collective.joins and self.wire is None and is_small(done[i])
+            together[done[i].dtype if joins else i].append(i)
         for members in together.values():
             collective = replace(every[members[0]], **settings)  # joined ones have no dims
             if jnp.issubdtype(done[members[0]].dtype, jax.dtypes.prng_key):
@@ -246,6 +256,11 @@ class Call:
             return None
         if order != "tree":
             raise self.refusal(ValueError, f"order={order!r}", "choose from None, 'tree'")
+        if self.wire is not None:
+            words = (
+                f"order='tree' with wire={self.wire!r}: codes are rounded by the ranks there are"
+            )
+            raise self.refusal(ValueError, words, "leave order out, or wire")
         if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
             cure = "pass a power of two, such as 8"
             raise self.refusal(ValueError, f"leaves={leaves!r} is no power of two", cure)

@@ -16,6 +16,7 @@ from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.slicing import Shares, concatenated
 from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
+from ringcoll.runtime.wire import Wire, drawn
 from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
 
@@ -48,7 +49,9 @@ def _start(ndim: int, dim: int, origin: Array, size: int, lane_dim: int, lo: int
 _UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
-def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
+def gather_along(
+    x: Array, dim: int, schedule: Schedule, ranks: Ranks, wire: Wire | None = None
+) -> Array:
     """All-gather: every shard that arrives is put in its place."""
     bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
     lane_dim, shares = _lane_shares(jax.typeof(x), x.shape, schedule.lanes)
@@ -57,37 +60,52 @@ def gather_along(x: Array, dim: int, schedule: Schedule, ranks: Ranks) -> Array:
         for shard in shards:
             lo, _ = shares[shard.lane]
             start = _start(x.ndim, dim, shard.origin, x.shape[dim], lane_dim, lo)
-            out = lax.dynamic_update_slice(out, shard.value, start, allow_negative_indices=False)
+            value = as_bits(shard.value, _UNPLACEABLE)[0] if wire else shard.value
+            out = lax.dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
-    own = [lax.dynamic_slice_in_dim(bits, lo, size, lane_dim) for lo, size in shares]
+    sent = x if wire else bits
+    own = [lax.dynamic_slice_in_dim(sent, lo, size, lane_dim) for lo, size in shares]
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
-    return back(engine.gather(schedule, ranks, own, visit, empty(shape, bits, ranks.axes)))
+    out = empty(shape, bits, ranks.axes)
+    return back(engine.gather(schedule, ranks, own, visit, out, wire=wire))
 
 
 def all_to_all_along(
-    x: Array, split: int, concat: int, schedule: AllToAllSchedule, ranks: Ranks
+    x: Array,
+    split: int,
+    concat: int,
+    schedule: AllToAllSchedule,
+    ranks: Ranks,
+    wire: Wire | None = None,
 ) -> Array:
     """All-to-all: every block that arrives is put in its place."""
     bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
+    sent = x if wire else bits
     size = x.shape[split] // schedule.size
     blocks = []
     for d in range(schedule.size):
         start = multiply_add(ranks.origin(d, ahead=True), size)
-        block = lax.dynamic_slice_in_dim(bits, start, size, split, allow_negative_indices=False)
+        block = lax.dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
         blocks.append(block)
     shape = [size if d == split else s for d, s in enumerate(x.shape)]
     width = shape[concat]
     shape[concat] *= schedule.size
     out = empty(shape, bits, ranks.axes)
-    for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks)):
+    for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=wire)):
         at = multiply_add(ranks.origin(d), width)
+        block = as_bits(block, _UNPLACEABLE)[0] if wire else block
         out = lax.dynamic_update_slice_in_dim(out, block, at, concat, allow_negative_indices=False)
     return back(out)
 
 
 def reduce_along(
-    x: Array, dim: int, schedule: Schedule, ranks: Ranks, combine: engine.Combine
+    x: Array,
+    dim: int,
+    schedule: Schedule,
+    ranks: Ranks,
+    combine: engine.Combine,
+    wire: Wire | None = None,
 ) -> Array:
     """Reduce-scatter: every contribution is a slice of the operand."""
     shape = tuple(s // schedule.size if d == dim else s for d, s in enumerate(x.shape))
@@ -104,6 +122,7 @@ def reduce_along(
         ranks,
         lambda _, slots: Contributions([contribution(slot) for slot in slots]),
         combine,
+        wire=wire,
     )
     return concatenated(mine, lane_dim)
 
@@ -132,6 +151,7 @@ def by_stages(
     stages: Stages,
     ranks: Ranks,
     combine: engine.Combine,
+    wire: Wire | None = None,
     *,
     in_order: bool = False,
 ) -> Array:
@@ -143,8 +163,11 @@ def by_stages(
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
         part = replace(ranks, shape=stage.shape, inner=inner)
+        # Ranks that differ in earlier digits hold the same sums, and have to round them alike.
+        alike = lax.rem(ranks.number(), np.int32(stage.size * inner)) if wire else 0
         with scope(f"stage {number}"):
-            gathered = gather_along(x[None], 0, stage, part)
+            by = drawn(wire, alike) if wire else None
+            gathered = gather_along(x[None], 0, stage, part, by)
         every = [gathered[i] for i in range(stage.size)]
         x = summed(every, combine) if in_order else functools.reduce(combine, every)
     return x

@@ -17,6 +17,7 @@ from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
 from ringcoll.collectives.front_door import AxisName, Call, Groups
 from ringcoll.collectives.table import LAX, Algorithm
+from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
@@ -60,7 +61,8 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         bound = fewest if self.max_send is None else min(self.max_send, most)
         sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
         by = replace(self, algorithm=self.chosen([sent], where))
-        has_built_in = where.platform != "cpu" and n > 1  # TPUs refuse groups of one rank
+        # TPUs refuse groups of one rank. The built-in has no rows of bytes that share scales.
+        has_built_in = where.platform != "cpu" and n > 1 and not self.wire
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
                 return marked(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
@@ -71,7 +73,13 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
                 (to,) = self.exchange().by_hand(where, to)
             at, sends, to, gets = (x.reshape(n, -1) for x in (at, sends, to, gets))
             algorithm = "auto" if by.algorithm == LAX else by.algorithm
-            exchange = partial(self.exchange(algorithm).by_hand, where)
+            exchange = partial(replace(self.exchange(algorithm), wire=self.wire).by_hand, where)
+            if self.wire:
+                (blocks,) = exchange(
+                    rows.blank(rows.taken(operand, at, sends, bound), sends, bound)
+                )
+                joined = rows.added if self.adds else rows.put
+                return [joined(blocks, output, to, gets, bound)]
             if self.adds:
                 (blocks,) = exchange(rows.taken(operand, at, sends, bound))
                 return [rows.added(blocks, output, to, gets, bound)]
@@ -175,6 +183,7 @@ def ragged_all_to_all(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     max_send: int | None = None,
+    wire: WireLike | None = None,
 ) -> Array:
     """Slices of `operand` travel to all ranks, which write them into `output`.
 
@@ -193,6 +202,9 @@ def ragged_all_to_all(
     `max_send`.
 
     Steps and bytes: as an `all_to_all` of blocks of `max_send` rows, and one of the offsets.
+
+    With a `wire` the blocks are encoded once, by the rank that has them; the offsets are not. It
+    always sends blocks, also where lax has a built-in.
 
     Gradient: the rows travel back. Where slices of `operand` overlap, their gradients are added;
     lax's own keeps one of them. The gradient of `output` is zero in rows that were written.
@@ -222,7 +234,13 @@ def ragged_all_to_all(
     said = {} if max_send is None else {"max_send": max_send}
     operands = ", ".join(("operand", "output", *_INTEGERS))
     call = Call(
-        "ragged_all_to_all", axis_name, axis_index_groups, algorithm, said=said, operands=operands
+        "ragged_all_to_all",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        said=said,
+        operands=operands,
+        wire=wire,
     )
     collective = RaggedAllToAll(axes=call.axes, groups=call.grouped)
     call.ask_lax(xs, collective)

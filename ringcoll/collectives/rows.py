@@ -38,6 +38,16 @@ def taken(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
     return x.at[rows].get(mode="clip", out_sharding=_as(x))
 
 
+def blank(blocks: Array, sizes: Array, bound: int) -> Array:
+    """The blocks, with zeros in rows that say nothing: they would set the scale of others."""
+    return selected(_used(sizes, bound).reshape(-1), blocks, jnp.zeros_like(blocks))
+
+
+def _used(sizes: Array, bound: int) -> Array:
+    """Which rows of each block are of a slice: `[n, bound]`."""
+    return jnp.arange(bound, dtype=jnp.int32)[None] < _total(sizes, 1)[:, None]
+
+
 def within(offsets: Array, sizes: Array, count: int) -> Array:
     """Which of so many rows are in each slice: `[slices of all ranks, count]`."""
     row, at = jnp.arange(count, dtype=jnp.int32)[None], offsets.reshape(-1, 1)
@@ -80,8 +90,7 @@ def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int
         return selected(found, output + arrived, output)
 
     def often(blocks: Array, output: Array) -> Array:
-        used = jnp.arange(bound, dtype=jnp.int32)[None] < _total(sizes, 1)[:, None]
-        rows = jnp.where(used, numbers(offsets, sizes, bound), len(output))
+        rows = jnp.where(_used(sizes, bound), numbers(offsets, sizes, bound), len(output))
         return output.at[rows.reshape(-1)].add(blocks, mode="drop", out_sharding=_as(output))
 
     # A gather is faster than a scatter, and gives the same if no row is there twice.

@@ -237,9 +237,12 @@ class Table:
         Raises:
             OSError: the file cannot be written.
         """
+        write(path, self.to_json())
+
+    def to_json(self) -> str:
+        """The text of its file."""
         rows = ",\n".join(f"  {json.dumps(_without_defaults(row))}" for row in self.rows)
-        text = f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
-        write(path, text)
+        return f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str) -> "Table":

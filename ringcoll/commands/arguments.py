@@ -57,6 +57,12 @@ class Page(File):
     endings = (".html", ".htm")
 
 
+class Trace(File):
+    """A trace for Perfetto or Chrome."""
+
+    endings = (".json",)
+
+
 class Folder(File):
     """A folder that a command is to write files into."""
 
@@ -117,6 +123,14 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
         choices=[*COLLECTIVES, *ALIASES],
         metavar="COLLECTIVE",
         help=", ".join(known),
+    )
+
+
+def add_algorithm(which: Any) -> None:
+    """Declare --algorithm and --function, of which a group takes one."""
+    which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
+    which.add_argument(
+        "--function", type=algorithm, metavar="MODULE:FUNCTION", help="your own schedule"
     )
 
 

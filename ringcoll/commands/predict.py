@@ -14,6 +14,7 @@ import json
 from ringcoll.commands import arguments
 from ringcoll.costs.machines import MACHINES
 from ringcoll.costs.prediction import predict
+from ringcoll.costs.wire import CODES
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
 
 
@@ -34,13 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", default="lax", metavar="NAME", help="lax is the built-in (lax)")
     add("--dtype", default="float32", metavar="NAME", help="of the elements (float32)")
     add("--topology", metavar="WORDS", help="a slice (8x4), line, ring, switch, '4 hosts'")
+    add("--wire", choices=CODES, metavar="DTYPE", help=f"of messages: {', '.join(CODES)}")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print; returns the exit status."""
     ranks = args.ranks[0] if len(args.ranks) == 1 else args.ranks
-    what = (args.algorithm, args.dtype, args.topology)
+    what = (args.algorithm, args.dtype, args.topology, args.wire)
     try:
         taken = [predict(args.collective, b, ranks, args.device, *what) for b in args.bytes]
     except ValueError as error:
@@ -55,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
                 "algorithm": args.algorithm,
                 "dtype": args.dtype,
                 "topology": args.topology,
+                "wire": args.wire,
                 "seconds": seconds,
             }
             for size, seconds in zip(args.bytes, taken, strict=True)

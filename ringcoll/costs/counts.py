@@ -11,10 +11,11 @@ Everything is counted in *shards*: 1/n of the full vector, which is the operand 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
-from math import prod
+from math import ceil, prod
 from typing import TypeVar
 
 from ringcoll.costs.routes import HostRound, Load, on_hosts, on_torus
+from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import Algorithm, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError
@@ -181,17 +182,21 @@ def wire_bytes(
     shard_elements: float,
     itemsize: int,
     accumulate_itemsize: int | None = None,
+    wire: Wire | None = None,
 ) -> float:
     """The bytes that leave one rank.
 
     With a wider `accumulate_dtype`, raw contributions travel narrow, and a message with a partial
-    sum travels wide. The gather after a reduce-scatter is narrow.
+    sum travels wide. The gather after a reduce-scatter is narrow. With a wire, all messages are
+    codes and scales.
 
     Args:
         collective, algorithm, shape: as for `price`.
         shard_elements: elements in 1/n of the full vector.
         itemsize: bytes of an element of the operand.
         accumulate_itemsize: bytes of an element of a partial sum; as the operand's if None.
+        wire: what messages hold in place of elements. Each shard is taken to be a message, or a
+            lane's share of it to have whole blocks.
 
     Raises:
         ValueError: as `price`.
@@ -200,7 +205,12 @@ def wire_bytes(
     1200.0
     >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2, accumulate_itemsize=4)
     1600.0
+    >>> pricing.wire_bytes("psum", "direct", (4,), 1024, itemsize=2, wire=ringcoll.Wire("int8"))
+    6336.0
     """
+    if wire is not None:
+        sent = price(collective, algorithm, shape).sent
+        return float(sent * wire.nbytes(ceil(shard_elements)))
     wide = itemsize if accumulate_itemsize is None else accumulate_itemsize
     paid = price(collective, algorithm, shape)
     return float((paid.raw * itemsize + (paid.sent - paid.raw) * wide) * shard_elements)

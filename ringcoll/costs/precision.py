@@ -7,11 +7,16 @@ written.
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ringcoll.costs.wire import Wire
+from ringcoll.schedules.phases import Carries, phases
 from ringcoll.schedules.registry import Algorithm, build
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import balanced, check_balanced, tree
 
-__all__ = ["balanced", "check_balanced", "error_bound", "roundings", "tree"]
+__all__ = ["balanced", "check_balanced", "encodings", "error_bound", "roundings", "tree"]
+
+#: The distance from 1 to the next float32.
+_SINGLE = 2.0**-23
 
 
 def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
@@ -47,12 +52,47 @@ def _depth(schedule: Schedule) -> int:
     return max(depth[lane, 0] for lane in range(schedule.lanes))
 
 
+def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
+    """The most often that any one value is encoded on its way, if messages have a wire.
+
+    A gather and an exchange encode once, at the source. A sum encodes at each hop; "direct" has
+    one. An all-reduce encodes the sum once more, or each of its stages does. One rank sends
+    nothing, and encodes nothing. The built-ins ("lax") encode as often as "direct".
+
+    Raises:
+        ValueError: as `algorithms.build`.
+
+    >>> [precision.encodings("psum", name, (8,)) for name in ("direct", "bruck", "ring")]
+    [2, 4, 8]
+    """
+    run = phases(collective, build(collective, algorithm, tuple(shape)))
+    counts = [
+        _hops(phase.schedule) if phase.carries is Carries.SUMS else 1
+        for phase in run
+        if phase.schedule.rounds
+    ]
+    return sum(counts)
+
+
+def _hops(schedule: Schedule) -> int:
+    """The hops on the longest way into the shard that a rank keeps."""
+    hops: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
+    for moves in reversed(schedule.rounds):
+        before = dict(hops)
+        for move in moves:
+            for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
+                came = before.get((move.lane, arrival), 0) + 1
+                hops[move.lane, offset] = max(hops[move.lane, offset], came)
+    return max(hops[lane, 0] for lane in range(schedule.lanes))
+
+
 def error_bound(
     collective: str,
     algorithm: Algorithm,
     shape: Sequence[int],
     eps: float,
     accumulate_eps: float | None = None,
+    wire: Wire | None = None,
 ) -> float:
     """The bound on the error of a sum, relative to the sum of the absolute values.
 
@@ -61,10 +101,19 @@ def error_bound(
     gamma_k of that dtype, and are rounded once more at the end. Overflow and underflow are left
     out.
 
+    With a wire it is a bound for every collective, and it is relative to more: to the sum, over the
+    ranks that contribute to a result, of the largest magnitude in the blocks that the contribution
+    is a part of. Each encoding may err by `wire.error` of that, and the result is rounded to the
+    operand's dtype where a shard is decoded and where a sum is finished. To each value of magnitude
+    below 2**-126 more may happen: platforms flush it to zero. A block with an inf or a NaN has no
+    bound: see `Wire`.
+
     Args:
         collective, algorithm, shape: as for `algorithms.build`.
         eps: the spacing above 1 of the operand's dtype, `finfo(dtype).eps`.
-        accumulate_eps: that of the wider dtype that sums are kept in, if any.
+        accumulate_eps: that of the wider dtype that sums are kept in, if any; with a wire, that of
+            float32 if it is None.
+        wire: what messages hold.
 
     Raises:
         ValueError: as `algorithms.build`; or k u >= 1, where nothing is known.
@@ -75,7 +124,13 @@ def error_bound(
     >>> wide = precision.error_bound("psum_scatter", "ring", (8,), eps, jnp.finfo(jnp.float32).eps)
     >>> print(f"{wide:.4f}")
     0.0039
+    >>> int8 = ringcoll.Wire("int8")
+    >>> bound = precision.error_bound("psum", "direct", (8,), eps, wire=int8)
+    >>> print(f"{bound:.4f}")
+    0.0199
     """
+    if wire is not None and accumulate_eps is None:
+        accumulate_eps = _SINGLE
     count = roundings(collective, algorithm, shape)
     # float(): a finfo's eps is of its own dtype, too coarse to compute a bound in.
     unit = float(eps if accumulate_eps is None else accumulate_eps) / 2
@@ -85,6 +140,11 @@ def error_bound(
             "accumulate in a wider dtype"
         )
     gamma = count * unit / (1 - count * unit)
+    if wire is not None:
+        encoded = encodings(collective, algorithm, shape)
+        narrow = encoded + 1 + (collective == "pmean") if encoded else 0
+        rounded = (1 + float(eps) / 2) ** narrow
+        return (1 + wire.error) ** encoded * (1 + gamma * (encoded > 0)) * rounded - 1
     if count == 0 or accumulate_eps is None:
         return gamma
     return gamma + (1 + gamma) * float(eps) / 2

@@ -6,16 +6,18 @@ TPUs by rings along all axes of the slice, as XLA runs it, and on hosts over glo
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import log2, prod
-from operator import index
+from dataclasses import replace
+from functools import lru_cache
+from math import log2
+from typing import Any
 
-from ringcoll.costs import machines
-from ringcoll.costs.counts import price, price_on_hosts
+from ringcoll.costs import encoding, machines
+from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
 from ringcoll.costs.curves import Curve, across
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import seconds, seconds_on_hosts
-from ringcoll.costs.slices import closed, rings
+from ringcoll.costs.places import Place, place_of
+from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import DTYPES
 from ringcoll.schedules.registry import ALL_REDUCES, COLLECTIVES, EXCHANGES, Algorithm, in_lax
 
@@ -32,22 +34,6 @@ _ALIKE: Mapping[str, Sequence[str]] = {
 _DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The ranks of a collective, and where they are."""
-
-    device: Device
-    shape: tuple[int, ...]
-    hosts: int = 1
-    network: tuple[int, ...] | None = None
-    closed: tuple[bool, ...] | None = None
-    between: str = ""
-
-    @property
-    def ranks(self) -> int:
-        return prod(self.shape)
-
-
 def predict(
     collective: str,
     nbytes: float,
@@ -56,6 +42,7 @@ def predict(
     algorithm: Algorithm = LAX,
     dtype: str = "float32",
     topology: str | None = None,
+    wire: Wire | str | None = None,
 ) -> float:
     """The seconds that a collective takes on a machine.
 
@@ -77,6 +64,8 @@ def predict(
             as have them. Otherwise words that say it: the chips of a slice ("4x4"; if the ranks
             are fewer, they are one of its axes), "line" or "ring", "switch", the hosts ("4
             hosts"), a network between hosts ("ethernet100").
+        wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
+            float32 are included. "lax" is then the built-in exchange and gather of bytes.
 
     Raises:
         ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
@@ -99,9 +88,14 @@ def predict(
     if _DTYPES.get(dtype, dtype) not in DTYPES:
         raise ValueError(f"predict: dtype {dtype!r} is not known; there are {', '.join(DTYPES)}")
     machine = machines.find(device) if isinstance(device, str) else device
-    place = _place(ranks, machine, topology)
+    place = place_of(ranks, machine, topology)
     if place.ranks == 1:
         return 0.0
+    if wire is not None:
+        codes = Wire(wire) if isinstance(wire, str) else wire
+        if name in ALL_REDUCES:
+            name = "psum"
+        return _encoded(name, algorithm, float(nbytes), dtype, place, codes)
     if algorithm == LAX:
         return _built_in(name, float(nbytes), place)
     if name == PERMUTE:
@@ -111,100 +105,70 @@ def predict(
     return _by_schedule(name, algorithm, float(nbytes), place)
 
 
-# -- where the ranks are --
-
-
-def _place(ranks: int | Sequence[int], device: Device, topology: str | None) -> _Place:
-    """Where so many ranks of a machine are.
-
-    Raises:
-        ValueError: there is no such place.
-    """
-    try:
-        shape = tuple(map(index, ranks)) if isinstance(ranks, Sequence) else (index(ranks),)
-    except TypeError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise ValueError(f"predict: ranks {ranks!r} is not a number of ranks, nor a shape of them")
-    words = (topology or "").lower()
-    if device.model.axes:
-        return _on_a_slice(shape, device, topology, words)
-    sizes, switch = _sizes(words), re.search(r"switch|nvl", words)
-    hosts = shape[0] if len(shape) > 1 else device.hosts(shape[0])
-    if found := re.search(r"(\d+)\s*(?:nodes?|hosts?)\b", words):
-        hosts = int(found[1])
-    elif sizes:
-        hosts = sizes[0]
-    elif switch:
-        hosts = 1
-    between = next((n for n in _networks() if any(w in words for w in _words_of(n))), "")
-    if topology is not None and not (found or sizes or between or switch):
-        raise ValueError(_unknown(topology))
-    if hosts < 1 or prod(shape) % hosts:
-        raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
-    return _Place(device, shape, hosts, between=between or device.between)
-
-
-def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, words: str) -> _Place:
-    axes, sizes = device.model.axes, _sizes(words)
-    line = re.search(r"\bline|no wrap|mesh", words)
-    ring = re.search(r"\bring|torus|wraps", words)
-    if topology is not None and not (sizes or line or ring):
-        raise ValueError(_unknown(topology))
-    if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
-        raise ValueError(f"predict: {device.name} has links along {axes} axes, not {shape}")
-    network = shape
-    is_ring = rings(axes, shape)
-    if sizes and prod(sizes) == prod(shape) and len(shape) > 1:
-        network, is_ring = sizes, closed(axes, sizes)
-    elif sizes and shape[0] in sizes and prod(sizes) > prod(shape):  # one of its axes
-        is_ring = (closed(axes, sizes)[sizes.index(shape[0])],)
-    if line or ring:
-        is_ring = (bool(ring and not line),) * len(network)
-    return _Place(device, shape, network=network, closed=is_ring)
-
-
-def _sizes(words: str) -> tuple[int, ...]:
-    """The numbers of "4x4" in a text; none if there is no such word."""
-    found = re.search(r"\b\d+(?:x\d+)+\b", words)
-    return tuple(map(int, found[0].split("x"))) if found else ()
-
-
-def _networks() -> list[str]:
-    return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
-
-
-def _words_of(network: str) -> list[str]:
-    return [network, *(word.lower() for word in MACHINES[network].also)]
-
-
-def _unknown(topology: str) -> str:
-    return (
-        f"predict: topology {topology!r} says no slice ('4x4', 'line', 'ring'), no hosts "
-        f"('4 hosts', 'switch') and no network between them ({', '.join(_networks())})"
-    )
+def _encoded(
+    name: str, algorithm: Algorithm, nbytes: float, dtype: str, place: Place, wire: Wire
+) -> float:
+    """With a wire: fewer bytes to send, and the work of each rank."""
+    itemsize = int(re.sub(r"\D", "", _DTYPES.get(dtype, dtype))) // 8
+    work = encoding.seconds(name, place.ranks, nbytes, itemsize, wire, place.device.model)
+    size = nbytes * encoding.ratio(wire, itemsize)
+    if algorithm != LAX:
+        no_sums = replace(place.device.model, gamma=0.0)  # they are a part of the work
+        still = replace(place, device=replace(place.device, model=no_sums))
+        return work + _by_schedule(name, algorithm, size, still)
+    parts = {"psum": ("all_to_all", "all_gather"), "psum_scatter": ("all_to_all",)}
+    return work + sum(_built_in(part, size, place) for part in parts.get(name, (name,)))
 
 
 # -- by a schedule --
 
 
-def _by_schedule(name: str, algorithm: Algorithm, nbytes: float, place: _Place) -> float:
+def paid(
+    collective: str, ranks: int | Sequence[int], device: str | Device, algorithm: Algorithm
+) -> Price | HostsPrice:
+    """What `predict` multiplies: the messages, bytes and additions of an algorithm.
+
+    Args:
+        collective, ranks, device, algorithm: as for `predict`, but not the built-in.
+
+    Raises:
+        ValueError: as `predict`.
+
+    >>> from ringcoll.costs.prediction import paid
+    >>> paid("all_gather", 8, "v5e", "ring").startups
+    7
+    """
+    machine = machines.find(device) if isinstance(device, str) else device
+    return _paid(in_lax(collective), algorithm, place_of(ranks, machine, None))
+
+
+@lru_cache(maxsize=4096)
+def _price(*what: Any) -> Price:
+    return price(*what)
+
+
+def _paid(name: str, algorithm: Algorithm, place: Place) -> Price | HostsPrice:
+    if place.between and 1 < place.hosts < place.ranks:
+        return price_on_hosts(name, algorithm, place.shape, place.hosts)
+    return _price(name, algorithm, place.shape, place.network, place.closed)
+
+
+def _by_schedule(name: str, algorithm: Algorithm, nbytes: float, place: Place) -> float:
     model, shard = place.device.model, nbytes / place.ranks
-    if place.hosts > 1 and place.between:
-        outer = MACHINES[place.between].model
-        if place.hosts < place.ranks:
-            paid = price_on_hosts(name, algorithm, place.shape, place.hosts)
-            # A port for each rank: hosts of as many ports as ranks.
-            ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
-            return seconds_on_hosts(paid, shard, model, ports)
-        model = outer
-    return seconds(price(name, algorithm, place.shape, place.network, place.closed), shard, model)
+    outer = MACHINES[place.between].model if place.hosts > 1 and place.between else None
+    cost = _paid(name, algorithm, place)
+    if isinstance(cost, Price):
+        return seconds(cost, shard, outer or model)
+    assert outer is not None  # only of several hosts is there such a price
+    # A port for each rank: hosts of as many ports as ranks.
+    ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
+    return seconds_on_hosts(cost, shard, model, ports)
 
 
 # -- the built-in --
 
 
-def _built_in(name: str, nbytes: float, place: _Place) -> float:
+def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place)
     if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
@@ -215,7 +179,7 @@ def _built_in(name: str, nbytes: float, place: _Place) -> float:
     return _between_hosts(name, nbytes, place)
 
 
-def _on_tpus(name: str, nbytes: float, place: _Place) -> float:
+def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     """By both directions of a ring, or of all rings of a torus.
 
     Where XLA makes an all-reduce and a slice of a reduce-scatter, that is what it costs.
@@ -240,7 +204,7 @@ def _on_tpus(name: str, nbytes: float, place: _Place) -> float:
     return seconds(paid, nbytes / n, model)
 
 
-def _in_a_ring(name: str, nbytes: float, place: _Place) -> float:
+def _in_a_ring(name: str, nbytes: float, place: Place) -> float:
     model = MACHINES[place.between or place.device.name].model
     if name == PERMUTE:
         return model.alpha + model.beta * nbytes
@@ -277,7 +241,7 @@ def _of_its_like(
     return MACHINES[device.like].curves.get((name, False), {})
 
 
-def _between_hosts(name: str, nbytes: float, place: _Place) -> float:
+def _between_hosts(name: str, nbytes: float, place: Place) -> float:
     """Of GPUs on several hosts that nobody measured, from one host and the network.
 
     What crosses hosts goes by a port for each rank, beside what stays within a host. Each rank

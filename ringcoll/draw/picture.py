@@ -6,7 +6,7 @@ from math import ceil
 from ringcoll.draw import layout, style
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
-from ringcoll.draw.steps import Message, Piece, RankSet, frames
+from ringcoll.draw.steps import Frame, Message, Piece, RankSet, frames
 from ringcoll.draw.style import Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
@@ -16,16 +16,16 @@ _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 
 
 class Picture:
-    """How a plan is drawn: one size for all its frames."""
+    """How a plan is drawn: one size for all its frames, or for those given in their place."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, run: Sequence[Frame] | None = None) -> None:
         if plan.size > MOST_RANKS:
             raise ValueError(
                 f"a picture of {plan.size} ranks: at most {MOST_RANKS} can be told apart; every "
                 "rank does the same, so draw fewer, or as text"
             )
         self.plan = plan
-        self.frames = frames(plan)
+        self.frames = frames(plan) if run is None else run
         side = 24.0 if plan.size <= 8 else 20.0
         self.cells = [(0, 0)] if plan.whole else layout.grid(plan.shape)
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)
@@ -93,65 +93,69 @@ class Picture:
         top = _TITLE if headed else (height - self.extent[1]) / 2
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
-        dense = len(frame.messages) > 6 * self.plan.size
+        dense = self.is_dense(number)
         for message, route in zip(frame.messages, self.routes[number], strict=True):
-            self._arrow(inner, message, route, dense)
+            self.arrow(inner, message, route, dense)
         before = self.frames[max(number - 1, 0)]
         for rank in range(self.plan.size):
-            self._box(inner, rank, frame.held[rank], before.held[rank])
+            self.box(inner, rank)
+            for column in range(len(self.cells)):
+                now, was = frame.of(rank, column), before.of(rank, column)
+                self.column(inner, rank, column, now, is_more(now, was))
         for message, route in zip(frame.messages, self.routes[number], strict=True):
             if not dense:
-                self._glyph(inner, message, route)
+                self.glyph(inner, message, route, route.middle)
 
-    def _box(
-        self,
-        into: Element,
-        rank: int,
-        held: Sequence[Sequence[RankSet]],
-        before: Sequence[Sequence[RankSet]],
-    ) -> None:
+    def is_dense(self, number: int) -> bool:
+        """Whether a round has so many messages that what they carry would hide the ranks."""
+        return len(self.frames[number].messages) > 6 * self.plan.size
+
+    def box(self, into: Element, rank: int) -> None:
+        """A rank with its name, but without its data."""
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2, y - height / 2
-        rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=style.LINE)
+        rect(into, (x, y, width, height), style.BOX, rx=7, stroke=style.LINE)
         name = f"rank {rank}"
         if self.on_grid:
             name = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
-        for column, place in enumerate(self.cells):
-            at = (x + self.inset + place[0] * self.cell[0], y + _HEAD + place[1] * self.cell[1])
-            now = [lane[column] for lane in held]
-            was = [lane[column] for lane in before]
-            is_new = any(now[i % len(now)] - w for i, w in enumerate(was))
-            self._column(into, at, column, now, is_new)
 
-    def _column(
-        self,
-        into: Element,
-        at: tuple[float, float],
-        column: int,
-        held: Sequence[RankSet],
-        is_new: bool,
-    ) -> None:
-        x, y, width, height = (at[0] + 1, at[1] + 1, self.cell[0] - 2, self.cell[1] - 2)
-        style.cell(into, (x, y, width, height), held, self.stripes, self.colours(column))
+    def place(self, rank: int, column: int) -> style.Box:
+        """Where a rank has its data of a column."""
+        (x, y), (width, height) = self.machine.middles[rank], self.machine.box
+        x, y = x - width / 2 + self.inset, y - height / 2 + _HEAD
+        across, down = self.cells[column]
+        wide, high = self.cell
+        return (x + across * wide + 1, y + down * high + 1, wide - 2, high - 2)
+
+    def column(
+        self, into: Element, rank: int, column: int, held: Sequence[RankSet], is_new: bool
+    ) -> Element:
+        """Draw, as a group, what a rank holds of a column, by lane; outlined if it is new."""
+        x, y, width, height = self.place(rank, column)
+        group = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
+        box = (0, 0, width, height)
+        style.cell(group, box, held, self.stripes, self.colours(column))
         if is_new:
-            style.outline(into, (x, y, width, height))
+            style.outline(group, box)
         if self.plan.whole:
-            for rank in sorted(held[0]):
-                middle = (x + width * (rank + 0.5) / self.plan.size, y + height / 2 + 3.5)
-                label(into, middle, str(rank), 9.5, fill=_on(style.COLOURS[rank]))
-            return
-        look = {"fill": "#8a94a6"}
+            for whose in sorted(held[0]):
+                middle = (width * (whose + 0.5) / self.plan.size, height / 2 + 3.5)
+                label(group, middle, str(whose), 9.5, fill=_on(style.COLOURS[whose]))
+            return group
+        look = {"fill": style.MUTED}
         if len(held[0]) == self.stripes and len(set(held)) == 1:
             look = {"fill": _on(style.COLOURS[column])}
         elif any(held):
             look = {"fill": style.INK, "stroke": style.PAPER, "paint_order": "stroke"}
             look["stroke_width"] = "2.6"
-        label(into, (x + width / 2, y + height / 2 + 3.7), str(column), 10.5, **look)
+        label(group, (width / 2, height / 2 + 3.7), str(column), 10.5, **look)
+        return group
 
     # -- messages --
 
-    def _arrow(self, into: Element, message: Message, route: Route, dense: bool) -> None:
+    def arrow(self, into: Element, message: Message, route: Route, dense: bool) -> None:
+        """The way of a message; of many, in the colour of what it carries."""
         colour = style.LINE
         if dense and len(message.pieces) == 1 and not self.plan.whole:
             colour = self.colours(message.pieces[0].column)[0]
@@ -165,9 +169,10 @@ class Picture:
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
         shape(into, "polygon", points=points, fill=colour if dense else style.FAINT)
 
-    def _glyph(self, into: Element, message: Message, route: Route) -> None:
+    def glyph(self, into: Element, message: Message, route: Route, at: tuple[float, float]) -> None:
+        """What a message carries, around a point."""
         pieces: Sequence[Piece] = message.pieces
-        count, at = len(pieces), route.middle
+        count = len(pieces)
         width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
         columns = min(count, 2 if count <= 4 else 4)
         if self.plan.whole:
@@ -189,6 +194,11 @@ class Picture:
             style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 
+def is_more(now: Sequence[RankSet], was: Sequence[RankSet]) -> bool:
+    """Whether more is held than before, in any lane."""
+    return any(now[i % len(now)] - before for i, before in enumerate(was))
+
+
 def _on(colour: str) -> str:
     """The colour of a text on a ground of this colour."""
-    return style.PAPER if style.is_dark(colour) else style.INK
+    return style.ON_DARK if style.is_dark(colour) else style.ON_LIGHT

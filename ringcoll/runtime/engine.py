@@ -32,6 +32,7 @@ from ringcoll.runtime.contributions import (
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
 from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
 from ringcoll.schedules.tour import Tour
 
@@ -55,6 +56,7 @@ def gather(
     carry: Carry,
     *,
     order: Order = _ANY,
+    wire: Wire | None = None,
 ) -> Carry:
     """Bring the shard of every rank to every rank, and visit each as it arrives.
 
@@ -69,10 +71,15 @@ def gather(
             `Beforehand`, barriers let a round start only when the visit before it is done;
             otherwise a compiler might put all visits after all rounds. `WhenReady`, messages
             are delayed a little, but not in a loop.
+        wire: how shards are encoded: once, by their owners. Visits see what all ranks decode, also
+            of this rank's own shard.
 
     Returns:
         What the last visit returned.
     """
+    if wire:
+        visit = _decoding(wire, own, visit)
+        own = [encode(wire, x) for x in own]
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
     before: list[Array] = []  # the messages of the round before: kept until the visit
@@ -105,6 +112,19 @@ def gather(
         came = list(chain(*steps[stop - 1].arrived))
         held.update(zip(came, chain(*arriving), strict=True))
     return visit(carry, shards())
+
+
+def _decoding(wire: Wire, own: Sequence[Array], visit: Visit[Carry]) -> Visit[Carry]:
+    """The visit, of encoded shards; the shares of a lane are alike on all ranks."""
+
+    def decoding(carry: Carry, shards: list[Shard]) -> Carry:
+        like = [own[shard.lane] for shard in shards]
+        values = [
+            decode(wire, s.value, x.shape, x.dtype) for s, x in zip(shards, like, strict=True)
+        ]
+        return visit(carry, [s._replace(value=x) for s, x in zip(shards, values, strict=True)])
+
+    return decoding
 
 
 def _gather_loop(
@@ -158,6 +178,7 @@ def reduce(
     operands: Any = (),
     *,
     order: Order = _ANY,
+    wire: Wire | None = None,
 ) -> list[Array]:
     """Combine, for every rank, what all ranks contribute to its shard.
 
@@ -176,12 +197,14 @@ def reduce(
             `Beforehand`, every round ties the operands to its sums, so that the work of two
             rounds is not merged: merged work would wait for the messages. `WhenReady`, the next
             work waits until the message is ready to be sent, but not in a loop.
+        wire: how every message is encoded: raw contributions once, partial sums at each hop.
+            `combine` gets what was received in float32, or wider if the message was.
 
     Returns:
         This rank's shard, a share for each lane.
     """
     steps = planned(schedule)
-    sums = _Sums(steps, ranks, produce, combine, operands, order)
+    sums = _Sums(steps, ranks, produce, combine, operands, order, wire)
     for start, stop in reversed(stretches(schedule, UNROLL_UP_TO if order.may_unroll else 0)):
         sums.send_back(stop - 1)
         if stop - start > 1:
@@ -208,6 +231,7 @@ class _Sums:
     combine: Combine
     operands: Any
     order: Order
+    wire: Wire | None = None
     partial: dict[Key, Array] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
     made_of: Sequence[Array] = ()  # the arrays that the last contributions were computed from
@@ -233,7 +257,7 @@ class _Sums:
         self.sent = messages(self.partial, step.arrived)
         late = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
         name = f"round {len(self.steps) - number}"
-        received = self.ranks.hops(name, step.moves, late, back=True)
+        received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
         keys = [*chain(*step.sent)]
         self.want(keys)
         mine = self._apart({k: self.partial[k] for k in keys})
@@ -258,7 +282,7 @@ class _Sums:
 
         def body(state: Any, step: tuple[Array, Any]) -> tuple[Any, None]:
             (moving, operands), (i, mine) = state, step
-            received = self.ranks.hops(name, moves, moving, back=True)
+            received = self.ranks.hops(name, moves, moving, back=True, wire=self.wire)
             if mine is None:
                 slots = [
                     Slot(self.ranks.origin(offset, m.axis, -i * m.shift), lane)
@@ -328,19 +352,31 @@ def tour(
     return carry, [sums[Key(lane, 0)] for lane in range(tour.out.lanes)]
 
 
-def all_to_all(schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array]) -> list[Array]:
+def all_to_all(
+    schedule: AllToAllSchedule,
+    ranks: Ranks,
+    blocks: Sequence[Array],
+    *,
+    wire: Wire | None = None,
+) -> list[Array]:
     """Carry every block to its rank.
 
     Args:
         schedule: which blocks are sent when.
         ranks: those that run it, cut into the digits of the schedule.
         blocks: this rank's blocks; number d is for rank r + d.
+        wire: how blocks are encoded: once, by the rank that has them. They are decoded where they
+            belong, also this rank's own.
 
     Returns:
         The blocks for this rank; number d is from rank r - d.
     """
+    first = blocks[0]
+    if wire:
+        blocks = [encode(wire, block) for block in blocks]
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
     for number, step in enumerate(planned(schedule), 1):
         arriving = ranks.hops(f"round {number}", step.moves, messages(held, step.sent))
         held.update(zip(chain(*step.sent), chain(*arriving), strict=True))
-    return [held[Key(0, d)] for d in range(schedule.size)]
+    arrived = [held[Key(0, d)] for d in range(schedule.size)]
+    return [decode(wire, x, first.shape, first.dtype) for x in arrived] if wire else arrived

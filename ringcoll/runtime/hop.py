@@ -18,6 +18,7 @@ from ringcoll.runtime import built_in
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import Round
 
 Pairs = tuple[tuple[int, int], ...]
@@ -189,9 +190,18 @@ class Ranks:
         return functools.reduce(lax.add, moved)
 
     def hops(
-        self, name: str, moves: Round, messages: Sequence[Array], *, back: bool = False
+        self,
+        name: str,
+        moves: Round,
+        messages: Sequence[Array],
+        *,
+        back: bool = False,
+        wire: Wire | None = None,
     ) -> list[Array]:
-        """The messages that arrive in a round, run forward or backward; profiles show `name`."""
+        """The messages that arrive in a round, run forward or backward; profiles show `name`.
+
+        With a wire they are encoded, and decoded when they arrive, to float32 at least.
+        """
         shifts = [(move.axis, -move.shift if back else move.shift) for move in moves]
 
         def send(messages: list[Array]) -> list[Array]:
@@ -202,7 +212,13 @@ class Ranks:
             ]
 
         with scope(name):
-            return marked(send, list(messages), self.axes, self.groups, to=shifts)
+            sent = [encode(wire, x) for x in messages] if wire else list(messages)
+            came = marked(send, sent, self.axes, self.groups, to=shifts)
+            if wire is None:
+                return came
+            wide = [jnp.promote_types(x.dtype, jnp.float32) for x in messages]
+            pairs = zip(came, messages, wide, strict=True)
+            return [decode(wire, y, x.shape, dtype) for y, x, dtype in pairs]
 
 
 @functools.lru_cache(maxsize=1024)

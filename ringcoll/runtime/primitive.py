@@ -23,14 +23,19 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ringcoll.runtime import joining
 from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
+from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.wire import Wire, drawn
 
+#: In place of a rank's number: a gradient is rounded by numbers of its own.
+_BACK = 2**31 - 1
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
 
@@ -47,6 +52,7 @@ class Collective:
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
     tiled: bool = True
+    wire: Wire | None = None  # what messages hold in place of floats; with a key: see `AtRandom`
 
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that neighbours may be joined.
@@ -60,6 +66,8 @@ class Collective:
 
     def __call__(self, *xs: Array) -> list[Array]:
         """The result for each operand; a collective that `joins` may take several together."""
+        if self.wire and self.wire.stochastic is not None:
+            return AtRandom.bound(self, *xs)
         return self.primitive.bind(*xs, collective=self)
 
     def by_lax(self, x: Array) -> Array:
@@ -209,3 +217,61 @@ def _now_or_later(ctx, *xs, collective: Collective):
         if kind and collective.is_by_hand(ctx.avals_in, where):
             return joining.lower_later(ctx, collective, _lower, xs)
     return _lower(ctx, *xs, collective=collective)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtRandom(Collective, name="at_random"):
+    """A collective whose wire rounds at random, by a key that is its last operand.
+
+    The arguments of a primitive can be hashed, and a key cannot. Every rule here gives `inner` the
+    key as a part of its wire, and asks it. What it binds is then `bound` again.
+    """
+
+    inner: Any
+    impl: Any
+
+    @staticmethod
+    def bound(collective: Any, *xs: Array) -> list[Array]:
+        """The results of a collective whose wire has a key."""
+        wire, key = collective.wire, collective.wire.stochastic
+        kind = jax.random.key_impl(key)
+        inner = replace(collective, wire=wire.rounding_with(None))
+        itself = AtRandom(axes=collective.axes, inner=inner, impl=kind)
+        seed = varying(jax.random.key_data(key), collective.axes)
+        return itself(*xs, seed)
+
+    def with_key(self, seed: Array) -> Any:
+        """The collective with its key."""
+        key = jax.random.wrap_key_data(seed, impl=self.impl)
+        return replace(self.inner, wire=self.inner.wire.rounding_with(key))
+
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        return self.with_key(xs[-1]).by_hand(where, *xs[:-1])
+
+    def types(self, *avals: Any) -> tuple[list[Any], set[Any]]:
+        return self.inner.types(*avals[:-1])
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return self.with_key(primals[-1]).jvp(primals[:-1], tangents[:-1])
+
+    def pulled_back(self, cts: Sequence[Any], *xs: Any) -> list[Any]:
+        back = self.with_key(xs[-1])
+        back = replace(back, wire=drawn(back.wire, _BACK))
+        return [*back.pulled_back(cts, *xs[:-1]), None]
+
+    def batch(
+        self, axis: Any, xs: Sequence[Array], dims: Sequence[int | None]
+    ) -> tuple[list[Array], Sequence[int | None]]:
+        """One draw for the whole batch; if keys are batched, it depends on all of them."""
+        *xs, seed = xs
+        *dims, of_seed = dims
+        if of_seed is not None:
+            xs = [
+                jnp.broadcast_to(x, (axis.size, *x.shape))
+                if dim is None
+                else jnp.moveaxis(x, dim, 0)
+                for x, dim in zip(xs, dims, strict=True)
+            ]
+            dims = [0] * len(xs)
+            seed = lax.reduce(seed, np.uint32(0), lax.bitwise_xor, (of_seed,))
+        return self.with_key(seed).batch(axis, xs, dims)

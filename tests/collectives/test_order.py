@@ -95,6 +95,7 @@ def test_axis_of_a_vmap():
         ({"algorithm": "ring"}, "choose from auto, halving_doubling, one_shot, lax"),
         ({"leaves": 4}, "leaves=4 do not divide by 8 ranks"),
         ({"leaves": 6}, "leaves=6 is no power of two"),
+        ({"wire": "int8"}, "with wire='int8': codes are .*; leave order out, or wire"),
         ({"order": "ring"}, "order='ring'; choose from None, 'tree'"),
     ],
 )

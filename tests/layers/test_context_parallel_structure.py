@@ -2,13 +2,14 @@
 
 import re
 from functools import partial
+from itertools import product
 from math import prod
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import make_mesh, mostly_exhaustive
 from test_matmul_structure import hops
 
 from ringcoll import overlap
@@ -64,8 +65,12 @@ def bytes_of(shape, dtype):
 
 
 @pytest.mark.tpu_aot
-@pytest.mark.parametrize("n", [4, pytest.param(2, marks=pytest.mark.exhaustive), 8, 16])
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("n", "gradients"),
+    mostly_exhaustive(
+        product(TOPOLOGIES, [False, True]), lambda n, gradients: n == (4 if gradients else 8)
+    ),
+)
 def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
     """Temporaries of the compiled program, for 2048 positions a rank and any number of ranks."""
     part, heads, groups, d = 2048, 16, 4, 128

@@ -16,6 +16,7 @@ from ringcoll import __main__ as command_line
 from ringcoll import overlap
 from ringcoll.overlap import hlo
 from ringcoll.overlap.network import Network
+from ringcoll.overlap.tracks import dealt
 
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
 BARE = program(dot("y"), start("s", "y"), done("d", "s"))
@@ -113,6 +114,7 @@ def test_the_timeline_is_drawn(tmp_path, kind):
     path = tmp_path / f"timeline.{kind}"
     overlap.report(HIDDEN, chip=CHIP).draw(path)
     head = path.read_bytes()[:200]
+    assert (b"prefers-color-scheme:dark" in path.read_bytes()) == (kind == "svg")
     assert head.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
 
 
@@ -128,8 +130,8 @@ def test_two_directions_at_once_are_drawn_apart(tmp_path):
     back = start("t", pairs="source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
     both = overlap.report(program(start("s"), back, done("d", "s"), done("e", "t")), chip=CHIP)
     wires = [segment for segment in both.segments if segment.row == "wire"]
-    assert len(overlap.chart._lanes(wires)) == 2
-    assert len(overlap.chart._lanes([*wires[:1], *wires[:1], *wires[1:]])) == 3
+    assert len(dealt(wires)) == 2
+    assert len(dealt([*wires[:1], *wires[:1], *wires[1:]])) == 3
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):

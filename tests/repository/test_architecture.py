@@ -35,19 +35,23 @@ ROOMS = (
     "__init__",
     "debug",
     "draw",
+    "formats",
     "overlap",
     "commands",
     "__main__",
 )
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
-    *("io", "schedules", "algorithms", "costs", "draw"),
+    *("io", "schedules", "algorithms", "costs", "draw", "formats"),
     *("collectives.table", "matmuls.labels", "matmuls.auto"),
     *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
     *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
-    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "machine", "plot")),
+    *(f"overlap.{name}" for name in ("tracks", "page", "trace")),
+    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
+    *(f"commands.{name}" for name in ("machine", "plot")),
+    *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
 #: gradient.
@@ -57,7 +61,7 @@ LAYERS_KNOW = (
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
-LAZILY = {"io.figure": "matplotlib"}  # of the extra bench, and only when it is drawn
+LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn
 #: The second where the first is not for it: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {

@@ -13,7 +13,7 @@ import pytest
 from support import python
 
 import ringcoll
-from ringcoll import algorithms, debug, draw, layers, overlap
+from ringcoll import algorithms, debug, draw, formats, layers, overlap
 from ringcoll.costs import counts, model, precision
 from ringcoll.layers import expert_parallel, fsdp, tensor_parallel
 from ringcoll.matmuls import experts
@@ -26,6 +26,7 @@ LISTS = (
     tensor_parallel,
     overlap,
     draw,
+    formats,
     debug,
 )  # of public names
 OWN = (algorithms, counts, experts, model, precision)  # where what is defined is public

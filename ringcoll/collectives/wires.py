@@ -1,0 +1,63 @@
+"""The `wire=` of a public call: what may be given, and for which operands."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ringcoll.costs.wire import Wire
+from ringcoll.runtime.value_types import sharded_dims
+
+#: As a caller gives it: a `Wire`, or the dtype of its codes.
+WireLike = str | Wire
+
+_FLOATS = ("bfloat16", "float16", "float32")
+
+
+def settled(wire: Any) -> Wire:
+    """The wire that a caller means.
+
+    Raises:
+        TypeError: it is no wire, or its key is no key.
+        ValueError: there are no such codes.
+    """
+    if isinstance(wire, str):
+        wire = Wire(wire)
+    if not isinstance(wire, Wire):
+        raise TypeError(f"wire={wire!r} is no wire; pass 'int8', or a ringcoll.Wire")
+    if wire.stochastic is not None:
+        try:
+            jax.random.key_impl(wire.stochastic)
+            shape = jax.random.key_data(wire.stochastic).shape
+        except (TypeError, AttributeError) as error:
+            words = f"wire: stochastic={wire.stochastic!r} is no key"
+            raise TypeError(f"{words}; pass one such as jax.random.key(0)") from error
+        if len(shape) != 1:
+            raise TypeError("wire: stochastic has several keys; pass one, such as keys[0]")
+    return wire
+
+
+def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:
+    """Refuse operands that no wire carries, or that only lax can handle.
+
+    Raises:
+        TypeError: one is not of floats of 2 or 4 bytes.
+        ValueError: one is sharded over an axis of the caller, or lax alone can do the call.
+    """
+    for leaf, is_lax_s in zip(leaves, only_lax_s, strict=True):
+        aval = jax.typeof(leaf)
+        if aval.dtype.name not in _FLOATS:
+            raise TypeError(
+                f"wire: an operand of {aval.dtype.name} is not encoded, only {', '.join(_FLOATS)} "
+                "are; leave wire out for it, or cast it"
+            )
+        if is_lax_s and isinstance(leaf, jax.core.Tracer):
+            raise ValueError(
+                "wire: jax.lax alone can do this call, and it has no wire; leave wire out, or see "
+                "`ringcoll.lax` for the calls that are lax's"
+            )
+        if sharded_dims(aval) or not isinstance(aval.size, int):
+            raise ValueError(
+                f"wire: an operand of type {aval} has dimensions that are sharded over an explicit "
+                "axis, or symbolic; leave wire out, or make the axis manual in jax.shard_map"
+            )

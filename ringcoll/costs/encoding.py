@@ -1,0 +1,33 @@
+"""What a narrow wire costs and saves in time: fewer bytes to send, and the work to encode them."""
+
+from ringcoll.costs.model import Model
+from ringcoll.costs.wire import SCALE, Wire
+from ringcoll.schedules.registry import ALL_REDUCES
+
+_WIDE = 4  # bytes of a float32, in which decoded values are added
+
+
+def ratio(wire: Wire, itemsize: int) -> float:
+    """The bytes of long messages over those of their values."""
+    return (1 + SCALE / wire.block) / itemsize
+
+
+def seconds(
+    collective: str, ranks: int, nbytes: float, itemsize: int, wire: Wire, model: Model
+) -> float:
+    """The seconds that one rank encodes, decodes and adds, by its main memory.
+
+    Nothing is taken to be fused with other work. A gather encodes a shard and decodes all; a sum
+    or an exchange encodes and decodes a vector; an all-reduce does both. By stages more is encoded,
+    which is left out.
+
+    Args:
+        collective: by the name of `jax.lax`.
+        ranks, nbytes, itemsize: the bytes of the full vector, and of its elements.
+        wire, model: of the messages and of the machine.
+    """
+    vectors = {"all_gather": 1 + 1 / ranks, "psum": 3 + 1 / ranks}.get(collective, 2.0)
+    moved = vectors * nbytes * (1 + ratio(wire, itemsize))
+    adds = collective in (*ALL_REDUCES, "psum_scatter")
+    added = adds * nbytes * (1 - 1 / ranks) * _WIDE / itemsize
+    return model.memory * moved + model.gamma * added

@@ -1,0 +1,97 @@
+"""Where the ranks of a collective are: on a slice of a TPU, or on hosts of GPUs."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from operator import index
+
+from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.costs.slices import closed, rings
+
+
+@dataclass(frozen=True)
+class Place:
+    """The ranks of a collective, and where they are."""
+
+    device: Device
+    shape: tuple[int, ...]
+    hosts: int = 1
+    network: tuple[int, ...] | None = None
+    closed: tuple[bool, ...] | None = None
+    between: str = ""
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.shape)
+
+
+def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -> Place:
+    """Where so many ranks of a machine are.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    try:
+        shape = tuple(map(index, ranks)) if isinstance(ranks, Sequence) else (index(ranks),)
+    except TypeError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ValueError(f"predict: ranks {ranks!r} is not a number of ranks, nor a shape of them")
+    words = (topology or "").lower()
+    if device.model.axes:
+        return _on_a_slice(shape, device, topology, words)
+    sizes, switch = _sizes(words), re.search(r"switch|nvl", words)
+    hosts = shape[0] if len(shape) > 1 else device.hosts(shape[0])
+    if found := re.search(r"(\d+)\s*(?:nodes?|hosts?)\b", words):
+        hosts = int(found[1])
+    elif sizes:
+        hosts = sizes[0]
+    elif switch:
+        hosts = 1
+    between = next((n for n in _networks() if any(w in words for w in _words_of(n))), "")
+    if topology is not None and not (found or sizes or between or switch):
+        raise ValueError(_unknown(topology))
+    if hosts < 1 or prod(shape) % hosts:
+        raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
+    return Place(device, shape, hosts, between=between or device.between)
+
+
+def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, words: str) -> Place:
+    axes, sizes = device.model.axes, _sizes(words)
+    line = re.search(r"\bline|no wrap|mesh", words)
+    ring = re.search(r"\bring|torus|wraps", words)
+    if topology is not None and not (sizes or line or ring):
+        raise ValueError(_unknown(topology))
+    if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
+        raise ValueError(f"predict: {device.name} has links along {axes} axes, not {shape}")
+    network = shape
+    is_ring = rings(axes, shape)
+    if sizes and prod(sizes) == prod(shape) and len(shape) > 1:
+        network, is_ring = sizes, closed(axes, sizes)
+    elif sizes and shape[0] in sizes and prod(sizes) > prod(shape):  # one of its axes
+        is_ring = (closed(axes, sizes)[sizes.index(shape[0])],)
+    if line or ring:
+        is_ring = (bool(ring and not line),) * len(network)
+    return Place(device, shape, network=network, closed=is_ring)
+
+
+def _sizes(words: str) -> tuple[int, ...]:
+    """The numbers of "4x4" in a text; none if there is no such word."""
+    found = re.search(r"\b\d+(?:x\d+)+\b", words)
+    return tuple(map(int, found[0].split("x"))) if found else ()
+
+
+def _networks() -> list[str]:
+    return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
+
+
+def _words_of(network: str) -> list[str]:
+    return [network, *(word.lower() for word in MACHINES[network].also)]
+
+
+def _unknown(topology: str) -> str:
+    return (
+        f"predict: topology {topology!r} says no slice ('4x4', 'line', 'ring'), no hosts "
+        f"('4 hosts', 'switch') and no network between them ({', '.join(_networks())})"
+    )

@@ -1,0 +1,103 @@
+"""What a hop carries in place of floats: codes of one byte, and a scale for each block of them.
+
+`encode` makes one array of bytes of a message, and `decode` makes the message again. The engine
+calls them at a hop; `Wire` says what they do, in words and numbers. Codes and scales are one array,
+because a message costs a start. Therefore no compiler can move the decoding before the hop either:
+a hop of bytes of which some are codes and some are parts of scales has no equal on floats.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.costs.wire import SCALE, Wire
+
+_TINY = np.float32(np.finfo(np.float32).tiny)
+#: A scale is so much less than exact that the largest code times it does not overflow.
+_LESS = 1 - 2**-22
+#: The lanes of a TPU's registers.
+_LANES = 128
+
+
+def _grid(shape: Sequence[int], wire: Wire) -> tuple[int, int, int]:
+    """How a message is cut: so many blocks, of so many values, side by side in so many columns.
+
+    A block down a column needs no move of data on a TPU: neither to find its largest value, nor
+    to multiply all of them by the scale, nor to write the codes in the layout of the message.
+    """
+    *rows, columns = shape or (1,)
+    if columns % _LANES or prod(rows) % wire.block or not prod(rows):
+        rows, columns = [prod(shape)], 1
+    return *wire.blocks(prod(rows)), columns
+
+
+def encode(wire: Wire, x: Array) -> Array:
+    """The bytes of a message of floats: `[blocks * (values + 4), columns]`, uint8."""
+    blocks, size, columns = _grid(x.shape, wire)
+    flat = x.astype(jnp.float32).reshape(-1, columns)  # [values, columns]
+    if missing := blocks * size - len(flat):
+        flat = jnp.pad(flat, ((0, missing), (0, 0)))
+    values = flat.reshape(blocks, size, columns)
+    largest = jnp.max(abs(values), 1, keepdims=True, initial=0)
+    is_finite = largest <= jnp.finfo(jnp.float32).max  # and no NaN
+    # No scale is subnormal, because platforms flush those to zero.
+    scale = jnp.maximum(largest * np.float32(_LESS / wire.codes.largest), _TINY)
+    # Without a scale, 1 is inf, -1 is -inf, and 0 is NaN.
+    signs = jnp.where(jnp.isinf(values), jnp.sign(values), 0)
+    values = jnp.where(is_finite, values * (1 / scale), signs)
+    scale = jnp.where(is_finite, scale, jnp.inf)
+    codes = lax.bitcast_convert_type(_rounded(wire, values), jnp.uint8)
+    bits = lax.bitcast_convert_type(scale[:, 0], jnp.uint32)  # [blocks, columns]
+    # Byte by byte: an array whose last dimension is 4 would fill a TPU's registers by 4 in 128.
+    parts = [(bits >> np.uint32(8 * i)).astype(jnp.uint8) for i in range(SCALE)]
+    return lax.concatenate([codes.reshape(-1, columns), *parts], 0)
+
+
+def decode(wire: Wire, message: Array, shape: Sequence[int], dtype: Any) -> Array:
+    """The floats of a message of this shape, in this dtype."""
+    blocks, size, columns = _grid(shape, wire)
+    codes, rest = message[: blocks * size], message[blocks * size :]
+    parts = rest.reshape(SCALE, blocks, columns).astype(jnp.uint32)
+    bits = sum((part << np.uint32(8 * i) for i, part in enumerate(parts[1:], 1)), parts[0])
+    scale = lax.bitcast_convert_type(bits, jnp.float32)[:, None]
+    values = lax.bitcast_convert_type(codes.reshape(blocks, size, columns), wire.dtype)
+    flat = (values.astype(jnp.float32) * scale).astype(dtype).reshape(-1, columns)
+    return flat[: prod(shape) // columns].reshape(shape)
+
+
+def drawn(wire: Wire, number: Array | int) -> Wire:
+    """The same wire; if it rounds at random, with numbers of its own for each `number`."""
+    if wire.stochastic is None:
+        return wire
+    return wire.rounding_with(jax.random.fold_in(wire.stochastic, number))
+
+
+def _rounded(wire: Wire, values: Array) -> Array:
+    """The codes of values, to nearest or at random."""
+    largest = np.float32(wire.codes.largest)
+    values = jnp.clip(values, -largest, largest)
+    dtype = jnp.dtype(wire.dtype)
+    if wire.stochastic is not None:
+        steps = _steps(values, dtype)
+        chance = jax.random.bits(wire.stochastic, values.shape, jnp.uint16)
+        chance = (chance.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-16)
+        values = jnp.floor(values / steps + chance) * steps
+    elif dtype == jnp.int8:
+        values = jnp.round(values)
+    return values.astype(dtype)
+
+
+def _steps(values: Array, dtype: Any) -> Array | np.float32:
+    """How far the codes around each value are apart."""
+    if dtype == jnp.int8:
+        return np.float32(1)
+    # A float's exponent bits alone are the power of 2 below it.
+    bits = lax.bitcast_convert_type(values, jnp.uint32) & np.uint32(0x7F800000)
+    powers = lax.bitcast_convert_type(bits, jnp.float32)
+    about = jnp.finfo(dtype)
+    return jnp.maximum(powers, np.float32(about.tiny)) * np.float32(about.eps)

@@ -1,0 +1,138 @@
+"""Encoding and decoding of one message: bounds on hostile data, and rounding at random."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ringcoll import Wire
+from ringcoll.costs.wire import CODES
+from ringcoll.runtime.wire import decode, encode
+
+BLOCK = 32
+TINY = 2.0**-126
+#: Shapes whose blocks are flat, flat and padded, down columns, and one short block.
+SHAPES = [(4, 96), (7, 13), (2 * BLOCK, 128), (3,), ()]
+
+
+def blocks_of(x, block):
+    """For every value, the number of its block: by the docstring of `Wire`, not by its code."""
+    rows = x.size // x.shape[-1] if x.ndim else 1
+    if x.ndim and x.shape[-1] % 128 == 0 and rows % block == 0:
+        row, column = np.divmod(np.arange(x.size), x.shape[-1])
+        return (row // block * x.shape[-1] + column).reshape(x.shape)
+    count = -(-x.size // block)
+    return (np.arange(x.size) // -(-x.size // count)).reshape(x.shape)
+
+
+def largest_in_block(x, block):
+    """For every value, the largest magnitude in its block."""
+    numbers = blocks_of(x, block)
+    largest = np.zeros(numbers.max() + 1)
+    np.maximum.at(largest, numbers.reshape(-1), abs(x).reshape(-1).astype(float))
+    return largest[numbers]
+
+
+def hostile(shape, dtype):
+    """Finite data: one huge value, zeros, subnormals, all equal, all magnitudes, the largest."""
+    rng = np.random.default_rng(0)
+    normal = np.asarray(rng.normal(size=shape))
+    about = jnp.finfo(dtype)
+    huge = normal.copy()
+    huge.reshape(-1)[:1] = 1e4
+    spread = normal * 10.0 ** rng.integers(-4, 4, shape)
+    found = {
+        "normal": normal,
+        "huge": huge,
+        "zeros": 0 * normal,
+        "signed zeros": -0.0 * abs(normal),
+        "equal": 0 * normal - 3.25,
+        "spread": spread,
+        "subnormal": normal * float(about.smallest_subnormal) * 8,
+        "tiny": normal * float(about.tiny),
+        "largest": np.sign(normal) * float(about.max),
+        "one of each": np.where(abs(normal) < 0.1, 1.0, 0.0),
+    }
+    return {name: np.asarray(x, dtype) for name, x in found.items()}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("codes", CODES)
+def test_values_come_back_within_the_bound_of_their_block(codes, dtype):
+    for wire in (Wire(codes, BLOCK), Wire(codes, BLOCK, jax.random.key(1))):
+
+        def there_and_back(x, wire=wire):
+            message = encode(wire, x)
+            return message, decode(wire, message, x.shape, x.dtype)
+
+        data = [hostile(shape, dtype) for shape in SHAPES]
+        each = jax.vmap(there_and_back)
+        stacks = [np.stack([*some.values()]) for some in data]
+        done = jax.jit(lambda xs, f=each: [f(x) for x in xs])(stacks)
+        about = jnp.finfo(dtype)
+        lost = 2 * TINY + float(about.smallest_subnormal)
+        for before, after in zip(data, done, strict=True):
+            for (name, x), message, y in zip(before.items(), *after, strict=True):
+                assert message.dtype == jnp.uint8
+                assert message.size == wire.nbytes(x.size), name
+                rounded = wire.error + float(about.eps) / 2
+                bound = rounded * largest_in_block(x, BLOCK) + lost
+                err = abs(np.asarray(y, float) - np.asarray(x, float))
+                assert (err <= bound).all(), (name, x.shape, (err / bound).max())
+                if "zeros" in name:
+                    assert not np.asarray(y).any()
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_infinities_and_nans_arrive_and_leave_other_blocks_alone(codes):
+    x = np.random.default_rng(0).normal(size=(6, BLOCK)).astype(np.float32)
+    x[1, 3], x[2, 4], x[3, 5], x[3, 6], x[3, 7] = np.inf, -np.inf, np.nan, np.inf, -np.inf
+    for wire in (Wire(codes, BLOCK), Wire(codes, BLOCK, jax.random.key(0))):
+        y = np.asarray(jax.jit(lambda x, w=wire: decode(w, encode(w, x), x.shape, x.dtype))(x))
+        finite = np.isfinite(x)
+        np.testing.assert_array_equal(y[~finite], x[~finite])
+        with_some = ~finite.all(1)
+        assert np.isnan(y[with_some][finite[with_some]]).all()
+        assert np.isfinite(y[~with_some]).all()
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_rounding_at_random_is_right_in_the_mean_and_within_a_step(codes):
+    x = np.random.default_rng(0).normal(size=BLOCK * 4).astype(np.float32)
+    x[::7] *= 1e-3
+    keys, step = jax.random.split(jax.random.key(0), 4000), CODES[codes].step
+
+    def one(key):
+        wire = Wire(codes, BLOCK, key)
+        return decode(wire, encode(wire, x), x.shape, x.dtype)
+
+    found = np.asarray(jax.jit(jax.vmap(one))(keys), float)
+    whole = step / CODES[codes].largest * largest_in_block(x, BLOCK)
+    assert (abs(found - x) <= whole * (1 + 1e-4)).all()
+    # The spread of a mean of 4000: at most half a step over the square root of 4000; five of it.
+    assert (abs(found.mean(0) - x) <= whole * (2.5 / 4000**0.5)).all()
+    nearest = Wire(codes, BLOCK)
+    exact = np.asarray(decode(nearest, encode(nearest, jnp.asarray(x)), x.shape, x.dtype), float)
+    assert (abs(exact - x) <= whole * (0.5 * (1 + 2**-6))).all()
+    assert abs(exact - x).mean() < 0.9 * abs(found - x).mean()  # of a step: 1/4, and 1/3
+
+
+def test_a_wire_says_what_is_wrong_with_it():
+    for arguments, words in {
+        ("int4",): "dtype='int4' has no codes; choose from 'int8'",
+        (jnp.float32,): "has no codes",
+        ("int8", 0): "block=0 holds no value; pass 1 or more",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            Wire(*arguments)
+    with pytest.raises(TypeError, match=r"block=1\.5 is not an integer; pass one such as 128"):
+        Wire("int8", 1.5)
+
+
+def test_wires_are_equal_if_they_are_the_same():
+    key, other = jax.random.key(0), jax.random.key(0)
+    assert Wire(jnp.float8_e4m3fn) == Wire("float8_e4m3fn") != Wire("int8")
+    assert hash(Wire("int8", 64)) == hash(Wire("int8", np.int32(64)))
+    assert Wire("int8", 64) != Wire("int8")
+    assert Wire(stochastic=key) == Wire(stochastic=key) != Wire(stochastic=other)
+    assert Wire("int8").nbytes(129) == 2 * (65 + 4)
