@@ -27,6 +27,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
+    sums = False
     stacks = True
     to: str = "varying"
 
@@ -43,10 +44,6 @@ class AllGather(ScheduledCollective, name="all_gather"):
 
     def widen(self, x: Array) -> Array:
         return x  # nothing is summed here; the gradient is
-
-    @property
-    def in_order(self) -> bool:
-        return False  # only its gradient adds
 
     def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, Wire):
@@ -97,7 +94,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        if not self.in_order or len(self.axes) > 1:
+        if self.leaves is None or len(self.axes) > 1:
             return super().within(axis, x, dim, out)
         wide = self.widen(rounded(x))
         total = summed_along(wide, dim).astype(x.dtype)

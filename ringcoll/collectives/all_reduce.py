@@ -54,7 +54,9 @@ class AllReduce(ScheduledCollective):
 
     def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
         """Gather whole vectors and combine them, stage by stage."""
-        return by_stages(x, stages, ranks, self.combine, self.wire, in_order=self.in_order)
+        return by_stages(
+            x, stages, ranks, self.combine, self.wire, in_order=self.leaves is not None
+        )
 
     def exchanged(self, x: Array) -> Array:
         n = Ranks.over(self.axes, self.groups).size
@@ -71,7 +73,7 @@ class AllReduce(ScheduledCollective):
         return gathered(mine)[: x.size].reshape(x.shape)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        if not self.in_order or len(self.axes) > 1:
+        if self.leaves is None or len(self.axes) > 1:
             return super().within(axis, x, dim, out)
         return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
@@ -130,7 +132,8 @@ class Pmean(Psum):
 
     def __call__(self, *xs: Array) -> list[Array]:
         total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
-        xs = tuple(rounded(x) for x in xs) if self.in_order else xs  # before it is widened
+        if self.leaves is not None:
+            xs = tuple(rounded(x) for x in xs)  # before it is widened
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in total(*xs)]
         totals = total(*(x.astype(self.accumulate_dtype) for x in xs))

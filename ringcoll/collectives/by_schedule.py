@@ -45,8 +45,9 @@ class ScheduledCollective(Collective):
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
-    leaves: int | None = None  # of the one tree by which it adds; None for any order
+    leaves: int | None = None  # of the one tree by which floats are added; None for any order
     collective: ClassVar[str]  # its name in `algorithms` and in the table
+    sums: ClassVar[bool] = True  # if not, only its gradient does, and `leaves` are for that
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
@@ -58,7 +59,8 @@ class ScheduledCollective(Collective):
             parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
             return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
-        if by.in_order:
+        in_order = self.sums and self.leaves is not None
+        if in_order:
             x = rounded(x, where.platform)
         algorithm = halves(by.algorithm).reduces
         with named(call, algorithm, self.collective):
@@ -66,7 +68,7 @@ class ScheduledCollective(Collective):
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if self.wire:
                 y = by.encoded(x, algorithm)
-            elif algorithm == LAX and by.in_order:
+            elif algorithm == LAX and in_order:
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
@@ -76,11 +78,6 @@ class ScheduledCollective(Collective):
             else:
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
-
-    @property
-    def in_order(self) -> bool:
-        """Whether it adds floats by the one tree. (Integers are exact in any order.)"""
-        return self.leaves is not None
 
     def encoded(self, x: Array, algorithm: Algorithm) -> Array:
         """The result for one operand, by a wire. A rank alone sends nothing, and rounds nothing."""
@@ -114,7 +111,7 @@ class ScheduledCollective(Collective):
             nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
-        if self.in_order:
+        if self.sums and self.leaves is not None:
             return picked if self._adds_by_tree(halves(picked).reduces) else LAX
         return "direct" if what != self.collective and picked not in BUILT_INS else picked
 
@@ -123,7 +120,9 @@ class ScheduledCollective(Collective):
         return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
 
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        return self.wire is None and (self.in_order or self.chosen(xs, where) != LAX)
+        if self.wire is not None:
+            return False
+        return (self.sums and self.leaves is not None) or self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -137,7 +136,7 @@ class ScheduledCollective(Collective):
         return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        if self.in_order and len(self.axes) > 1:
+        if self.sums and self.leaves is not None and len(self.axes) > 1:
             raise NotImplementedError(
                 f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
                 "axis of a vmap, and the others are not; sum over them in separate calls"
@@ -173,7 +172,7 @@ class ScheduledCollective(Collective):
         """The sum of a partial result that arrived and this rank's contribution.
 
         It is rounded once, to the dtype of `widen`. The schedule decides how many follow."""
-        add = added if self.in_order else lax.add
+        add = lax.add if self.leaves is None else added
         return add(self.widen(received), self.widen(mine))
 
     def for_transpose(self) -> dict[str, Any]:

@@ -78,11 +78,10 @@ def settled(
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
         _check(algorithm, collective, shape)
-        _check_tree(algorithm, collective, shape, leaves)
-        return algorithm
+    if leaves is not None and algorithm != "auto":
+        _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
-        _check_tree(algorithm, collective, shape, leaves)
-        return _listed(algorithm, collective, shape)
+        return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
     around = _if_it_runs(_around.value or by_environment(), collective, shape)
     return around if leaves is None or adds_by_tree(around, collective, shape) else "auto"
 
@@ -101,13 +100,11 @@ def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) 
     )
 
 
-def _check_tree(
-    algorithm: Algorithm, collective: str, shape: tuple[int, ...], leaves: int | None
-) -> None:
-    """Refuse an algorithm that adds by another tree, if there are leaves."""
+def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
+    """Refuse an algorithm that adds by another tree."""
     if isinstance(algorithm, str) and listed_name(collective, algorithm) not in choices(collective):
         return  # it is refused with the names that there are
-    if leaves is None or adds_by_tree(algorithm, collective, shape):
+    if adds_by_tree(algorithm, collective, shape):
         return
     collective = "psum_scatter" if collective == "all_gather" else collective
     those = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
