@@ -2,7 +2,7 @@
 
 They have the same names, signatures and semantics, and more keyword arguments. All but the
 permutations take `algorithm`. Those that add floats, or whose gradient adds floats, also take
-`accumulate_dtype`.
+`accumulate_dtype`; `psum`, `pmean`, `psum_scatter` and `all_gather` take `order` and `leaves`.
 
 `algorithm` is one of these:
 
@@ -14,6 +14,11 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 
 `with ringcoll.algorithm("ring"):`, or `RINGCOLL_ALGORITHM=ring` in the environment, chooses the
 algorithm of calls that say "auto", if they can run by it.
+
+`order="tree"` adds by one balanced tree of `leaves` (8), so that the bits of a sum do not depend on
+how many ranks share its leaves. The ranks, a power of two, divide the leaves. A rank's operand is
+the sum of its own leaves; they are consecutive. An algorithm that adds by another tree is refused,
+and so is a `wire`.
 
 `accumulate_dtype` is the dtype of partial sums; by default, that of the operand. Raw contributions
 keep their dtype on the wire, partial sums travel wide, and the result is rounded once. In the

@@ -10,13 +10,14 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
-from ringcoll.collectives.placing import gather_along, reduce_along
+from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
 
@@ -26,6 +27,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
+    sums = False
     stacks = True
     to: str = "varying"
 
@@ -80,6 +82,9 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
             return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
         return super().__call__(*xs)
 
+    def exchanged(self, x: Array) -> Array:
+        return exchanged_along(x, self.dims[0], self)
+
     def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, Wire):
             return as_bytes.scattered(x, self.dims[0], ranks, schedule, self.widen)
@@ -87,6 +92,15 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        if self.leaves is None or len(self.axes) > 1:
+            return super().within(axis, x, dim, out)
+        wide = self.widen(rounded(x))
+        total = summed_along(wide, dim).astype(x.dtype)
+        at = self.dims[0]
+        shape = (*total.shape[:at], axis.size, total.shape[at] // axis.size, *total.shape[at + 1 :])
+        return jnp.moveaxis(total.reshape(shape), at, 0)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
         before, after = self.axes_around(axis)  # the major axes first
@@ -104,6 +118,8 @@ def all_gather(
     to: str = "varying",
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
     wire: WireLike | None = None,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
@@ -142,6 +158,7 @@ def all_gather(
         algorithm,
         accumulate_dtype,
         arguments,
+        tree=(order, leaves),
         wire=wire,
     )
     gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
@@ -157,6 +174,8 @@ def psum_scatter(
     tiled: bool = False,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
@@ -196,6 +215,7 @@ def psum_scatter(
         algorithm,
         accumulate_dtype,
         arguments,
+        tree=(order, leaves),
         wire=wire,
     )
     scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)

@@ -13,14 +13,16 @@ from ringcoll import algorithms
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
-from ringcoll.collectives.placing import by_stages, gather_along, reduce_along
+from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm, halves
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks, moved_as_bits
+from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
+from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
 from ringcoll.schedules.schedule import Schedule
 
@@ -34,7 +36,7 @@ class AllReduce(ScheduledCollective):
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, tuple):
-            return by_stages(x, schedule, ranks, self.combine, self.wire) if ranks.size > 1 else x
+            return self.staged(x, schedule, ranks) if ranks.size > 1 else x
         n = ranks.size if isinstance(schedule, Wire) else schedule.size
         if n == 1:
             return x
@@ -48,7 +50,32 @@ class AllReduce(ScheduledCollective):
             return flat.reshape(x.shape)
         if dims:
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
-        return by_stages(x, (schedule,), ranks, self.combine)  # nothing can be cut
+        return self.staged(x, (schedule,), ranks)  # nothing can be cut
+
+    def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
+        """Gather whole vectors and combine them, stage by stage."""
+        return by_stages(
+            x, stages, ranks, self.combine, self.wire, in_order=self.leaves is not None
+        )
+
+    def exchanged(self, x: Array) -> Array:
+        n = Ranks.over(self.axes, self.groups).size
+
+        def gathered(x: Array) -> Array:
+            bits, back = as_bits(x)
+            whole = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
+            return back(marked(whole.by_lax, bits, self.axes, self.groups))
+
+        if is_small(x) or sharded_dims(x):  # each rank adds all vectors
+            return summed_along(self.widen(gathered(x[None])), 0)
+        flat = jnp.pad(x.reshape(-1), (0, -x.size % n))
+        mine = exchanged_along(flat, 0, self).astype(x.dtype)
+        return gathered(mine)[: x.size].reshape(x.shape)
+
+    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        if self.leaves is None or len(self.axes) > 1:
+            return super().within(axis, x, dim, out)
+        return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
     def _padded(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         size = x.shape[dim]
@@ -105,6 +132,8 @@ class Pmean(Psum):
 
     def __call__(self, *xs: Array) -> list[Array]:
         total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
+        if self.leaves is not None:
+            xs = tuple(rounded(x) for x in xs)  # before it is widened
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in total(*xs)]
         totals = total(*(x.astype(self.accumulate_dtype) for x in xs))
@@ -140,6 +169,8 @@ def psum(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x, on every rank, with the same bits.
@@ -175,7 +206,15 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call("psum", axis_name, axis_index_groups, algorithm, accumulate_dtype, wire=wire)
+    call = Call(
+        "psum",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        tree=(order, leaves),
+        wire=wire,
+    )
     return call.each(x, Psum(axes=call.axes, groups=call.grouped))
 
 
@@ -186,6 +225,8 @@ def pmean(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
@@ -202,7 +243,15 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call("pmean", axis_name, axis_index_groups, algorithm, accumulate_dtype, wire=wire)
+    call = Call(
+        "pmean",
+        axis_name,
+        axis_index_groups,
+        algorithm,
+        accumulate_dtype,
+        tree=(order, leaves),
+        wire=wire,
+    )
     return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
 
 

@@ -31,10 +31,12 @@ from ringcoll.runtime.hop import Ranks, moved_as_bits
 from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
 from ringcoll.runtime.wire import drawn
 from ringcoll.schedules.registry import EXCHANGES, algorithms_of
 from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tree import is_balanced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,9 @@ class ScheduledCollective(Collective):
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
+    leaves: int | None = None  # of the one tree by which floats are added; None for any order
     collective: ClassVar[str]  # its name in `algorithms` and in the table
+    sums: ClassVar[bool] = True  # if not, only its gradient does, and `leaves` are for that
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
@@ -55,12 +59,17 @@ class ScheduledCollective(Collective):
             parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
             return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
+        in_order = self.sums and self.leaves is not None
+        if in_order:
+            x = rounded(x, where.platform)
         algorithm = halves(by.algorithm).reduces
         with named(call, algorithm, self.collective):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if self.wire:
                 y = by.encoded(x, algorithm)
+            elif algorithm == LAX and in_order:
+                y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
                 y = marked(send, self.widen(x), self.axes, self.groups)
@@ -102,10 +111,18 @@ class ScheduledCollective(Collective):
             nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
+        if self.sums and self.leaves is not None:
+            return picked if self._adds_by_tree(halves(picked).reduces) else LAX
         return "direct" if what != self.collective and picked not in BUILT_INS else picked
 
+    def _adds_by_tree(self, algorithm: str) -> bool:
+        shape = Ranks.over(self.axes, self.groups).shape
+        return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
+
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        return self.wire is None and self.chosen(xs, where) != LAX
+        if self.wire is not None:
+            return False
+        return (self.sums and self.leaves is not None) or self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -119,6 +136,11 @@ class ScheduledCollective(Collective):
         return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+        if self.sums and self.leaves is not None and len(self.axes) > 1:
+            raise NotImplementedError(
+                f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
+                "axis of a vmap, and the others are not; sum over them in separate calls"
+            )
         return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
@@ -126,6 +148,10 @@ class ScheduledCollective(Collective):
 
         If `schedule` is a wire, lax's own collectives send its bytes.
         """
+        raise NotImplementedError
+
+    def exchanged(self, x: Array) -> Array:
+        """Exchange raw contributions by built-in collectives, and add them by the tree."""
         raise NotImplementedError
 
     def builtin(self, x: Array, platform: str) -> Array:
@@ -146,11 +172,12 @@ class ScheduledCollective(Collective):
         """The sum of a partial result that arrived and this rank's contribution.
 
         It is rounded once, to the dtype of `widen`. The schedule decides how many follow."""
-        return lax.add(self.widen(received), self.widen(mine))
+        add = lax.add if self.leaves is None else added
+        return add(self.widen(received), self.widen(mine))
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
-        names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
+        names = ("axes", "groups", "algorithm", "accumulate_dtype", "leaves", "wire")
         shared = {name: getattr(self, name) for name in names}
         if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
             shared["algorithm"] = "auto"

@@ -9,13 +9,15 @@ import os
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from math import prod
 
 import jax
 
-from ringcoll.collectives.table import BUILT_INS, Algorithm, Table, choices, halves, runs
+from ringcoll.collectives.table import BUILT_INS, LAX, Algorithm, Table, choices, halves, runs
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name
 from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 
 #: The environment variable that names an algorithm.
 VARIABLE = "RINGCOLL_ALGORITHM"
@@ -61,10 +63,12 @@ def settled(
     collective: str,
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None = None,
+    leaves: int | None = None,
 ) -> Algorithm:
     """The algorithm that a call with this `algorithm=` runs by, by its listed name.
 
-    It is refused if the collective cannot run by it on the ranks over these axes, or in groups.
+    It is refused if the collective cannot run by it on the ranks over these axes, or in groups;
+    or if there are `leaves`, and it does not add by the balanced tree.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
@@ -74,10 +78,40 @@ def settled(
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
         _check(algorithm, collective, shape)
-        return algorithm
+    if leaves is not None and algorithm != "auto":
+        _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
-        return _listed(algorithm, collective, shape)
-    return _if_it_runs(_around.value or by_environment(), collective, shape)
+        return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
+    around = _if_it_runs(_around.value or by_environment(), collective, shape)
+    return around if leaves is None or adds_by_tree(around, collective, shape) else "auto"
+
+
+def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:
+    """Whether a collective's sums are the balanced tree: read off its schedule.
+
+    The built-ins exchange contributions, which ringcoll then adds.
+    """
+    reduces = halves(algorithm).reduces
+    collective = "psum_scatter" if collective == "all_gather" else collective  # its gradient
+    return (
+        isinstance(reduces, Table)
+        or reduces in ("auto", *BUILT_INS)
+        or is_balanced(collective, reduces, shape)
+    )
+
+
+def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
+    """Refuse an algorithm that adds by another tree."""
+    if isinstance(algorithm, str) and listed_name(collective, algorithm) not in choices(collective):
+        return  # it is refused with the names that there are
+    if adds_by_tree(algorithm, collective, shape):
+        return
+    collective = "psum_scatter" if collective == "all_gather" else collective
+    those = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
+    raise ValueError(
+        f"algorithm={algorithm!r} does not add {prod(shape)} ranks by the tree of order='tree'; "
+        f"choose from {those}"
+    )
 
 
 def by_environment() -> str:

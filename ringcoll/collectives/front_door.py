@@ -31,6 +31,8 @@ from ringcoll.runtime.value_types import typed_alike, varying
 Pytree = Any
 #: The functions that need no communication for constants.
 _OF_CONSTANTS = ("psum", "pmean")
+#: Of the tree of `order="tree"`, if the caller does not say.
+LEAVES = 8
 T = TypeVar("T")
 
 
@@ -43,6 +45,7 @@ class Call:
         axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
         said: the other arguments, by name.
         operands: the text for the operands in error messages.
+        tree: `order` and `leaves`, as the user gave them.
         wire: what messages hold, as the user gave it.
         axes, grouped: the axes and the groups, as tuples.
     """
@@ -54,6 +57,7 @@ class Call:
     accumulate_dtype: DTypeLike | None = None
     said: Mapping[str, Any] = field(default_factory=dict)
     operands: str = "x"
+    tree: tuple[str | None, int] = (None, LEAVES)
     wire: wires.WireLike | None = None
     axes: tuple[Hashable, ...] = field(init=False)
     grouped: Grouped | None = field(init=False, default=None)
@@ -133,10 +137,12 @@ class Call:
         dtypes = [self.ask(jax.typeof, leaf).dtype for leaf in leaves]
         if self.accumulate_dtype is not None:
             settings["accumulate_dtype"] = self.wide(*dtypes)
+        if self.tree[0] is not None:
+            settings["leaves"] = self.tree_leaves()
         for_lax = [is_only_lax_s or self._is_for_lax(leaf) for leaf in leaves]
         if not all(for_lax) and isinstance(every[0], ScheduledCollective):
             call = self.algorithm, every[0].collective, self.axes, self.grouped
-            settings["algorithm"] = self.ask(choice.settled, *call)
+            settings["algorithm"] = self.ask(choice.settled, *call, settings.get("leaves"))
         if self.wire is not None:
             settings["wire"] = self.ask(wires.settled, self.wire)
             self.ask(wires.check_operands, leaves, for_lax)
@@ -164,7 +170,8 @@ class Call:
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
         """The exception to raise; it names the call, the wrong value and the cure."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
-        args = {"axis_name": self.axis_name, **self.said, **groups}
+        tree = {} if self.tree[0] is None else {"order": self.tree[0], "leaves": self.tree[1]}
+        args = {"axis_name": self.axis_name, **self.said, **groups, **tree}
         call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
         cure = cure or cure_of(words)
         words = words or f"not supported by jax.lax.{self.name}"
@@ -241,6 +248,34 @@ class Call:
                 words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
                 raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
         return wide
+
+    def tree_leaves(self) -> int | None:
+        """The leaves of the tree by which floats are added; None if any order is as good."""
+        order, leaves = self.tree
+        if order is None:
+            return None
+        if order != "tree":
+            raise self.refusal(ValueError, f"order={order!r}", "choose from None, 'tree'")
+        if self.wire is not None:
+            words = (
+                f"order='tree' with wire={self.wire!r}: codes are rounded by the ranks there are"
+            )
+            raise self.refusal(ValueError, words, "leave order out, or wire")
+        if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
+            cure = "pass a power of two, such as 8"
+            raise self.refusal(ValueError, f"leaves={leaves!r} is no power of two", cure)
+        if any(isinstance(axis, int) for axis in self.axes) or not self.axes:
+            words = f"order='tree' over {self.axis_name!r}"
+            raise self.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
+        if self.grouped and len(set(map(len, self.grouped))) > 1:
+            words = "order='tree' needs axis_index_groups of one size"
+            raise self.refusal(ValueError, words, "pass groups of one size")
+        n = len(self.grouped[0]) if self.grouped else self.ask(self.rank_count)
+        if leaves % n:
+            words = f"leaves={leaves} do not divide by {n} ranks"
+            cure = "pass as many leaves as the most ranks that are to give the same bits"
+            raise self.refusal(ValueError, words, cure)
+        return leaves
 
     def _is_for_lax(self, leaf: Any) -> bool:
         """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.runtime import engine
+from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
 from ringcoll.runtime.hop import Ranks, as_bits, multiply_add
-from ringcoll.runtime.progress import scope
+from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.slicing import Shares, concatenated
+from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.runtime.wire import Wire, drawn
 from ringcoll.schedules.registry import Stages
@@ -126,12 +127,38 @@ def reduce_along(
     return concatenated(mine, lane_dim)
 
 
+def exchanged_along(x: Array, dim: int, by: Any) -> Array:
+    """Reduce-scatter: raw blocks by the built-in all-to-all, which the owner adds by the tree.
+
+    Args:
+        x: the operand.
+        dim: along which it is scattered.
+        by: the collective: its axes, groups, and the dtype of its sums.
+    """
+
+    def send(x: Array) -> Array:
+        return built_in.all_to_all(x, by.axes, dim, dim, axis_index_groups=by.groups, tiled=True)
+
+    bits, back = as_bits(x)
+    blocks = back(marked(send, bits, by.axes, by.groups))
+    n = Ranks.over(by.axes, by.groups).size
+    shape = (*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
+    return summed_along(by.widen(blocks.reshape(shape)), dim)
+
+
 def by_stages(
-    x: Array, stages: Stages, ranks: Ranks, combine: engine.Combine, wire: Wire | None = None
+    x: Array,
+    stages: Stages,
+    ranks: Ranks,
+    combine: engine.Combine,
+    wire: Wire | None = None,
+    *,
+    in_order: bool = False,
 ) -> Array:
     """All-reduce of whole vectors: each stage gathers along a part of the ranks, and combines.
 
-    Every rank combines in the order of the ranks, so that all get the same bits.
+    Every rank combines in the order of the ranks, so that all get the same bits. `in_order`, it
+    adds by the balanced tree.
     """
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
@@ -141,5 +168,6 @@ def by_stages(
         with scope(f"stage {number}"):
             by = drawn(wire, alike) if wire else None
             gathered = gather_along(x[None], 0, stage, part, by)
-        x = functools.reduce(combine, [gathered[i] for i in range(stage.size)])
+        every = [gathered[i] for i in range(stage.size)]
+        x = summed(every, combine) if in_order else functools.reduce(combine, every)
     return x

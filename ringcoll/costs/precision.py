@@ -11,8 +11,9 @@ from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, phases
 from ringcoll.schedules.registry import Algorithm, build
 from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tree import balanced, check_balanced, tree
 
-__all__ = ["encodings", "error_bound", "roundings"]
+__all__ = ["balanced", "check_balanced", "encodings", "error_bound", "roundings", "tree"]
 
 #: The distance from 1 to the next float32.
 _SINGLE = 2.0**-23

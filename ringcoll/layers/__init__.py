@@ -1,10 +1,12 @@
 """Layers whose collectives hide under their matmuls: functions on pytrees of parameters."""
 
 from ringcoll.layers import context_parallel, expert_parallel, fsdp, tensor_parallel
+from ringcoll.layers.leaves import by_leaves
 from ringcoll.layers.randomness import fold_rng_over_axis
 from ringcoll.layers.replicas import copied, copied_beside
 
 __all__ = [
+    "by_leaves",
     "context_parallel",
     "copied",
     "copied_beside",

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
@@ -35,6 +35,8 @@ class _Gathering:
     algorithm: Algorithm
     wire: Wire | None
     gradient_wire: Wire | None
+    order: str | None
+    leaves: int
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +70,8 @@ def gather(
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
@@ -91,6 +95,7 @@ def gather(
         gradient_wire: what those of the sums of sharded leaves' gradients hold; each rank's
             gradient is encoded once, and added in float32. Leaves that are whole are small:
             theirs are not encoded.
+        order, leaves: of the sums, as for `ringcoll.psum`; see `layers.by_leaves`.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded; with a wire, of one byte an
     element and 4 bytes a block.
@@ -120,6 +125,11 @@ def gather(
     everywhere = (*axes, *axes_of(replicas))
     encoded, back = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
     rank_count(everywhere)  # raises NameError if an axis is not bound
+    if order is not None and (fused or replicas or reduce_dtype is not None):
+        words = f"order={order!r} with fused={fused}, replicas={replicas!r}, "
+        words += f"reduce_dtype={reduce_dtype!r}"
+        cure = "leave these out; gather in the dtype in which gradients are to be added"
+        raise refusal(ValueError, "fsdp.gather", words, cure)
 
     def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
         if _gathered_dim(name, spec, axes) is None:
@@ -143,7 +153,9 @@ def gather(
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
         sums = narrowed(to, reduce_dtype)
-        options = _Gathering(axes, dim, to, leaf.dtype, sums, algorithm, encoded, back)
+        options = _Gathering(
+            axes, dim, to, leaf.dtype, sums, algorithm, encoded, back, order, leaves
+        )
         whole = _gathered(options, leaf)
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
 
@@ -152,7 +164,7 @@ def gather(
     summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
     if back:
         params = _copied_if_sharded(params, specs, axes, everywhere, gradient_wire=back, **summed)
-    params = copied(params, everywhere, **summed)
+    params = copied(params, everywhere, order=order, leaves=leaves, **summed)
     return map_with_specs("fsdp.gather", one, params, specs)
 
 
@@ -209,6 +221,8 @@ def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
         tiled=True,
         algorithm=options.algorithm,
         wire=options.gradient_wire,
+        order=options.order,
+        leaves=options.leaves,
     )
     return (mine.astype(options.own),)
 

@@ -15,12 +15,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import AxisName, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.parameters import check_alike, field, refusal
-from ringcoll.layers.replicas import copied
-from ringcoll.matmuls.functions import all_gather_einsum, matmul_all_reduce, matmul_reduce_scatter
+from ringcoll.layers.replicas import copied, for_tokens
+from ringcoll.matmuls.functions import (
+    all_gather_einsum,
+    matmul_all_reduce,
+    matmul_in_blocks,
+    matmul_reduce_scatter,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class LayerOptions:
     accumulate_dtype: DTypeLike | None
     wire: WireLike | None = None
     gradient_wire: WireLike | None = None
+    order: str | None = None
+    leaves: int = LEAVES
+
+    def tree(self) -> dict[str, Any]:
+        """The arguments that say in which order is added."""
+        return {"order": self.order, "leaves": self.leaves}
 
 
 def column_linear(
@@ -50,6 +61,8 @@ def column_linear(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -88,6 +101,8 @@ def column_linear(
         accumulate_dtype,
         wire,
         gradient_wire,
+        order,
+        leaves,
     )
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
@@ -107,6 +122,8 @@ def row_linear(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over the ranks of x @ kernel, and bias: each rank has rows of the kernel.
 
@@ -140,6 +157,8 @@ def row_linear(
         accumulate_dtype,
         wire,
         gradient_wire,
+        order,
+        leaves,
     )
     return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused)
 
@@ -174,7 +193,9 @@ def columns(
     factors = [kernel for _, kernel, _ in named]
     # Kernels that differ in their number of dimensions become matrices. Others keep their shape:
     # a TPU would copy kernels of heads to make matrices of them.
-    if not options.sequence_parallel or len({kernel.ndim for kernel in factors}) > 1:
+    # So do all in one order of additions: leaves need not be whole heads.
+    differ = len({kernel.ndim for kernel in factors}) > 1
+    if not options.sequence_parallel or differ or options.order is not None:
         factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
     if options.sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
@@ -192,14 +213,28 @@ def columns(
             accumulate_dtype=options.accumulate_dtype,
             wire=options.wire,
             gradient_wire=options.gradient_wire,
+            **options.tree(),
         )
     else:  # nothing is gathered, so options of the gather do not apply
         rank_count(axis_name)  # raises NameError if an axis is not bound
-        how: Any = {"algorithm": options.algorithm, "gradient_wire": options.gradient_wire}
-        x = copied(x, axis_name, **how)
         dtype = options.preferred_element_type
-        product = partial(jnp.matmul, precision=options.precision, preferred_element_type=dtype)
-        made = [product(x, matrix) for matrix in factors]
+        exact = {"precision": options.precision, "preferred_element_type": dtype}
+        copy = partial(
+            copied,
+            x,
+            axis_name,
+            algorithm=options.algorithm,
+            gradient_wire=options.gradient_wire,
+            **options.tree(),
+        )
+        if options.order is None:
+            xs = [copy()] * len(factors)
+            product: Any = partial(jnp.matmul, **exact)
+        else:  # a gradient of each, because sums of sums would depend on the number of ranks
+            xs = [copy() for _ in factors]
+            how = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
+            product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **how)
+        made = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
     return [
         with_bias(function, y.reshape(*y.shape[: x.ndim - 1], *kernel.shape[1:]), bias)
         for y, (_, kernel, bias) in zip(made, named, strict=True)
@@ -240,9 +275,23 @@ def rows(
         preferred_element_type=options.preferred_element_type,
         accumulate_dtype=options.accumulate_dtype,
         wire=options.wire,
+        **options.tree(),
     )
     sharded = axes_of(axis_name) if options.sequence_parallel else ()
-    return with_bias(function, y, copied(bias, sharded))
+    shared = copied(bias, sharded, **options.tree())
+    if shared is None or options.order is None or not sharded:
+        return with_bias(function, y, shared)
+    blocks = leaves_of_rank(function, y.shape[-2], sharded, options.leaves)
+    return with_bias(function, y, for_tokens(shared, y.shape[-2], blocks))
+
+
+def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int:
+    """How many leaves of a tree a rank has, where each is as many tokens of the sequence."""
+    count = leaves // rank_count(axes)
+    if not count or size % count:
+        words = f"{size} tokens of the sequence on each rank do not divide by {count} leaves"
+        raise refusal(ValueError, function, words, "pad the sequence, or pass fewer leaves")
+    return count
 
 
 def check_sequence(function: str, size: int, axis_name: AxisName) -> None:

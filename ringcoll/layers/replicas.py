@@ -12,9 +12,10 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
+from ringcoll.runtime.tree_sums import rounded, summed
 from ringcoll.runtime.value_types import is_checked, varying
 
 
@@ -26,6 +27,8 @@ class _Summing:
     reduce_dtype: DTypeLike | None = None
     algorithm: Algorithm = "auto"
     wire: Wire | None = None
+    order: str | None = None
+    leaves: int = LEAVES
 
 
 def copied(
@@ -35,6 +38,8 @@ def copied(
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """A replicated tree, for each rank to use as its own.
 
@@ -55,19 +60,19 @@ def copied(
     """
     if not is_checked():
         return tree
-    leaves, structure = jax.tree.flatten(tree)
+    every, structure = jax.tree.flatten(tree)
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(every):
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
     wire = settled_to_nearest(gradient_wire)
     for axes, members in groups.items():
-        summing = _Summing(axes, reduce_dtype, algorithm, wire)
-        made = _copied(summing, [leaves[i] for i in members])
+        summing = _Summing(axes, reduce_dtype, algorithm, wire, order, leaves)
+        made = _copied(summing, [every[i] for i in members])
         for i, x in zip(members, made, strict=True):
-            leaves[i] = x
-    return jax.tree.unflatten(structure, leaves)
+            every[i] = x
+    return jax.tree.unflatten(structure, every)
 
 
 def copied_beside(
@@ -144,8 +149,31 @@ def _copied(summing: _Summing, leaves: list[Array]) -> list[Array]:
 
 def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
     wide = [ct.astype(narrowed(ct.dtype, summing.reduce_dtype)) for ct in cts]
-    sums = psum(wide, summing.axes, algorithm=summing.algorithm, wire=summing.wire)
+    sums = psum(
+        wide,
+        summing.axes,
+        algorithm=summing.algorithm,
+        wire=summing.wire,
+        order=summing.order,
+        leaves=summing.leaves,
+    )
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def for_tokens(x: Array, tokens: int, blocks: int) -> Array:
+    """x for each token of a rank, `[d] -> [tokens, d]`; its gradient is added leaf by leaf.
+
+    A rank's tokens are `blocks` leaves of a tree.
+    """
+    return jnp.broadcast_to(x, (tokens, *x.shape))
+
+
+def _for_tokens_backward(tokens: int, blocks: int, _: None, ct: Array) -> tuple[Array]:
+    # Sums of one shape, whatever n is; `rounded`, or XLA joins them with the sum over the batch.
+    leaves = lax.split(rounded(ct), [tokens // blocks] * blocks)
+    return (summed([rounded(leaf.sum(0)) for leaf in leaves]),)
+
+
+for_tokens.defvjp(lambda x, *how: (for_tokens(x, *how), None), _for_tokens_backward)
 _copied.defvjp(lambda summing, leaves: (_copied(summing, leaves), None), _copied_backward)

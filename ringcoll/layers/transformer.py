@@ -1,14 +1,15 @@
 """The two halves of a transformer block: attention by heads, and the MLP by features."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from ringcoll.collectives.front_door import AxisName
+from ringcoll.collectives.front_door import LEAVES, AxisName
 from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import LayerOptions, columns, rows
 from ringcoll.layers.parameters import field, refusal
@@ -30,6 +31,8 @@ def mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """Two linear layers, the first by columns and the second by rows.
 
@@ -48,7 +51,14 @@ def mlp(
      [ 4. 20. 36. 52.]]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
     return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, options)
@@ -66,6 +76,8 @@ def gated_mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
 
@@ -87,7 +99,14 @@ def gated_mlp(
      [  4. 100. 324. 676.]]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
     linears = [(name, field(params, name)) for name in ("gate", "up")]
     gate, up = columns("gated_mlp", linears, x, axis_name, options)
@@ -110,6 +129,8 @@ def attention(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """Multi-head attention; each rank has some of the heads.
 
@@ -140,7 +161,14 @@ def attention(
     (1, 4, 8)
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
     linears = [(name, field(params, name)) for name in ("query", "key", "value")]
     query, key, value = columns("attention", linears, x, axis_name, options)
@@ -161,9 +189,15 @@ def attention(
             raise refusal(ValueError, "attention", words, cure)
         query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
-    else:
+        attend = partial(jax.nn.dot_product_attention, is_causal=causal)
+    if order is None:
         mixed = attend(query, key, value)
+    else:  # operands of one shape, however many heads a rank has
+        parts = [
+            lax.split(part, [part.shape[-2] // groups] * groups, axis=part.ndim - 2)
+            for part in (query, key, value)
+        ]
+        mixed = lax.concatenate(list(map(attend, *parts)), query.ndim - 2)
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 

@@ -9,10 +9,11 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
-from ringcoll.collectives.front_door import AxisName, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import field, refusal
+from ringcoll.runtime.tree_sums import rounded, summed
 
 
 def embed(
@@ -48,7 +49,8 @@ def embed(
     table = jnp.asarray(field(params, "embedding"))
     tokens = _integers("embed", "tokens", tokens)
     mine, row = _own(tokens, table.shape[0], axis_name)
-    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), 0)
+    none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
+    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
     if not sequence_parallel:
         return psum(found, axis_name, algorithm=algorithm)
@@ -68,6 +70,8 @@ def unembed(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The logits of each rank's part of the vocabulary.
 
@@ -83,7 +87,14 @@ def unembed(
     [ 1.  5.  9. 13.]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
     linear = [("unembedding", field(params, "unembedding"))]
     (logits,) = columns("unembed", linear, x, axis_name, options)
@@ -91,7 +102,13 @@ def unembed(
 
 
 def cross_entropy(
-    logits: Array, labels: Array, axis_name: AxisName, *, algorithm: Algorithm = "auto"
+    logits: Array,
+    labels: Array,
+    axis_name: AxisName,
+    *,
+    algorithm: Algorithm = "auto",
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
@@ -123,8 +140,18 @@ def cross_entropy(
     top = pmax(local, axis_name, algorithm=algorithm)
     mine, place = _own(labels, logits.shape[-1], axis_name)
     chosen = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
-    sums = (_sum_of_exps(logits, top), jnp.where(mine, chosen - top, 0))
-    total, label = psum(sums, axis_name, algorithm=algorithm)
+    if order is None:
+        exps = _sum_of_exps(logits, top)
+    else:
+        size = logits.shape[-1]
+        blocks = leaves // rank_count(axis_name)
+        if not blocks or size % blocks:
+            words = f"a rank's {size} logits do not divide by its {blocks} leaves"
+            raise refusal(ValueError, "cross_entropy", words, "pass fewer leaves")
+        parts = lax.split(logits, [size // blocks] * blocks, axis=labels.ndim)
+        exps = summed([rounded(_sum_of_exps(part, top)) for part in parts])
+    sums = (exps, jnp.where(mine, chosen - top, -0.0))
+    total, label = psum(sums, axis_name, algorithm=algorithm, order=order, leaves=leaves)
     is_in = _is_in(labels, logits.shape[-1], axis_name)
     return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
 

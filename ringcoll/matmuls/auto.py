@@ -51,6 +51,8 @@ SURE = 1.02
 #: What hides a collective on GPUs: their scheduler keeps one permute in flight, so a second
 #: direction would be exposed.
 HIDDEN_ON_GPUS = "ring"
+#: What hides a scatter that adds by the tree of `order="tree"`.
+IN_ORDER = "recursive_doubling"
 _SURE = {LAX: 1.0, TWO_ENDED: SURE**2} | dict.fromkeys(
     (HIDDEN, HIDDEN_ON_SEVERAL_AXES, HIDDEN_ON_GPUS), SURE
 )

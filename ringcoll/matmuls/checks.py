@@ -21,10 +21,17 @@ class FactorsCall(Call):
     """One call of an einsum of two factors, without these."""
 
     def __init__(
-        self, name: str, spec: Any, axis_name: AxisName, algorithm: Any, wide: Any, said: Any
+        self,
+        name: str,
+        spec: Any,
+        axis_name: AxisName,
+        algorithm: Any,
+        wide: Any,
+        said: Any,
+        tree: tuple[str | None, int],
     ) -> None:
         operands = f"{spec!r}, x, w"
-        super().__init__(name, axis_name, None, algorithm, wide, said, operands)
+        super().__init__(name, axis_name, None, algorithm, wide, said, operands, tree)
 
     def how(self, precision: Any, residuals: str = "save") -> Options:
         """By whom and how exactly, if it can be."""
@@ -40,8 +47,17 @@ class FactorsCall(Call):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
         # A sum by a schedule: of algorithms there are the same as for psum_scatter.
-        algorithm = self.ask(choice.settled, self.algorithm, "psum_scatter", self.axes)
-        return Options(self.axes, algorithm, precision, self.wide(), residuals == "save")
+        leaves = self.tree_leaves()
+        call = self.algorithm, "psum_scatter", self.axes, None, leaves
+        algorithm = self.ask(choice.settled, *call)
+        return Options(self.axes, algorithm, precision, self.wide(), residuals == "save", leaves)
+
+    def check_cut(self, options: Options, label: str, size: int) -> None:
+        """Refuse a label that cannot be cut into this rank's leaves."""
+        if options.leaves is not None and size % options.blocks():
+            words = f"label {label!r} of size {size} on each rank does not divide by the "
+            words += f"{options.blocks()} leaves of a rank"
+            raise self.refusal(ValueError, words, "pass fewer leaves, or pad it")
 
     def wires(self, wire: Any, gradient_wire: Any, *factors: Array) -> tuple[Wire | None, ...]:
         """What messages hold, and those of the gradient, if these factors can be encoded.
@@ -51,6 +67,9 @@ class FactorsCall(Call):
         forward = self.ask(wires.settled_to_nearest, wire)
         same = isinstance(gradient_wire, str) and gradient_wire == wires.SAME
         back = forward if same else self.ask(wires.settled_to_nearest, gradient_wire)
+        if (forward or back) and self.tree[0] is not None:
+            words = "order with wire or gradient_wire: codes are rounded by the ranks there are"
+            raise self.refusal(ValueError, words, "leave order out, or the wires")
         if forward or back:
             self.ask(wires.check_operands, factors, [False] * len(factors))
         return (forward, back) if self.rank_count() > 1 else (None, None)

@@ -32,6 +32,12 @@ encoded once, and sent straight to its owner; by a ring each partial sum is enco
 `gradient_wire` is that of the gradients' messages: "same", or another, or None for none. Codes are
 rounded to nearest.
 
+`order="tree"` makes bits that do not depend on n, a power of two that divides `leaves`. A rank
+multiplies in leaves / n blocks of the label that ranks share: the first that is summed over, or the
+first of the factor that is not gathered. Sums are one balanced tree of all leaves. On CPU whole
+operands are moved before or after their products, because XLA:CPU adds in another order where a
+matmul has another number of rows.
+
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
 an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
@@ -53,12 +59,16 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import AxisName, Call
+from ringcoll.collectives.front_door import LEAVES, AxisName, Call
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import SAME, WireLike
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Product, Scatter
-from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
+from ringcoll.matmuls.overlapped import (
+    gather_and_multiply,
+    multiply_and_scatter,
+    multiply_in_blocks,
+)
 from ringcoll.runtime.value_types import is_checked, varying
 
 #: An array, or a pytree of some that share a gather.
@@ -80,6 +90,8 @@ def all_gather_einsum(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Any:
     """The einsum of two factors; one of them is gathered along the dimension `gather`.
 
@@ -107,7 +119,10 @@ def all_gather_einsum(
     True
     """
     said = {"gather": gather, "operand": operand}
-    call = FactorsCall("all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said)
+    tree = (order, leaves)
+    call = FactorsCall(
+        "all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said, tree
+    )
     options, labels = call.how(precision, residuals), call.labels(spec)
     if operand not in (0, 1):
         raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
@@ -124,6 +139,8 @@ def all_gather_einsum(
         sizes = call.sizes(labels, first, second, times)
         dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
+        if cut := products[-1].cut(moving_labels):
+            call.check_cut(options, cut, sizes[cut])
     shard, *factors = call.typed_alike(shard, *factors)
     wires = call.wires(wire, gradient_wire, shard, *factors)
     results = gather_and_multiply(
@@ -145,6 +162,8 @@ def einsum_reduce_scatter(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
@@ -169,7 +188,10 @@ def einsum_reduce_scatter(
     [[ 6. 22. 38. 54.]]
     """
     said = {"scatter": scatter}
-    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said)
+    tree = (order, leaves)
+    call = FactorsCall(
+        "einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said, tree
+    )
     options, labels = call.how(precision), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
@@ -180,8 +202,11 @@ def einsum_reduce_scatter(
     dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
     x, w = call.typed_alike(x, w)
     wires = call.wires(wire, gradient_wire, x, w)
-    made = Scatter(scatter, labels.out, ((labels.x, labels.w),), dtype, None, *wires)
-    return multiply_and_scatter(options, made, [(x, w)])
+    terms = ((labels.x, labels.w),)
+    scattered = Scatter(scatter, labels.out, terms, dtype, None, *wires)
+    if cut := scattered.cut(terms[0]):
+        call.check_cut(options, cut, sizes[cut])
+    return multiply_and_scatter(options, scattered, [(x, w)])
 
 
 def all_gather_matmul(
@@ -198,6 +223,8 @@ def all_gather_matmul(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -236,6 +263,8 @@ def all_gather_matmul(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
     )
 
 
@@ -251,6 +280,8 @@ def matmul_reduce_scatter(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
@@ -283,6 +314,8 @@ def matmul_reduce_scatter(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
     )
 
 
@@ -297,6 +330,8 @@ def matmul_all_reduce(
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -322,19 +357,38 @@ def matmul_all_reduce(
     call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    product = partial(
+    product: Any = partial(
         jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
     )
+    if order is not None:
+        product = partial(
+            matmul_in_blocks,
+            axis_name=axis_name,
+            contracted=True,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            order=order,
+            leaves=leaves,
+        )
     if not fused:
         whole = call.ask(product, x, w)
-        how: Any = {"algorithm": algorithm, "accumulate_dtype": accumulate_dtype, "wire": wire}
-        return psum(whole, axis_name, **how)
+        return psum(
+            whole,
+            axis_name,
+            algorithm=algorithm,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            order=order,
+            leaves=leaves,
+        )
     n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     def reduced_and_gathered(x: Array, w: Array) -> Array:
-        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
+        # Products of as many rows whatever n is, if their bits are to be the same.
+        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % (n if order is None else leaves)), (0, 0)]
         mine = matmul_reduce_scatter(
             jnp.pad(x, padding),
             w,
@@ -344,6 +398,8 @@ def matmul_all_reduce(
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
             wire=wire,
+            order=order,
+            leaves=leaves,
         )
         whole = all_gather(
             mine,
@@ -354,12 +410,43 @@ def matmul_all_reduce(
             algorithm=algorithm,
             accumulate_dtype=accumulate_dtype,  # of its gradient, where types are not checked
             wire=wire,
+            order=order,
+            leaves=leaves,
         )
         return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
 
     if is_checked():
         return _replicated(reduced_and_gathered, product, x, w)
     return reduced_and_gathered(x, w)
+
+
+def matmul_in_blocks(
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    contracted: bool,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
+    order: str | None = "tree",
+    leaves: int = LEAVES,
+) -> Array:
+    """x @ w of a rank's own factors, in its leaves of a tree; nothing is sent.
+
+    `x: [..., m, k], w: [k, f] -> [..., m, f]`. The leaves are blocks of k if it is `contracted`,
+    and of f otherwise; the gradients are computed in the same blocks.
+    """
+    rows = _LETTERS[: x.ndim - 1]
+    spec = f"{rows}k,kf->{rows}f"
+    tree = (order, leaves)
+    call = FactorsCall("matmul_in_blocks", spec, axis_name, "auto", accumulate_dtype, {}, tree)
+    options, labels = call.how(precision), call.labels(spec)
+    sizes, cut = call.sizes(labels, x, w, {}), "k" if contracted else "f"
+    call.check_cut(options, cut, sizes[cut])
+    dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+    x, w = call.typed_alike(x, w)
+    return multiply_in_blocks(options, spec, cut, dtype, x, w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

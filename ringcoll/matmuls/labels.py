@@ -93,6 +93,11 @@ class Product:
         """The einsum with the gathered factor, whose labels are `moving`."""
         return f"{moving},{self.other}->{self.out}"
 
+    def cut(self, moving: str) -> str:
+        """The label of which each rank has a part, and no other rank the same; "" if none."""
+        free = [c for c in self.other if c in self.out and c not in moving]
+        return free[0] if free else ""
+
 
 @dataclass(frozen=True)
 class Gather:
@@ -128,3 +133,9 @@ class Scatter:
     sharding: Any = None
     wire: Wire | None = None
     gradient_wire: Wire | None = None
+
+    def cut(self, term: tuple[str, str]) -> str:
+        """As that of a `Product`: the first label that a term sums over."""
+        a, b = term
+        summed = [c for c in b if c in a and c not in self.out]
+        return summed[0] if summed else ""

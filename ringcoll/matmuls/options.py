@@ -2,15 +2,19 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.table import Algorithm
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.slicing import concatenated
+from ringcoll.runtime.tree_sums import rounded, summed
+from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.schedule import Schedule
 
 
@@ -23,6 +27,7 @@ class Options:
     precision: Any = None
     accumulate_dtype: np.dtype | None = None
     saves: bool = False  # whether what was gathered is kept for the gradient
+    leaves: int | None = None  # of the one tree by which it adds; None for any order
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes, without axes of one rank."""
@@ -32,8 +37,59 @@ class Options:
         """The schedule of the gather, and the ranks cut into its digits."""
         return built("all_gather", self.algorithm, self.axes, None)
 
-    def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
-        """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`."""
+    def einsum(
+        self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None, cut: str = ""
+    ) -> Array:
+        """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`.
+
+        With `leaves` it is computed in this rank's blocks of the label `cut`, if there is one.
+        """
         wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
+        if self.leaves is not None and jnp.issubdtype(dtype, jnp.inexact):
+            terms = [
+                product(spec, x, y, wide, self.precision, sharding)
+                for x, y in zip(*self.in_blocks(spec, a, b, cut), strict=True)
+            ]
+            _, out = spec.split("->")
+            return concatenated(terms, out.index(cut)) if cut in out and cut else summed(terms)
         exact = {"precision": self.precision, "preferred_element_type": wide}
         return jnp.einsum(spec, a, b, out_sharding=sharding, **exact)
+
+    def in_blocks(self, spec: str, a: Array, b: Array, cut: str) -> tuple[list[Array], list[Array]]:
+        """Both factors, in this rank's blocks of a label."""
+        count = self.blocks() if cut else 1
+        a_labels, b_labels = spec.split("->")[0].split(",")
+        return cut_along(a, a_labels, cut, count), cut_along(b, b_labels, cut, count)
+
+    def blocks(self) -> int:
+        """How many leaves of the tree a rank has."""
+        return (self.leaves or 1) // prod(self.sizes())
+
+    def of_whole(self) -> bool:
+        """Whether products are computed from whole operands, although a schedule moves these.
+
+        XLA:CPU adds in another order where a product has another number of rows.
+        """
+        return self.leaves is not None and device_kind() in (None, "cpu")
+
+
+def cut_along(x: Array, labels: str, label: str, count: int) -> list[Array]:
+    """x in so many blocks of a label; if it has no such label, x for each."""
+    if count == 1 or label not in labels:
+        return [x] * count
+    dim = labels.index(label)
+    return list(lax.split(x, [x.shape[dim] // count] * count, axis=dim))
+
+
+def product(spec: str, a: Array, b: Array, dtype: Any, precision: Any, sharding: Any) -> Array:
+    """One einsum, rounded to its dtype before it is added to others.
+
+    XLA:CPU computes products of narrow floats in float32, from operands that it has not rounded
+    if it knows them in float32.
+    """
+    if device_kind() in (None, "cpu"):
+        a, b = (rounded(x) if x.dtype == jnp.bfloat16 else x for x in (a, b))
+    wide = jnp.promote_types(dtype, jnp.float32) if dtype == jnp.bfloat16 else dtype
+    exact = {"precision": precision, "preferred_element_type": wide}
+    y = jnp.einsum(spec, a, b, out_sharding=sharding, **exact)
+    return rounded(y.astype(dtype))

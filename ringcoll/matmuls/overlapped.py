@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.collectives import as_bytes
+from ringcoll.collectives.all_gather import AllGather, PsumScatter
 from ringcoll.collectives.by_schedule import named
 from ringcoll.collectives.table import LAX
 from ringcoll.matmuls import auto
@@ -38,6 +39,7 @@ from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
 from ringcoll.runtime.progress import marked
 from ringcoll.runtime.slicing import Shares, buffer_after, concatenated, placed, sliced_along
+from ringcoll.runtime.tree_sums import added, summed
 from ringcoll.runtime.value_types import device_kind, empty, explicit_spec, varying, zeros
 
 
@@ -105,15 +107,14 @@ def _gather_and_multiply(
         on_gpus = auto.to_gather_on_gpus(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # no product is made late, by which it was priced
         between = Form(auto.to_gather_between(gather, x, others, prod(sizes)))
+        if options.of_whole():
+            between = Form(LAX)
 
         def run(form: Form, x: Array, others: list[Array]) -> Any:
             chosen = replace(options, algorithm=form.algorithm)
             return _gather_and_multiply(chosen, gather, x, others, keep, form.late)
 
         return by_platform(options.axes, form, gpus, between, run, x, others)
-    if options.algorithm != LAX:
-        with named("all_gather_einsum", options.algorithm, "all_gather"):
-            return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
     dim = gather.moving.index(gather.label)
 
     def send(x: Array) -> Array:
@@ -121,8 +122,17 @@ def _gather_and_multiply(
             return as_bytes.gathered(x, dim, Ranks.over(options.axes, None), gather.wire)
         return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
 
-    with named("all_gather_einsum", LAX, "all_gather"):
-        whole = marked(send, x, options.axes)
+    if options.of_whole():
+        gathered = AllGather(axes=options.axes, dims=(dim,), algorithm=options.algorithm)
+        (whole,) = gathered(x)
+    elif options.algorithm != LAX:
+        if options.leaves is not None:  # what is added as shards arrive depends on the rank
+            late = [i for i, p in enumerate(gather.products) if gather.label not in p.out]
+        with named("all_gather_einsum", options.algorithm, "all_gather"):
+            return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
+    else:
+        with named("all_gather_einsum", LAX, "all_gather"):
+            whole = marked(send, x, options.axes)
     results = [
         _multiplied(options, gather.moving, p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
@@ -176,7 +186,9 @@ class _Visitor:
         """Product i of the piece of x in these places."""
         p = self.gather.products[i]
         other = sliced_along(self.others[i], p.other, self.gather.label, places)
-        return self.options.einsum(p.spec(self.gather.moving), piece, other, p.dtype, p.sharding)
+        moving = self.gather.moving
+        spec, cut = p.spec(moving), p.cut(moving)
+        return self.options.einsum(spec, piece, other, p.dtype, p.sharding, cut)
 
     def begun(self, i: int, x: Array) -> Array:
         """What product i is added to, or the buffer that it is put into, before the first visit."""
@@ -218,7 +230,8 @@ def _times(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
 
 def _multiplied(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:
     """One whole product, in the dtype of its result."""
-    y = options.einsum(product.spec(moving), x, other, product.dtype, product.sharding)
+    spec, cut = product.spec(moving), product.cut(moving)
+    y = options.einsum(spec, x, other, product.dtype, product.sharding, cut)
     return y.astype(product.dtype)
 
 
@@ -238,10 +251,15 @@ def multiply_and_scatter(
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
             # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
             algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
+            if options.leaves is not None:
+                algorithm = auto.IN_ORDER
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
         gpus = Form(auto.to_scatter_on_gpus(scatter, pairs, prod(sizes), device_kind()))
         between = Form(auto.to_scatter_between(scatter, pairs, prod(sizes), jax.__version__))
+        if options.leaves is not None:  # what the ring would hide
+            form, gpus = (f if f.algorithm == LAX else Form(auto.IN_ORDER) for f in (form, gpus))
+            between = Form(LAX)
 
         def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
             return multiply_and_scatter(replace(options, algorithm=form.algorithm), scatter, pairs)
@@ -252,6 +270,12 @@ def multiply_and_scatter(
     if scatter.wire:  # what it rounded is added in float32 at least
         wide = options.accumulate_dtype or jnp.promote_types(dtype, jnp.float32)
         options = replace(options, accumulate_dtype=wide)
+    if options.leaves is not None and (options.of_whole() or options.algorithm == LAX):
+        how: dict[str, Any] = {"algorithm": options.algorithm, "leaves": options.leaves}
+        with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
+            whole = _summed(options, scatter, factors)
+            (own,) = PsumScatter(axes=options.axes, dims=(dim,), **how)(whole)
+            return own.astype(dtype)
     if options.algorithm == LAX:
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
@@ -275,9 +299,30 @@ def multiply_and_scatter(
 def _summed(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
     """The sum of the products of all terms, whose factors follow on each other."""
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
+    if options.leaves is not None and jnp.issubdtype(scatter.dtype, jnp.inexact):
+        return _summed_in_order(options, scatter, specs, factors)
     of_terms, typed = zip(specs, factors[::2], factors[1::2], strict=True), scatter.sharding
     made = [options.einsum(spec, a, b, scatter.dtype, typed) for spec, a, b in of_terms]
     return functools.reduce(lax.add, made)
+
+
+def _summed_in_order(
+    options: Options, scatter: Scatter, specs: Sequence[str], factors: Sequence[Array]
+) -> Array:
+    """The same: all terms of a leaf first, and then the leaves by the tree."""
+    one = replace(options, leaves=prod(options.sizes()))  # a rank has a single leaf
+    of_terms = [
+        zip(*options.in_blocks(spec, a, b, scatter.cut(term)), strict=True)
+        for spec, term, a, b in zip(specs, scatter.terms, factors[::2], factors[1::2], strict=True)
+    ]
+    leaves = [
+        [
+            one.einsum(spec, a, b, scatter.dtype, scatter.sharding)
+            for spec, (a, b) in zip(specs, of_leaf, strict=True)
+        ]
+        for of_leaf in zip(*of_terms, strict=True)
+    ]
+    return summed([functools.reduce(added, products) for products in leaves])
 
 
 def _multiply_and_scatter_by_rounds(
@@ -290,12 +335,17 @@ def _multiply_and_scatter_by_rounds(
     size, order = sizes[0] // schedule.size, order_of_work()
     blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
     whole, kind = blocks.whole(), device_kind()
-    pays = order.takes_turns and auto.turns_pay(scatter, factors, whole, schedule.size, kind)
+    pays = (
+        order.takes_turns
+        and options.leaves is None
+        and auto.turns_pay(scatter, factors, whole, schedule.size, kind)
+    )
     if pays and turns.are_possible(schedule):
         halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)
+    add = lax.add if options.leaves is None else added
     return engine.reduce(
-        schedule, ranks, blocks.produce, lax.add, whole, order=order, wire=scatter.wire
+        schedule, ranks, blocks.produce, add, whole, order=order, wire=scatter.wire
     )
 
 
@@ -363,3 +413,30 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
 
 
 multiply_and_scatter.defvjp(_multiply_and_scatter_forward, _multiply_and_scatter_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def multiply_in_blocks(
+    options: Options, spec: str, cut: str, dtype: np.dtype, x: Array, w: Array
+) -> Array:
+    """An einsum of this rank's own factors, in its blocks of the label `cut`; nothing is sent."""
+    return options.einsum(spec, x, w, dtype, cut=cut).astype(dtype)
+
+
+def _multiply_in_blocks_backward(
+    options: Options, spec: str, cut: str, _: Any, factors: tuple[Array, Array], ct: Array
+) -> tuple[Array, Array]:
+    (x, w), (labels, out) = factors, spec.split("->")
+    x_labels, w_labels = labels.split(",")
+    to_x, to_w = f"{out},{w_labels}->{x_labels}", f"{x_labels},{out}->{w_labels}"
+    multiply = partial(multiply_in_blocks, options)
+    return multiply(to_x, cut, x.dtype, ct, w), multiply(to_w, cut, w.dtype, x, ct)
+
+
+multiply_in_blocks.defvjp(
+    lambda options, spec, cut, dtype, x, w: (
+        multiply_in_blocks(options, spec, cut, dtype, x, w),
+        (x, w),
+    ),
+    _multiply_in_blocks_backward,
+)

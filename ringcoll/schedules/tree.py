@@ -1,0 +1,149 @@
+"""The tree of additions that a schedule makes, and the one tree that does not depend on n.
+
+a + b is the same to the bit as b + a, but (a + b) + c is not a + (b + c). So the bits of a sum are
+those of its tree of additions. Where ranks hold consecutive leaves of one balanced binary tree,
+each adds the lower levels by itself, and a schedule adds the upper ones:
+
+    ((0, 1), (2, 3))    four ranks        ring, n = 4, for rank 0:    (0, (1, (2, 3)))
+       (0, 1)           two, each with two leaves
+
+Trees are read off a schedule as the proof of `Schedule.check` is: by running it on symbols.
+"""
+
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from ringcoll.schedules.registry import AS_ALL_REDUCE, GATHERS, STAGED, Algorithm, Stages, build
+from ringcoll.schedules.schedule import Schedule, ScheduleError, digits
+
+#: A rank, or a sum of two trees. The tree that has the lowest rank stands first.
+Tree = int | tuple[Any, Any]
+
+
+def balanced(ranks: int, first: int = 0) -> Tree:
+    """The balanced tree over consecutive ranks, a power of two of them: nearest first.
+
+    >>> precision.balanced(4)
+    ((0, 1), (2, 3))
+    """
+    if ranks == 1:
+        return first
+    half = ranks // 2
+    return balanced(half, first), balanced(ranks - half, first + half)
+
+
+def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
+    """The additions of a reduce-scatter by a schedule, or an all-reduce by stages.
+
+    Args:
+        schedule: a gather, which runs backward; or stages, each of which adds the vectors that
+            it gathered by a balanced tree.
+        rank: whose sum.
+        lane: of the schedule.
+
+    Returns:
+        Nested pairs of ranks.
+
+    >>> precision.tree(algorithms.ring(4))
+    (0, (1, (2, 3)))
+    >>> precision.tree(algorithms.recursive_doubling(4))
+    ((0, 1), (2, 3))
+    """
+    if isinstance(schedule, Schedule):
+        return _backward(schedule, rank, lane)
+    sums: list[Tree] = list(range(_size(schedule)))
+    inner = len(sums)
+    for stage in schedule:
+        inner //= stage.size
+        sums = [_of_stage(sums, r, stage.size, inner) for r in range(len(sums))]
+    return sums[rank]
+
+
+def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
+    """Prove that every rank's sum, in every lane, is the balanced tree, or say which is not.
+
+    So n = 1, 2, 4 and 8 ranks that hold 8, 4, 2 and 1 leaves make one tree of 8 leaves.
+
+    Raises:
+        ScheduleError: with the rank and its tree; or the ranks are no power of two.
+
+    >>> precision.check_balanced(algorithms.recursive_doubling(8)).size
+    8
+    """
+    size = schedule.size if isinstance(schedule, Schedule) else _size(schedule)
+    if size & (size - 1):
+        raise ScheduleError(f"{size} ranks are no power of two, so they have no balanced tree")
+    wanted = balanced(size)
+    lanes = schedule.lanes if isinstance(schedule, Schedule) else 1
+    for lane in range(lanes):
+        for rank in range(size):
+            if (made := tree(schedule, rank, lane)) != wanted:
+                raise ScheduleError(f"the sum of rank {rank} is {made}, not {wanted}")
+    return schedule
+
+
+@lru_cache(maxsize=1024)
+def is_balanced(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> bool:
+    """Whether a collective by this algorithm adds by the balanced tree.
+
+    Raises:
+        ValueError: as `build`, but for a size that the algorithm does not have.
+    """
+    try:
+        check_balanced(build(collective, algorithm, shape))
+    except ScheduleError:
+        return False
+    return True
+
+
+def balanced_algorithms(collective: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of those algorithms that add by the balanced tree on axes of `shape`."""
+    staged = () if collective == "psum_scatter" else tuple(STAGED)
+    names = [AS_ALL_REDUCE.get(name, name) if staged else name for name in GATHERS]
+    return tuple(name for name in (*names, *staged) if is_balanced(collective, name, shape))
+
+
+def _backward(schedule: Schedule, rank: int, lane: int) -> Tree:
+    """The schedule run backward on symbols: offset o is the partial sum at rank + o."""
+    sums: dict[int, Tree] = {o: _further(schedule, rank, o) for o in range(schedule.size)}
+    for moves in reversed(schedule.rounds):
+        before = dict(sums)
+        for move in moves:
+            if move.lane == lane:
+                for kept, sent in zip(move.offsets, schedule.arrivals(move), strict=True):
+                    sums[kept] = _added(sums[kept], before[sent])
+    return sums[0]
+
+
+def _further(schedule: Schedule, rank: int, offset: int) -> int:
+    for axis, digit in enumerate(digits(offset, schedule.shape)):
+        rank = schedule.step(rank, axis, digit)
+    return rank
+
+
+def _of_stage(sums: list[Tree], rank: int, size: int, inner: int) -> Tree:
+    """The sum of the ranks that differ from this one in a digit of `size` alone."""
+    first = rank - rank // inner % size * inner
+    return _in_pairs([sums[first + i * inner] for i in range(size)])
+
+
+def _in_pairs(trees: list[Tree]) -> Tree:
+    while len(trees) > 1:
+        odd = trees[len(trees) // 2 * 2 :]
+        trees = [_added(a, b) for a, b in zip(trees[::2], trees[1::2], strict=False)] + odd
+    return trees[0]
+
+
+def _added(a: Tree, b: Tree) -> Tree:
+    return (a, b) if _lowest(a) < _lowest(b) else (b, a)
+
+
+def _lowest(made: Tree) -> int:
+    while isinstance(made, tuple):
+        made = made[0]
+    return made
+
+
+def _size(stages: Stages) -> int:
+    return prod(stage.size for stage in stages)

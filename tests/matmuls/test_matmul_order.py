@@ -1,0 +1,73 @@
+"""`order="tree"`: the bits of products do not depend on how many ranks share them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import assert_same, make_mesh
+
+import ringcoll
+
+TREE = {"order": "tree", "leaves": 8}
+RNG = np.random.default_rng(0)
+X, UP, DOWN = (RNG.standard_normal(s, np.float32) for s in ((16, 24), (24, 64), (64, 24)))
+HIDDEN = RNG.standard_normal((16, 64), np.float32)
+
+
+def columns_then_rows(how):
+    def layer(x, up, down):
+        hidden = ringcoll.all_gather_matmul(x, {"up": up}, "x", **how)["up"]
+        return ringcoll.matmul_reduce_scatter(hidden, down, "x", **how)
+
+    return layer, (P("x"), P(None, "x"), P("x")), P("x"), (X, UP, DOWN)
+
+
+def all_reduce(how):
+    fused = how["algorithm"] != "halving_doubling"
+
+    def layer(x, w):
+        return ringcoll.matmul_all_reduce(x, w, "x", fused=fused, **how)
+
+    return layer, (P(None, "x"), P("x")), P(), (HIDDEN, DOWN)
+
+
+@pytest.mark.parametrize(
+    ("form", "algorithm", "dtype", "wide"),
+    [
+        (columns_then_rows, "auto", jnp.float32, None),
+        (columns_then_rows, "recursive_doubling", jnp.bfloat16, jnp.float32),
+        (all_reduce, "auto", jnp.bfloat16, None),
+        (all_reduce, "halving_doubling", jnp.float32, None),
+    ],
+)
+def test_as_one_rank(form, algorithm, dtype, wide):
+    how = {"algorithm": algorithm, "accumulate_dtype": wide, **TREE}
+    layer, in_specs, out, operands = form(how)
+    operands, expected = [jnp.asarray(x).astype(dtype) for x in operands], None
+    for n, check_vma in ((1, True), (2, False), (4, True), (8, True)):
+        mapped = jax.shard_map(
+            layer, mesh=make_mesh(n), in_specs=in_specs, out_specs=out, check_vma=check_vma
+        )
+
+        def run(*operands, mapped=mapped):
+            y, pull_back = jax.vjp(mapped, *operands)
+            return y, pull_back(jnp.cos(y))
+
+        got = jax.jit(run)(*operands)
+        expected = expected or got
+        assert_same(got, expected)
+    exact = np.float64(operands[-2]) @ np.float64(operands[-1]) if len(operands) == 2 else None
+    if exact is not None:
+        assert np.abs(np.float64(got[0]) - exact).max() < 0.1 * np.abs(exact).max()
+
+
+def test_refused():
+    def product(x, w):
+        return ringcoll.matmul_reduce_scatter(x, w, "x", **TREE)
+
+    mapped = jax.shard_map(
+        product, mesh=make_mesh(2), in_specs=(P(None, "x"), P("x")), out_specs=P("x")
+    )
+    with pytest.raises(ValueError, match=r"of size 6 on each rank .* 4 leaves of a rank"):
+        mapped(jnp.ones((4, 12)), jnp.ones((12, 4)))

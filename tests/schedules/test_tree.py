@@ -1,0 +1,39 @@
+"""The tree of additions is read off a schedule, and proved to be one tree whatever n is."""
+
+import pytest
+
+from ringcoll import ScheduleError, algorithms, precision
+from ringcoll.schedules.tree import balanced_algorithms
+
+
+def leaves_of(tree, of_rank):
+    """A tree of ranks with each rank's own tree of leaves in its place."""
+    if isinstance(tree, tuple):
+        return tuple(leaves_of(part, of_rank) for part in tree)
+    return precision.balanced(of_rank, tree * of_rank)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 2, 2)])
+def test_ranks_with_leaves_make_one_tree(shape):
+    schedule = algorithms.recursive_doubling(*shape)
+    precision.check_balanced(schedule)
+    for rank in range(schedule.size):
+        made = leaves_of(precision.tree(schedule, rank), 8 // schedule.size)
+        assert made == precision.balanced(8)
+
+
+def test_other_trees_are_told_apart():
+    assert precision.tree(algorithms.ring(4)) == (0, (1, (2, 3)))
+    assert precision.tree(algorithms.recursive_doubling_all_reduce(4)) == ((0, 2), (1, 3))
+    for wrong in (algorithms.ring(4), algorithms.bruck(8), algorithms.direct(4)):
+        with pytest.raises(ScheduleError, match=r"the sum of rank \d is"):
+            precision.check_balanced(wrong)
+    with pytest.raises(ScheduleError, match="no power of two"):
+        precision.check_balanced(algorithms.ring(3))
+
+
+def test_names_are_read_off_schedules():
+    assert balanced_algorithms("psum_scatter", (8,)) == ("recursive_doubling",)
+    assert balanced_algorithms("psum", (8,)) == ("halving_doubling", "one_shot")
+    assert "ring" in balanced_algorithms("psum", (2,))
+    assert balanced_algorithms("psum", (3,)) == ()
