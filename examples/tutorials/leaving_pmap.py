@@ -14,6 +14,7 @@ can be mixed with `jit` and has as many axes as the mesh.
 
 # %%
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +126,8 @@ for name, step in programs.items():
     results[name] = np.asarray(made)
     found = sent(step.lower(whole, rows).compile())
     print(f"{name + ':':10} weights {made.shape}, batch {rows.shape}, {found}")
-    agree("weights after three steps", pmap=results["pmap"], **{name: made})
+    ways: dict[str, Any] = {"pmap": results["pmap"], name: made}
+    agree("weights after three steps", **ways)
 
 # %% [markdown]
 """
