@@ -1,49 +1,44 @@
 # %% [markdown]
-# # Explicit mode: the sharding is part of the type. Its errors, and the cure of each.
-#
-#     python -m examples.tutorials.explicit_types
-#
-# On a mesh whose axes are `AxisType.Explicit`, `jax.typeof` shows how an array is sharded, also
-# while a function is traced. JAX infers the sharding of every result. Where that would need a
-# collective, or is ambiguous, it raises. The cure is always to say what you want; JAX then inserts
-# the collective. Here each error is caught and printed with its cure, and beside it stands the
-# collective of ringcoll that does the same.
+"""
+# Shardings as types
+
+Explicit mode: the sharding is part of the type. Its errors, and the cure of each.
+
+    python -m examples.tutorials.explicit_types
+
+On a mesh whose axes are `AxisType.Explicit`, `jax.typeof` shows how an array is sharded, also
+while a function is traced. JAX infers the sharding of every result. Where that would need a
+collective, or is ambiguous, it raises. The cure is always to say what you want; JAX then inserts
+the collective. Here each error is caught and printed with its cure, and beside it stands the
+collective of ringcoll that does the same.
+"""
 
 # %%
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import lax
+from ringcoll.learn import agree, integers, make_mesh, place, start
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)  # instead of eight real ones
-mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Explicit,) * 2)
+start(8)
+mesh = make_mesh(explicit=True, x=2, y=4)
 jax.set_mesh(mesh)
-random = np.random.default_rng(0)
-
-
-def integers(*shape):
-    """Small integers: their sums are exact in any order."""
-    return random.integers(-3, 4, shape).astype(np.float32)
-
-
-def place(array, *spec):
-    """Put an array on the mesh."""
-    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
-
 
 # %% [markdown]
-# ## Types
-#
-# `8@x` is a dimension of 8 that is cut along x. Types follow operations as shapes do.
+"""
+## Types
+
+`8@x` is a dimension of 8 that is cut along x. Types follow operations as shapes do.
+"""
 
 # %%
-a = place(integers(8, 16), "x", "y")
+a = place(mesh, integers(8, 16), P("x", "y"))
 for words, value in {
     "a": a,
     "2 a + 1": 2 * a + 1,
@@ -56,7 +51,7 @@ traced: list[Any] = []
 
 
 @jax.jit
-def transposed(a):
+def transposed(a: Array) -> Array:
     traced.append(jax.typeof(a.T))
     return a.T
 
@@ -66,14 +61,25 @@ print(f"{'a.T under jit':16}{traced[0]}")
 assert str(traced[0]) == str(jax.typeof(a.T)) == "float32[16@y,8@x]"
 
 # %% [markdown]
-# `a.sum(0)` did send: an all-reduce over x is the only way to a sum, so JAX did not ask.
-#
-# ## Errors
+"""
+`a.sum(0)` did send: an all-reduce over x is the only way to a sum, so JAX did not ask.
+
+## Errors
+"""
 
 
 # %%
-def shown(title, wrong, right, cure, by_hand, specs, out, *operands):
-    """Print the error of `wrong` and its cure; check the cure against ringcoll and numpy."""
+def shown(
+    title: str,
+    wrong: Callable[..., Any],
+    right: Callable[..., Array],
+    cure: str,
+    by_hand: Callable[..., Array],
+    specs: tuple[P, ...],
+    out: P,
+    *operands: Array,
+) -> Array:
+    """Print the error of `wrong` and its cure; compare it with ringcoll and numpy."""
     print(f"\n{title}:", *(str(jax.typeof(x)) for x in operands))
     try:
         wrong(*operands)
@@ -90,16 +96,18 @@ def shown(title, wrong, right, cure, by_hand, specs, out, *operands):
     ours = jax.jit(mapped)(*operands)
     assert jax.typeof(ours) == jax.typeof(cured)
     expected = wrong(*map(np.asarray, operands))
-    np.testing.assert_array_equal(cured, expected)
-    np.testing.assert_array_equal(ours, expected)
-    print("  numpy = explicit = ringcoll, exactly")
+    agree("  the result", numpy=expected, explicit=cured, ringcoll=ours)
+    return ours
 
 
 # %% [markdown]
-# **Two operands disagree.** Rows of one are cut along x, columns of the other.
+"""
+**Two operands disagree.** Rows of one are cut along x, columns of the other.
+"""
 
 # %%
-rows, columns = place(integers(8, 16), "x"), place(integers(8, 16), None, "x")
+rows = place(mesh, integers(8, 16), P("x"))
+columns = place(mesh, integers(8, 16, seed=1), P(None, "x"))
 shown(
     "a sum of rows and columns",
     lambda a, b: a + b,
@@ -113,11 +121,14 @@ shown(
 )
 
 # %% [markdown]
-# **The contracted dimension is cut.** Every device has a term of the sum. Shall all get the sum, or
-# each a part?
+"""
+**The contracted dimension is cut.** Every device has a term of the sum. Shall all get the sum, or
+each a part?
+"""
 
 # %%
-left, right = place(integers(8, 16), None, "y"), place(integers(16, 12), "y")
+left = place(mesh, integers(8, 16), P(None, "y"))
+right = place(mesh, integers(16, 12, seed=1), P("y"))
 for spec, words, by_hand in (
     (P(), "all devices get the sum", lambda a, b: lax.psum(a @ b, "y", algorithm="ring")),
     (
@@ -139,10 +150,12 @@ for spec, words, by_hand in (
     )
 
 # %% [markdown]
-# **Rows are picked by number.** Each device may need rows of every other one.
+"""
+**Rows are picked by number.** Each device may need rows of every other one.
+"""
 
 # %%
-table, numbers = place(integers(8, 16), "x"), place(np.array([5, 0, 7, 5]))
+table, numbers = place(mesh, integers(8, 16), P("x")), place(mesh, np.array([5, 0, 7, 5]), P())
 shown(
     "rows of a table",
     lambda t, i: t[i],
@@ -156,7 +169,9 @@ shown(
 )
 
 # %% [markdown]
-# **Parts are put one after the other**, but they are cut along different axes.
+"""
+**Parts are put one after the other**, but they are cut along different axes.
+"""
 
 # %%
 shown(
@@ -172,17 +187,62 @@ shown(
 )
 
 # %% [markdown]
-# In `shard_map` none of these can arise: a rank's shard has no sharding. There the type says along
-# which axes values differ (`check_vma`), and forgetting a collective is the error.
+"""
+In `shard_map` none of these can arise: a rank's shard has no sharding. There the type says along
+which axes values differ (`check_vma`), and forgetting a collective is the error.
+"""
 
 # %%
 kinds: list[Any] = []
 
 
-def same(a):
+def same(a: Array) -> Array:
     kinds.append(jax.typeof(a))
     return a
 
 
 jax.shard_map(same, in_specs=P("x"), out_specs=P("x"))(rows)
 print(f"\nrows, inside shard_map over x: {kinds[0]}, whose V names the axes along which they vary")
+
+# %% [markdown]
+"""
+## Exercise 1: an eighth each
+
+The rows of `a` are cut along x, and the contracted dimension along y. Which `out_sharding` lets
+each device keep an eighth of the rows of `a @ b`? Which collective is that?
+"""
+
+# %% tags=["solution"]
+eighths = shown(
+    "a product over y, rows over x",
+    lambda a, b: a @ b,
+    lambda a, b: jnp.matmul(a, b, out_sharding=P(("x", "y"))),
+    'jnp.matmul(a, b, out_sharding=P(("x", "y")))',
+    lambda a, b: lax.psum_scatter(a @ b, "y", tiled=True, algorithm="ring"),
+    (P("x", "y"), P("y")),
+    P(("x", "y")),
+    a,
+    right,
+)
+assert eighths.addressable_shards[0].data.shape == (1, 12)
+
+# %% [markdown]
+"""
+## Exercise 2: send only the rows that are asked for
+
+The cure for `t[i]` by ringcoll gathers the whole table. Let each rank pick the rows that it has,
+and zeros for the others, and send no more rows than are asked for.
+"""
+
+
+# %% tags=["solution"]
+def picked(table: Array, numbers: Array) -> Array:
+    size = table.shape[0]
+    mine = numbers - jax.lax.axis_index("x") * size
+    is_here = (mine >= 0) & (mine < size)
+    found = jnp.where(is_here[:, None], table[jnp.clip(mine, 0, size - 1)], 0)
+    return lax.psum(found, "x", algorithm="ring")
+
+
+by_rows = jax.jit(jax.shard_map(picked, in_specs=(P("x"), P()), out_specs=P()))
+agree("rows of a table", numpy=np.asarray(table)[[5, 0, 7, 5]], ringcoll=by_rows(table, numbers))
