@@ -1,4 +1,4 @@
-"""Error feedback: what one step's rounding loses is added to the next step's gradient.
+"""Error feedback: what encoding a summed gradient loses is added to the next step's gradient.
 
 The pair of functions has the form of optax's gradient transformations. It needs no optax: it can
 stand in `optax.chain`, or be called by hand. Its state is the residual: one float32 for each
@@ -6,7 +6,8 @@ parameter, sharded as the parameter, so 4 bytes an element on each rank that kee
 
 It stands before the optimizer, after the gradients are summed: the transformation encodes what
 it passes on, by the codes of the wire, and keeps the difference. A step then sees values of the
-wire's few codes, and over many steps their mean is that of the exact gradients.
+wire's few codes, and over many steps their mean is that of the gradients that came in. It does not
+see what a `gradient_wire` rounded before, while these were summed, and does not recover it.
 
 Source: Seide et al., "1-bit stochastic gradient descent" (2014); Karimireddy et al., "Error
 feedback fixes SignSGD" (2019).

@@ -1,4 +1,4 @@
-"""Ring collectives in an hour: eleven lessons, each with one idea more than the last.
+"""Ring collectives in an hour: twelve lessons, each with one idea more than the last.
 
     python -m examples.lessons.01_ring_by_hand
 
@@ -20,4 +20,5 @@ solutions.
 | `09_your_own` | ten lines of your own: run, proved, priced, drawn and timed |
 | `10_attention_as_a_ring` | keys pass by; their gradients follow them home |
 | `11_experts` | tokens go around, and what experts made of them follows |
+| `12_narrow_wire` | a byte for each float: encoded once by a gather, at every hop by a sum |
 """

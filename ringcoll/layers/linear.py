@@ -72,7 +72,8 @@ def column_linear(
     Steps and bytes: those of `all_gather_matmul`, or none.
 
     Gradient: for x a `matmul_reduce_scatter`; where x is replicated, a `psum`. `wire` is what the
-    gather's messages hold, and `gradient_wire` those of the gradient (see `ringcoll.Wire`).
+    gather's messages hold, and `gradient_wire` those of the gradient (see `ringcoll.Wire`), but
+    for a sum at the edge of `shard_map` (see `copied`).
 
     Raises:
         KeyError: there is no kernel.
@@ -135,6 +136,8 @@ def row_linear(
 
     Gradient: for x an `all_gather_matmul`; where the result is replicated, one product. `wire` is
     what the sum's messages hold, and `gradient_wire` those of that gather (see `ringcoll.Wire`).
+    With `sequence_parallel=False` and `check_vma=False` the gradient is the sum's own, and its
+    messages hold what `wire` says: `gradient_wire` is not used.
 
     Raises: as `column_linear`; and
         ValueError: the sequence does not divide by n.

@@ -346,7 +346,8 @@ def matmul_all_reduce(
     2(n-1) rounds of 1/n of the result by a ring; if fused, the product hides the first half.
 
     Gradient: under `check_vma=True`, where every rank has the same cotangent, a product for
-    each factor, and nothing is sent; otherwise the gradients of the two parts.
+    each factor, and nothing is sent; otherwise the gradients of the two parts, with the same
+    `wire`.
 
     Raises, source and options: as `einsum_reduce_scatter`.
 
