@@ -33,6 +33,7 @@ from examples import curve, text, training
 from examples.check import Check
 from examples.transformer import TOP_K, Config
 from examples.writing import write
+from ringcoll.costs.wire import CODES
 from ringcoll.io import files
 
 
@@ -65,6 +66,8 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", 0, "of weights, batches and dropout")
     add("--dtype", "float32", "of activations, and on the wire", choices=["float32", "bfloat16"])
     add("--algorithm", "auto", "of all collectives and collective matmuls", metavar="NAME")
+    for name, of in ("--wire", "FSDP's gathers"), ("--gradient-wire", "the sums of gradients"):
+        add(name, None, f"codes in the messages of {of}", type=str, choices=CODES)
     add("--output", Path("results/transformer"), "where the curve goes", metavar="DIR")
     add("--save-every", 200, "steps between checkpoints")
     option = parser.add_argument
@@ -99,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     mesh = training.make_mesh(args.data, args.fsdp, args.context, args.model)
     named = "layers", "width", "heads", "features", "experts"
     sizes = {name: getattr(args, name) for name in named}
-    how = {name: getattr(args, name) for name in ("dropout", "dtype", "algorithm")}
+    how = {
+        name: getattr(args, name)
+        for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire")
+    }
     config = Config(text.VOCABULARY, **sizes, **how)
     optimizer = training.adamw(args.learning_rate, args.steps)
     trainer = training.Trainer(config, mesh, optimizer, args.seed)

@@ -51,6 +51,8 @@ class Config:
     dtype: str
     algorithm: str = "auto"
     experts: int = 0
+    wire: str | None = None  # of FSDP's gathers, and of the sums of their gradients
+    gradient_wire: str | None = None
 
 
 def init(config: Config, key: Array) -> Params:
@@ -130,6 +132,7 @@ def logits(
     how: Any = {"algorithm": config.algorithm}
     replicas = DATA, CONTEXT
     wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": replicas, **how}
+    wires |= {"wire": config.wire, "gradient_wire": config.gradient_wire}
     own = own_positions(tokens.shape[1])
     if positions is not None:  # of the tokens between layers
         parts = own.reshape(lax.axis_size(MODEL), -1)

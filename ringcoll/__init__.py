@@ -8,7 +8,7 @@ four devices.
 >>> import jax.numpy as jnp
 >>> from jax.sharding import AxisType, PartitionSpec as P
 >>> import ringcoll
->>> from ringcoll import algorithms, cost, draw, formats, layers, overlap, precision, pricing
+>>> from ringcoll import algorithms, cost, draw, formats, layers, learn, overlap, precision, pricing
 >>> from ringcoll.layers import fsdp, tensor_parallel as tp
 >>> mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
 >>> def ranks(f, in_specs=P("x"), out_specs=P("x")):
@@ -28,6 +28,7 @@ from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.table import Table
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.functions import (
@@ -73,6 +74,7 @@ __all__ = [
     "psum_scatter",
     "pswapaxes",
     "ragged_all_to_all",
+    "replacing",
     "sharded_matmul",
 ]
 
@@ -82,9 +84,10 @@ if TYPE_CHECKING:
     from ringcoll import debug as debug
     from ringcoll import draw as draw
     from ringcoll import formats as formats
+    from ringcoll import learn as learn
     from ringcoll import overlap as overlap
 else:
-    _LAZY = ("debug", "draw", "formats", "overlap")  # imported when they are asked for
+    _LAZY = ("debug", "draw", "formats", "learn", "overlap")  # imported when they are asked for
 
     def __getattr__(name: str) -> Any:
         if name in _LAZY:

@@ -18,6 +18,7 @@ from ringcoll.commands import (
     cost,
     draw,
     explain,
+    explore,
     exporting,
     fit,
     importing,
@@ -29,6 +30,7 @@ from ringcoll.commands import (
 #: what it does in the first line of its docstring.
 COMMANDS = {
     "draw": draw,
+    "explore": explore,
     "cost": cost,
     "predict": predict,
     "machine": fit,

@@ -22,6 +22,8 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
+from browsing import browser as browser
+from browsing import visit as visit
 from hypothesis import HealthCheck, settings
 
 _INHERITED = os.environ["XLA_FLAGS"]

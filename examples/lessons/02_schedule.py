@@ -1,4 +1,6 @@
-"""Lesson 2: the same ring, as data.
+# %% [markdown]
+"""
+# Lesson 2: the same ring, as data
 
 In lesson 1 every rank does the same, so one short list describes them all. A move is
 `(shift, offsets)`: *every rank r sends to rank r + shift the shards it holds from the ranks
@@ -14,10 +16,7 @@ which rank holds what after each round:
 `python -m ringcoll draw all_gather --algorithm bruck -n 4`.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 from functools import partial
 
 import jax
@@ -26,10 +25,20 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.stages import Compiled
 
-from examples.lessons.claims import claim, permutes
 from ringcoll import Move, Schedule, ScheduleError, algorithms, lax
+from ringcoll.learn import claim, messages, start
+
+start(8)
+
+# %% [markdown]
+"""
+## A proof without a device
+
+`check` follows the moves. It says what is wrong, and where.
+"""
 
 
+# %%
 def refusal(schedule: Schedule) -> str:
     """What is wrong with a schedule, in words."""
     try:
@@ -44,7 +53,12 @@ ring = Schedule((N,), tuple((Move(+1, (t,)),) for t in range(N - 1)))
 claim("the ring is proved, on no device at all", refusal(ring) == "nothing")
 claim("the library has the same list", ring == algorithms.ring(N))
 
-# Three wrong schedules, and the errors of `check`.
+# %% [markdown]
+"""
+Here are three wrong schedules, and the errors of `check`:
+"""
+
+# %%
 first, second, *rest = ring.rounds
 broken = {
     "a round too few": (first, second, *rest[:-1]),
@@ -55,11 +69,23 @@ for fault, rounds in broken.items():
     words = refusal(Schedule((N,), rounds))
     claim(f"refused, {fault}: {words}", words != "nothing")
 
+# %% [markdown]
+"""
+## One engine for all lists
 
-# `ringcoll.lax` is `jax.lax`; its collectives also take an algorithm: a name, or any schedule.
+`ringcoll.lax` is `jax.lax`; its collectives also take an algorithm: a name, or any schedule.
+"""
+
+
+# %%
 def gather_by(schedule: Schedule) -> Compiled:
     gather = partial(lax.all_gather, axis_name="x", algorithm=schedule)
     return jax.jit(jax.shard_map(gather, in_specs=P("x"), out_specs=P("x"))).lower(x).compile()
+
+
+def gathers(program: Compiled) -> bool:
+    """Whether every rank ends with every shard."""
+    return bool((np.asarray(program(x)).reshape(N, 3 * N) == np.asarray(x)).all())
 
 
 jax.set_mesh(jax.make_mesh((N,), ("x",)))
@@ -69,7 +95,43 @@ for name, schedule in {"our ring": ring, **others}.items():
     moves = [move for moves in schedule.rounds for move in moves]
     print(f"{name}:", *(f"({move.shift:+}, {list(move.offsets)})" for move in moves))
     program = gather_by(schedule)
-    held = np.asarray(program(x)).reshape(N, 3 * N)
-    claim("it gathers every shard on every rank", (held == np.asarray(x)).all())
+    claim("it gathers every shard on every rank", gathers(program))
     depth, count = len(schedule.rounds), len(moves)
-    claim(f"in {depth} rounds, {count} messages", permutes(program) == count)
+    claim(f"in {depth} rounds, {count} messages", messages(program) == count)
+
+# %% [markdown]
+"""
+A notebook draws a schedule:
+"""
+
+# %%
+algorithms.bruck(4)
+
+# %% [markdown]
+"""
+## Exercise 1: a ring backward
+
+Write the schedule of a ring in which every rank sends to rank r - 1. Let `check` prove it, and
+gather by it.
+"""
+
+# %% tags=["solution"]
+backward = Schedule((N,), tuple((Move(-1, (-t % N,)),) for t in range(N - 1)))
+claim("the ring backward is proved", refusal(backward) == "nothing")
+claim("and gathers", gathers(gather_by(backward)))
+
+# %% [markdown]
+"""
+## Exercise 2: the long way first
+
+Bruck's messages go 1, 2, then 4 ranks far. Write a schedule for 8 ranks that goes 4, 2, then 1
+far, in three rounds. Does it send more shards than Bruck's? (Offsets tell what a rank holds: after
+the first round, these are 0 and 4.)
+"""
+
+# %% tags=["solution"]
+far_first = Schedule((N,), ((Move(4, (0,)),), (Move(2, (0, 4)),), (Move(1, (0, 4, 2, 6)),)))
+claim("the long way first is proved", refusal(far_first) == "nothing")
+claim("and gathers", gathers(gather_by(far_first)))
+sent = [sum(len(m.offsets) for r in s.rounds for m in r) for s in (far_first, others["bruck"])]
+claim("both send 7 shards", sent == [7, 7])

@@ -1,4 +1,6 @@
-"""Lesson 3: backward.
+# %% [markdown]
+"""
+# Lesson 3: backward
 
 A reduce-scatter is the other half of most algorithms. Every rank has a vector of n shards, and
 rank r ends with the sum over the ranks of shard r (`psum_scatter` in `jax.lax`). It needs no new
@@ -13,10 +15,7 @@ As matrices the two are each other's transpose, so each is the other's gradient.
 it transposes a `ppermute` by sending in the other direction.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,15 +23,23 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.lessons.claims import claim, permutes
-from ringcoll import Schedule, algorithms
+from ringcoll import Schedule, algorithms, draw
+from ringcoll.learn import claim, messages, start
 
+start(8)
 N = 8
 rng = np.random.default_rng(0)
 vectors = rng.integers(-9, 10, (N, N)).astype(np.float32)  # vectors[r]: rank r's, of n shards
 
+# %% [markdown]
+"""
+## As lists
 
-# As lists: partial[r][o] is rank r's partial sum for rank r - o.
+`partial[r][o]` is rank r's partial sum for rank r - o. The rounds run from the last to the first.
+"""
+
+
+# %%
 def reduce_scatter(schedule: Schedule, vectors: np.ndarray) -> list[float]:
     n = schedule.size
     partial = [[vectors[r, r - o] for o in range(n)] for r in range(n)]
@@ -49,8 +56,18 @@ for name in ("ring", "two_ended", "bruck"):
     sums = reduce_scatter(algorithms.GATHERS[name](N), vectors)
     claim(f"{name} from its end is a reduce-scatter", np.array_equal(sums, vectors.sum(0)))
 
+# %%
+draw.plan("reduce_scatter", "ring", (4,))
 
-# Lesson 1's ring; it says nothing about a gradient.
+# %% [markdown]
+"""
+## As a gradient
+
+Lesson 1's ring says nothing about a gradient. JAX finds it.
+"""
+
+
+# %%
 def by_hand(x: Array) -> Array:
     came = [x]
     for _ in range(N - 1):
@@ -68,6 +85,8 @@ def backward(ct: Array) -> Array:
     return jax.linear_transpose(forward, x)(ct)[0]
 
 
+print("cotangents of ranks 0 and 1:", vectors[0], vectors[1])
+print("their sums, one on each rank:", backward(ct))
 claim("JAX transposes it to a reduce-scatter", np.array_equal(backward(ct), vectors.sum(0)))
 there, back = (str(jax.make_jaxpr(f)(y)) for f, y in ((forward, x), (backward, ct)))
 claim(
@@ -76,7 +95,12 @@ claim(
 )
 claim("each reversed", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
 
-# In the library the gradient of one is the other, by the same schedule.
+# %% [markdown]
+"""
+In the library the gradient of one is the other, by the same schedule.
+"""
+
+# %%
 bruck = jax.shard_map(
     lambda x: ringcoll.all_gather(x, "x", tiled=True, algorithm="bruck"),
     in_specs=P("x"),
@@ -84,4 +108,49 @@ bruck = jax.shard_map(
 )
 gradient = jax.jit(lambda ct: jax.vjp(bruck, x)[1](ct)[0]).lower(ct).compile()
 claim("Bruck's gradient too is a reduce-scatter", np.array_equal(gradient(ct), vectors.sum(0)))
-claim("in 3 messages, as forward", permutes(gradient) == 3)
+claim("in 3 messages, as forward", messages(gradient) == 3)
+
+# %% [markdown]
+"""
+## Exercise 1: a reduce-scatter by hand
+
+Write the reduce-scatter as a ring, with `ppermute` and additions. A rank's operand is its vector of
+n shards. A partial sum travels from rank r to rank r + 1, and each rank adds its own shard to it.
+For whom must rank r start a sum, so that the sum ends at its rank after n - 1 messages?
+"""
+
+
+# %% tags=["solution"]
+def scatter_by_hand(x: Array) -> Array:
+    rank = lax.axis_index("x")
+    total = x[(rank - 1) % N]  # a sum for rank r - 1: the farthest, if it goes to r + 1 first
+    for step in range(1, N):
+        total = lax.ppermute(total, "x", [(r, (r + 1) % N) for r in range(N)])
+        total = total + x[(rank - 1 - step) % N]
+    return total[None]
+
+
+scattered = jax.jit(jax.shard_map(scatter_by_hand, in_specs=P("x"), out_specs=P("x")))
+claim("a ring of sums is a reduce-scatter", np.array_equal(scattered(ct), vectors.sum(0)))
+
+# %% [markdown]
+"""
+## Exercise 2: the gradient of a reduce-scatter
+
+What is the gradient of `ringcoll.psum_scatter(x, "x", tiled=True, algorithm="two_ended")`, and in
+how many messages? Say it first. Then pull the cotangent 0, 1, ..., 7 back (rank r has the number
+r), and count.
+"""
+
+# %% tags=["solution"]
+scatter = jax.shard_map(
+    lambda x: ringcoll.psum_scatter(x, "x", tiled=True, algorithm="two_ended"),
+    in_specs=P("x"),
+    out_specs=P("x"),
+)
+numbers = jax.device_put(jnp.arange(float(N)), P("x"))
+
+gathered = jax.jit(lambda ct_of_sums: jax.vjp(scatter, ct)[1](ct_of_sums)[0])
+program = gathered.lower(numbers).compile()
+claim("an all-gather", (np.asarray(program(numbers)).reshape(N, N) == np.arange(N)).all())
+claim("in 7 messages, in 4 rounds, by the same schedule", messages(program) == N - 1)

@@ -1,4 +1,6 @@
-"""Lesson 4: all-reduce, by few bytes or by few rounds.
+# %% [markdown]
+"""
+# Lesson 4: all-reduce, by few bytes or by few rounds
 
 Every rank needs the sum of all ranks' vectors: `psum` in `jax.lax`. One way is a reduce-scatter,
 then an all-gather: 2(n - 1) rounds of 1/n of the vector. No algorithm sends fewer bytes
@@ -9,50 +11,99 @@ to add them: log2 n rounds, but of whole vectors. A message costs alpha, a byte 
     recursive doubling     3 alpha +    3 vectors beta
 
 So the first is best for large vectors, and the second for small ones. `python -m ringcoll cost
-all_reduce -n 8` compares all algorithms. A third way looks simplest: whole vectors travel round the
-ring, and every rank adds each one that arrives. This lesson shows what is wrong with it.
+all_reduce -n 8` compares all algorithms. (The second has also been called *exchange*.) A third way
+looks simplest: whole vectors travel round the ring, and every rank adds each one that arrives. This
+lesson shows what is wrong with it.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from examples.lessons.claims import claim
 from ringcoll import cost, lax
+from ringcoll.learn import claim, show, start
 from ringcoll.pricing import Price, price
 
+start(8)
 N = 8
+
+# %% [markdown]
+"""
+## What each pays
+
+`price` counts in shards, and a vector has n of them. Here the ranks are on a switch, where a rank
+has one port and every message starts after the one before.
+"""
+
+# %%
 ring, doubling = (price("psum", name, (N,)) for name in ("ring", "recursive_doubling"))
 claim("the ring: 14 messages, 14/8 of a vector", (ring.startups, ring.sent / N) == (14, 14 / 8))
 claim("recursive doubling: 3, of a vector each", (doubling.startups, doubling.sent / N) == (3, 3))
 
+# %%
+price("psum", "recursive_doubling", (N,))
 
-# Modelled: 1 us a message, 45 GB/s, a switch between the ranks; additions take time too.
-def microseconds(paid: Price, vector_bytes: int) -> float:
+# %% [markdown]
+"""
+## Where they cross
+
+Seconds are modelled, with the rates of v5e chips: those that the first line of `python -m ringcoll
+cost` prints; additions take time too. `cost.fastest` finds the crossing to the byte.
+"""
+
+# %%
+
+
+def microseconds(paid: Price, vector_bytes: float) -> float:
     return 1e6 * cost.seconds(paid, vector_bytes / N, cost.DEVICES["v5e"])
 
 
-sizes = [2**k for k in range(10, 27)]
-for size in sizes[::4]:
-    a, b = microseconds(ring, size), microseconds(doubling, size)
-    print(f"modelled, {size:>8} bytes: ring {a:6.1f} us, recursive doubling {b:6.1f} us")
-wins = [microseconds(ring, size) < microseconds(doubling, size) for size in sizes]
-crossing = next((size for size, win in zip(sizes, wins, strict=True) if win), None)
+def crossings(network: tuple[int, ...] | None) -> list[cost.Range]:
+    """Which one is the fastest at which sizes, on a physical ring, or on a switch (None)."""
+    paid = {name: price("psum", name, (N,), network) for name in ("ring", "recursive_doubling")}
+    times = {name: partial(microseconds, one) for name, one in paid.items()}
+    return cost.fastest(times, 2**10, 2**32)
+
+
+sizes = [2**k for k in range(10, 27, 4)]
+rows = [[size, *(f"{microseconds(p, size):.1f}" for p in (ring, doubling))] for size in sizes]
+show("Modelled, on a switch: us", ["bytes", "ring", "recursive doubling"], rows)
+small, large = crossings(None)
 claim(
-    f"of powers of two, the ring is faster from {crossing} bytes on",
-    wins[-1] and wins == sorted(wins),
+    f"recursive doubling is faster up to {large.least / 1024:.4g}K, and the ring from there on",
+    (small.name, large.name) == ("recursive_doubling", "ring"),
 )
-claim("and recursive doubling below", not wins[0])
+
+# %% [markdown]
+"""
+`python -m ringcoll cost all_reduce -n 8 --network switch --algorithm ring,recursive_doubling`
+prints the same crossing. Chips of a TPU are no switch. On a physical ring a message to a partner 4
+away passes 4 links, and the messages of all ranks share them. So the second way costs more bytes on
+the busiest link, and the crossing is earlier (without `--network`, the command prints it too):
+"""
+
+# %%
+by_links = price("psum", "recursive_doubling", (N,), network=(N,))
+claim("7 vectors on the busiest link, in place of 3", by_links.link / N == 7)
+in_a_ring = crossings((N,))[1]
+claim(
+    f"there the ring is faster from {in_a_ring.least / 1024:.4g}K on", in_a_ring.least < large.least
+)
+
+# %% [markdown]
+"""
+## The bits of a sum
+
+Now sums of floats. Their last bits depend on the order of additions.
+"""
 
 
-# Now sums of floats; their last bits depend on the order of additions.
+# %%
 def two_halves(x: Array) -> Array:
     mine = lax.psum_scatter(x, "x", tiled=True, algorithm="ring")
     return lax.all_gather(mine, "x", tiled=True, algorithm="ring")
@@ -87,3 +138,43 @@ claim("by the ring all ranks have the same bits", different(by_ring) == 1)
 claim("by recursive doubling too", different(by_doubling) == 1)
 rotated = different(of_each_rank(rotate_and_add))
 claim(f"rotate and add: {rotated} different sums, as each adds in its own order", rotated > 1)
+
+# %% [markdown]
+"""
+## Exercise 1: more ranks
+
+On 64 ranks and a switch, is the crossing at more bytes or at fewer than on 8? Guess, then compute.
+(Both ways start more messages. The ring starts many more.)
+"""
+
+# %% tags=["solution"]
+paid = {name: price("psum", name, (64,)) for name in ("ring", "recursive_doubling")}
+model = cost.DEVICES["v5e"]
+times = {
+    name: lambda size, one=one: cost.seconds(one, size / 64, model) for name, one in paid.items()
+}
+more = cost.fastest(times, 2**10, 2**32)[-1]
+claim(f"at more: {more.least / 1024:.4g}K", more.name == "ring" and more.least > large.least)
+
+# %% [markdown]
+"""
+## Exercise 2: the best of both
+
+`"halving_doubling"` (Rabenseifner) is a reduce-scatter by halves and an all-gather by doubling: few
+rounds, and few bytes. On 8 ranks and a switch, how many messages and how many vectors does it
+send, and at which sizes is it the fastest of the three? Then look at the same on a physical ring.
+"""
+
+# %% tags=["solution"]
+three = ("ring", "recursive_doubling", "halving_doubling")
+for network in (None, (N,)):
+    paid = {name: price("psum", name, (N,), network) for name in three}
+    times = {name: partial(microseconds, one) for name, one in paid.items()}
+    print("on a switch:" if network is None else "on a ring:  ", *cost.fastest(times, 2**10, 2**32))
+both = price("psum", "halving_doubling", (N,))
+claim("6 messages, 14/8 of a vector", (both.messages, both.sent / N) == (6, 14 / 8))
+of_a_switch = cost.fastest(
+    {name: partial(microseconds, price("psum", name, (N,))) for name in three}, 2**10, 2**32
+)
+claim("on a switch the ring is never the fastest", "ring" not in {one.name for one in of_a_switch})
+claim("on a ring it is, for large vectors", cost.fastest(times, 2**10, 2**32)[-1].name == "ring")

@@ -1,4 +1,6 @@
-"""Lesson 5: multiply while it travels.
+# %% [markdown]
+"""
+# Lesson 5: multiply while it travels
 
 A layer often gathers x, whose rows are on all ranks, and multiplies the whole x by its w. But a
 product does not need the whole x: each shard gives its own rows of the result. So send a shard
@@ -12,10 +14,7 @@ is never held. The gradient of x is such a ring too, backward: each product is a
 travels past.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +26,24 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Compiled
 
 import ringcoll
-from examples.lessons.claims import claim, permutes
+from ringcoll import cost
+from ringcoll.learn import claim, messages, start
 
+start(8)
 N, M, K, F = 8, 512, 256, 64
 Matmul = Callable[[Array, Array], Array]
 jax.set_mesh(jax.make_mesh((N,), ("x",)))
 
+# %% [markdown]
+"""
+## Three ways to one product
 
-# x: [M/N, K] and w: [K, F/N] on each rank -> [M, F/N]
+On each rank `x: [M/N, K]` and `w: [K, F/N]` give `[M, F/N]`.
+"""
+
+# %%
+
+
 def plain(x: Array, w: Array) -> Array:
     return lax.all_gather(x, "x", tiled=True) @ w
 
@@ -52,6 +61,14 @@ def by_hand(x: Array, w: Array) -> Array:
 
 def ours(x: Array, w: Array) -> Array:
     return ringcoll.all_gather_matmul(x, w, "x", algorithm="ring")  # "auto" is plain on CPU
+
+
+# %% [markdown]
+"""
+## Products, messages, gradients
+"""
+
+# %%
 
 
 def compiled(matmul: Matmul) -> Compiled:
@@ -84,11 +101,63 @@ y = x @ w
 for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
     program, gradients = compiled(matmul), compiled_gradients(matmul)
     claim(f"{name}: the product", np.array_equal(program(*operands), y))
-    claim("in 7 messages", permutes(program) == N - 1)
+    claim("in 7 messages", messages(program) == N - 1)
     made = gradients(*operands)
     claim("and its gradients", all(map(np.array_equal, made, (y @ w.T, x.T @ y))))
-    claim("in 7 more, of sums that pass by", permutes(gradients) == 2 * (N - 1))
+    claim("in 7 more, of sums that pass by", messages(gradients) == 2 * (N - 1))
 
+# %% [markdown]
+"""
+## Memory
+"""
+
+# %%
 gathered, ring = held(compiled(plain)), held(compiled(ours))
 print(f"compiled: plain holds {gathered:.1f} shards of x, ours {ring:.1f}")
 claim("the gathered x is never held", ring < N)
+
+# %% [markdown]
+"""
+## Exercise 1: the other matmul
+
+In a layer's second product each rank has columns of x and rows of w, so its product is a term of
+every sum: `x: [M, K/N]`, `w: [K/N, F]`, and rank r wants `[M/N, F]`, its rows of the sum. Write it
+as a ring: a partial sum travels (lesson 3, exercise 1), and each rank multiplies the rows that it
+adds just before it needs them. How many rows does it multiply at a time?
+"""
+
+
+# %% tags=["solution"]
+def scattered(x: Array, w: Array) -> Array:
+    rank = lax.axis_index("x")
+
+    def product(origin: Array) -> Array:
+        return lax.dynamic_slice_in_dim(x, origin % N * (M // N), M // N) @ w  # M/N rows
+
+    total = product(rank - 1)
+    for step in range(1, N):
+        total = lax.ppermute(total, "x", [(r, (r + 1) % N) for r in range(N)])
+        total = total + product(rank - 1 - step)
+    return total
+
+
+mapped = jax.shard_map(scattered, in_specs=(P(None, "x"), P("x", None)), out_specs=P("x", None))
+cut = jax.device_put((x, w), (P(None, "x"), P("x", None)))
+program = jax.jit(mapped).lower(*cut).compile()
+claim("a ring of sums: the product", np.array_equal(program(*cut), y))
+claim("in 7 messages", messages(program) == N - 1)
+
+# %% [markdown]
+"""
+## Exercise 2: how much work hides a hop
+
+A shard of m rows and k columns in bf16 takes 2 m k beta seconds to travel. Its product with f
+columns takes 2 m k f delta seconds (`cost.DEVICES["v5e"]` has beta, seconds a byte, and delta,
+seconds an operation). From how many columns on does the product hide the hop? Do m and k matter?
+"""
+
+# %% tags=["solution"]
+v5e = cost.DEVICES["v5e"]
+least = v5e.beta / v5e.delta  # 2 m k drops out
+print(f"from {least:.0f} columns on, whatever m and k are")
+claim("a rank of a large model has about as many", 4000 < least < 5000)

@@ -1,4 +1,6 @@
-"""Lesson 7: a layer over eight ranks.
+# %% [markdown]
+"""
+# Lesson 7: a layer over eight ranks
 
 An MLP is two products. Cut the first kernel by columns and the second by rows. Then nothing has
 to be sent between the two: a rank computes its own features, and its rows of the second kernel
@@ -13,10 +15,7 @@ Weights and activations are cut into n parts, except for norms and the like. The
 function of `ringcoll.layers`.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +26,10 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.lessons.claims import claim, permutes
 from ringcoll.layers import tensor_parallel as tp
+from ringcoll.learn import claim, messages, start
 
+start(8)
 N, S, D, F = 8, 64, 32, 128
 Params = dict[str, Array]
 Mlp = Callable[[Params, Array], Array]
@@ -44,6 +44,14 @@ x = jnp.asarray(rng.standard_normal((S, D), np.float32))
 def alone(params: Params, x: Array) -> Array:
     """On one device."""
     return jax.nn.gelu(x @ params["up"]) @ params["down"]
+
+
+# %% [markdown]
+"""
+## The layer over ranks
+"""
+
+# %%
 
 
 def by_hand(params: Params, x: Array) -> Array:
@@ -85,10 +93,59 @@ two_lines, forward = (
     jax.jit(over_ranks(mlp)).lower(*operands).compile() for mlp in (by_hand, layer)
 )
 claim("tp.mlp is the two matmuls", np.array_equal(forward(*operands), two_lines(*operands)))
-claim("7 messages there, 7 back", permutes(forward) == 2 * (N - 1))
+claim("7 messages there, 7 back", messages(forward) == 2 * (N - 1))
 both = with_gradients(over_ranks(layer)).lower(*operands).compile()
 loss, gradients = both(*operands)
 print(f"loss {loss:.6f}, on one device {expected:.6f}")
 claim("the same loss", close(loss, expected))
 claim("the same gradients", close(gradients, expected_gradients))
-claim("with gradients twice as many messages", permutes(both) == 4 * (N - 1))
+claim("with gradients twice as many messages", messages(both) == 4 * (N - 1))
+
+# %% [markdown]
+"""
+## Exercise 1: without sharded tokens
+
+Some programs keep all tokens on every rank. Then nothing is gathered, and the result is the sum of
+all ranks' terms. Write the layer so, with one `ringcoll.psum` by a ring. How many messages does it
+take? Compare with the 14 above, and with the activations that a rank holds.
+"""
+
+
+# %% tags=["solution"]
+def replicated(params: Params, x: Array) -> Array:
+    term = jax.nn.gelu(x @ params["up"]) @ params["down"]  # [s, d], of this rank's features
+    return ringcoll.psum(term, "x", algorithm="ring")
+
+
+mapped = jax.shard_map(replicated, in_specs=(specs, P()), out_specs=P())
+program = jax.jit(mapped).lower(operands[0], jax.device_put(x, P())).compile()
+everywhere = program(operands[0], jax.device_put(x, P()))
+claim("the layer with all tokens on every rank", close(everywhere, alone(params, x)))
+claim("14 messages too; but all tokens are held", messages(program) == 2 * (N - 1))
+
+# %% [markdown]
+"""
+## Exercise 2: one gather for two kernels
+
+In Llama's MLP, `silu(x @ gate) * (x @ up)` takes the place of `gelu(x @ up)`. Both products need
+the same gathered tokens. `all_gather_matmul` takes a list of kernels. Write it so that the tokens
+travel once, and count.
+"""
+
+
+# %% tags=["solution"]
+def gated(params: Params, x: Array) -> Array:
+    kernels = [params["gate"], params["up"]]
+    gate, up = ringcoll.all_gather_matmul(x, kernels, "x", algorithm="ring")
+    hidden = jax.nn.silu(gate) * up
+    return ringcoll.matmul_reduce_scatter(hidden, params["down"], "x", algorithm="ring")
+
+
+with_gate = {**params, "gate": params["up"][::-1]}
+gated_specs = tp.partition_specs(with_gate, "x")
+mapped = jax.shard_map(gated, in_specs=(gated_specs, P("x")), out_specs=P("x"))
+cut = tp.shard(with_gate, gated_specs), operands[1]
+program = jax.jit(mapped).lower(*cut).compile()
+wanted = (jax.nn.silu(x @ with_gate["gate"]) * (x @ params["up"])) @ params["down"]
+claim("the gated layer", close(program(*cut), wanted))
+claim("14 messages, as with one kernel", messages(program) == 2 * (N - 1))

@@ -1,4 +1,6 @@
-"""Lesson 8: weights in parts.
+# %% [markdown]
+"""
+# Lesson 8: weights in parts
 
 In data parallelism every rank has different rows of the batch, and all weights; but it uses one
 layer at a time. Fully sharded, a rank keeps 1/n of each weight, and gathers the whole weight just
@@ -14,9 +16,9 @@ their gradients and of the state of the optimiser. (The whole weight is kept for
 pass, unless it is gathered under `jax.checkpoint`; then it is gathered twice.)
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
+# %%
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +26,10 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from examples.lessons.claims import claim, permutes
 from ringcoll.layers import fsdp
+from ringcoll.learn import claim, messages, start
 
+start(8)
 N, BATCH, D, F = 8, 64, 64, 256
 Params = dict[str, Array]
 rng = np.random.default_rng(0)
@@ -55,6 +58,12 @@ def step_alone(params: Params, x: Array) -> tuple[Params, Array]:
     return updated(params, gradients), value
 
 
+# %% [markdown]
+"""
+## Sharded weights
+"""
+
+# %%
 jax.set_mesh(jax.make_mesh((N,), ("x",)))
 specs = fsdp.specs(params, "x")  # the largest dimension of each; small leaves would stay whole
 print(", ".join(f"{name}: {spec}" for name, spec in specs.items()))
@@ -71,6 +80,12 @@ def step(parts: Params, x: Array) -> tuple[Params, Array]:
     return updated(parts, gradients), value
 
 
+# %% [markdown]
+"""
+## Three steps
+"""
+
+# %%
 everywhere = jax.device_put(params, P())
 parts, rows = fsdp.shard(params, specs), jax.device_put(x, P("x"))
 before, after = bytes_of_a_device(everywhere), bytes_of_a_device(parts)
@@ -84,5 +99,65 @@ for number in range(3):
 off = max(float(abs(np.asarray(parts[k]) - np.asarray(params[k])).max()) for k in params)
 claim("and so are the weights, up to rounding", off < 1e-5)
 claim("which are still in parts", bytes_of_a_device(parts) == after)
-sent = permutes(step.lower(parts, rows).compile())
+sent = messages(step.lower(parts, rows).compile())
 claim("each kernel: 7 messages to gather, 7 back", sent == 2 * 2 * (N - 1))
+
+# %% [markdown]
+"""
+## Exercise 1: an optimiser
+
+Give the step a momentum: `velocity = 0.9 * velocity + gradient`, and weights change by
+`-0.5 * velocity`. The velocity has the specs of the weights. How many messages more does a step
+take, and how many bytes does a device keep for weights and velocity?
+"""
+
+
+# %% tags=["solution"]
+@jax.jit
+@jax.shard_map(in_specs=(specs, specs, P("x")), out_specs=(specs, specs))
+def with_momentum(parts: Params, velocity: Params, x: Array) -> tuple[Params, Params]:
+    def mean_loss(parts: Params) -> Array:
+        return lax.pmean(loss(fsdp.gather(parts, specs, "x", algorithm="ring"), x), "x")
+
+    gradients = jax.grad(mean_loss)(parts)
+    velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradients)
+    return updated(parts, velocity), velocity
+
+
+velocity = jax.tree.map(jnp.zeros_like, parts)
+program = with_momentum.lower(parts, velocity, rows).compile()
+parts, velocity = program(parts, velocity, rows)
+claim("no message more: a rank updates its own part", messages(program) == sent)
+kept = bytes_of_a_device(parts) + bytes_of_a_device(velocity)
+claim(f"{kept} bytes, 2/8 of the weights", kept == 2 * after)
+
+# %% [markdown]
+"""
+## Exercise 2: gather twice
+
+The whole weights are kept from the forward pass to the backward pass. Under `jax.checkpoint` they
+are not: the loss with its gather is computed again. Put it there, take the loss and its gradient,
+and count gathers in the program that JAX traces (`jax.make_jaxpr`): the primitive is called
+`ringcoll_all_gather`. Which of them are new? (A compiler may see that it has the weights already,
+and keep them: count messages in the compiled program too.)
+"""
+
+
+# %% tags=["solution"]
+@jax.jit
+@jax.shard_map(in_specs=(specs, P("x")), out_specs=(P(), specs))
+def twice(parts: Params, x: Array) -> tuple[Array, Params]:
+    @jax.checkpoint
+    def own_loss(parts: Params) -> Array:
+        return loss(fsdp.gather(parts, specs, "x", algorithm="ring"), x)
+
+    return jax.value_and_grad(lambda parts: lax.pmean(own_loss(parts), "x"))(parts)
+
+
+def gathers(step: Callable[..., Any]) -> int:
+    return str(jax.make_jaxpr(step)(parts, rows)).count("ringcoll_all_gather[")
+
+
+print(f"messages: {sent}, {messages(twice.lower(parts, rows).compile())} with jax.checkpoint")
+claim("two gathers without, one of each kernel", gathers(step) == 2)
+claim("two more with jax.checkpoint", gathers(twice) == 4)

@@ -1,4 +1,6 @@
-"""Lesson 9: an algorithm of your own.
+# %% [markdown]
+"""
+# Lesson 9: an algorithm of your own
 
 Bruck doubles the shards held in each round, but sends in one direction only. On a physical ring,
 messages in both directions start together. So send everything held in both directions, and treble
@@ -13,10 +15,7 @@ The library does everything with your algorithm that it does with its own. Chang
 run this again.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,10 +28,18 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.stages import Compiled
 
-from benchmarks.measuring.measure import interleave
-from examples.lessons.claims import claim, permutes
-from ringcoll import Move, Schedule, cost, draw, lax
+from ringcoll import Move, Schedule, ScheduleError, cost, draw, lax
+from ringcoll.learn import claim, messages, start
 from ringcoll.pricing import price
+
+start(8)
+
+# %% [markdown]
+"""
+## Ten lines
+"""
+
+# %%
 
 
 def both_ways(n: int) -> Schedule:
@@ -54,45 +61,117 @@ def compiled(collective: Callable[..., Array], x: Array, **how: Any) -> Compiled
     return jax.jit(jax.shard_map(call, in_specs=P("x"), out_specs=P("x"))).lower(x).compile()
 
 
-def main() -> None:
-    n = 8
-    print(*both_ways(n).rounds, sep="\n")
-    claim("proved, on 1 to 100 ranks", all(both_ways(size).check() for size in range(1, 101)))
-    rounds = [len(both_ways(size).rounds) for size in (3, 9, 10, 27, 28, 81, 82)]
-    claim("in log3 n rounds, rounded up", rounds == [1, 2, 3, 3, 4, 4, 5])
+# %% [markdown]
+"""
+## Proved
+"""
 
-    jax.set_mesh(jax.make_mesh((n,), ("x",)))
-    x = jax.device_put(jnp.arange(1024.0 * n), P("x"))
-    ours = compiled(lax.all_gather, x, algorithm=both_ways)
-    held = np.asarray(ours(x)).reshape(n, -1)
-    claim("run: every rank gathers every shard", (held == np.asarray(x)).all())
-    messages = sum(map(len, both_ways(n).rounds))
-    claim(f"in {messages} messages", permutes(ours) == messages)
-    vectors = np.outer(np.arange(1, n + 1), x).astype(np.float32)  # rank r's: r + 1 times x
-    operand = jax.device_put(vectors.reshape(-1), P("x"))
-    sums = compiled(lax.psum_scatter, operand, algorithm=both_ways)(operand)
-    claim("run backward: every rank has the sum of its shard", np.array_equal(sums, vectors.sum(0)))
-
-    # Eight chips in a ring, with the rates of v5e chips; 1 KiB on each rank.
-    seconds = {}
-    for name in ("ring", "bruck", "ours"):
-        paid = price("all_gather", both_ways if name == "ours" else name, (n,), network=(n,))
-        seconds[name] = cost.seconds(paid, 1024, cost.DEVICES["v5e"])
-        words = f"{paid.startups} alpha, {paid.link} shards on the busiest link"
-        print(f"modelled, {name}: {words}, {1e6 * seconds[name]:.2f} us")
-    claim("priced: ours is the fastest", seconds["ours"] == min(seconds.values()))
-
-    # Medians of runs in turn. (Here eight ranks are one process, and messages are copies.)
-    built_in = compiled(jax.lax.all_gather, x)
-    programs = {
-        "ours": lambda: jax.block_until_ready(ours(x)),
-        "lax": lambda: jax.block_until_ready(built_in(x)),
-    }
-    times = interleave(programs, rounds=100, end=time.perf_counter() + 1)
-    ratio = np.median(times["ours"] / times["lax"])
-    print(f"measured: {ratio:.2f} of the time of lax, on this machine")
-    print(draw.as_text(draw.plan("all_gather", both_ways, (n,))))
+# %%
+n = 8
+print(*both_ways(n).rounds, sep="\n")
+claim("proved, on 1 to 100 ranks", all(both_ways(size).check() for size in range(1, 101)))
+rounds = [len(both_ways(size).rounds) for size in (3, 9, 10, 27, 28, 81, 82)]
+claim("in log3 n rounds, rounded up", rounds == [1, 2, 3, 3, 4, 4, 5])
 
 
-if __name__ == "__main__":
-    main()
+# %% [markdown]
+"""
+## Run
+
+Forward it is an all-gather, backward a reduce-scatter.
+"""
+
+# %%
+jax.set_mesh(jax.make_mesh((n,), ("x",)))
+x = jax.device_put(jnp.arange(1024.0 * n), P("x"))
+ours = compiled(lax.all_gather, x, algorithm=both_ways)
+held = np.asarray(ours(x)).reshape(n, -1)
+claim("run: every rank gathers every shard", (held == np.asarray(x)).all())
+count = sum(map(len, both_ways(n).rounds))
+claim(f"in {count} messages", messages(ours) == count)
+vectors = np.outer(np.arange(1, n + 1), x).astype(np.float32)  # rank r's: r + 1 times x
+operand = jax.device_put(vectors.reshape(-1), P("x"))
+sums = compiled(lax.psum_scatter, operand, algorithm=both_ways)(operand)
+claim("run backward: every rank has the sum of its shard", np.array_equal(sums, vectors.sum(0)))
+
+# %% [markdown]
+"""
+## Priced
+
+Eight chips in a ring, with the rates of v5e chips; 1 KiB on each rank.
+"""
+
+# %%
+seconds = {}
+for name in ("ring", "bruck", "ours"):
+    paid = price("all_gather", both_ways if name == "ours" else name, (n,), network=(n,))
+    seconds[name] = cost.seconds(paid, 1024, cost.DEVICES["v5e"])
+    words = f"{paid.startups} alpha, {paid.link} shards on the busiest link"
+    print(f"modelled, {name}: {words}, {1e6 * seconds[name]:.2f} us")
+claim("priced: ours is the fastest", seconds["ours"] == min(seconds.values()))
+
+# %% [markdown]
+"""
+## Timed, and drawn
+
+Medians of runs in turn. (Here eight ranks are one process, and messages are copies.)
+"""
+
+# %%
+built_in = compiled(jax.lax.all_gather, x)
+
+
+def timed(program: Compiled) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(program(x))
+    return time.perf_counter() - begin
+
+
+ratio = np.median([timed(ours) / timed(built_in) for _ in range(100)])
+print(f"measured: {ratio:.2f} of the time of lax, on this machine")
+print(draw.as_text(draw.plan("all_gather", both_ways, (n,))))
+
+# %%
+draw.plan("all_gather", both_ways, (n,))
+
+# %% [markdown]
+"""
+## Exercise 1: break it
+
+Take the last move out of the last round of `both_ways(8)`. Before you run it: which shards are
+missing, and on which ranks? Then read what `check` says.
+"""
+
+# %% tags=["solution"]
+*others, last = both_ways(n).rounds
+try:
+    Schedule((n,), (*others, last[:-1])).check()
+    said = ""
+except ScheduleError as error:
+    said = str(error)
+missing = both_ways(n).arrivals(last[-1])
+print(said)
+claim(f"every rank r misses the shards of r - {missing[0]} and r - {missing[1]}", missing == (5, 6))
+claim("check names the first of them", f"offset {missing[0]} never arrives" in said)
+
+# %% [markdown]
+"""
+## Exercise 2: where the ring wins
+
+`both_ways` needs few rounds, but its messages go far, over many links. On 27 chips in a ring, from
+how many bytes a rank on is `"bidirectional_ring"` faster? (Look for the first power of two.)
+"""
+
+# %% tags=["solution"]
+chips = 27
+paid_by_ring = price("all_gather", "bidirectional_ring", (chips,), network=(chips,))
+paid_by_ours = price("all_gather", both_ways, (chips,), network=(chips,))
+model = cost.DEVICES["v5e"]
+wins = [
+    size
+    for size in (2**k for k in range(4, 31))
+    if cost.seconds(paid_by_ring, size, model) < cost.seconds(paid_by_ours, size, model)
+]
+links = paid_by_ours.link, paid_by_ring.link
+print(f"shards on the busiest link: {links[0]} by both_ways, {links[1]} by the ring")
+claim(f"the bidirectional ring is faster from {wins[0]} bytes a rank on", wins[-1] == 2**30)

@@ -1,4 +1,6 @@
-"""Lesson 10: attention as a ring.
+# %% [markdown]
+"""
+# Lesson 10: attention as a ring
 
 Of a long sequence, a rank has 1/n of the positions; but its queries meet the keys and values of
 all ranks. The result of a query is a mean of values, weighted by exp(score), and it can be computed
@@ -12,10 +14,7 @@ rank adds its own, until they come home. That is a *tour*; tour.svg has one of f
 `python -m ringcoll draw tour --algorithm ring -n 4 --svg examples/lessons/tour.svg`.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 from collections.abc import Callable
 
 import jax
@@ -24,17 +23,26 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from examples.lessons.claims import claim, permutes
 from ringcoll import algorithms
 from ringcoll.layers import context_parallel as cp
+from ringcoll.learn import claim, messages, start
 from ringcoll.schedules.tour import tour
 
+start(8)
 N, S, D = 8, 1024, 64
 Attention = Callable[[Array, Array, Array], Array]
 jax.set_mesh(jax.make_mesh((N,), ("x",)))
 
+# %% [markdown]
+"""
+## By hand
 
-# q, k, v: [S, D], or [S/N, D] on each rank -> the same
+On one device `q, k, v: [S, D]` give `[S, D]`; on each rank `[S/N, D]` give the same.
+"""
+
+# %%
+
+
 def alone(q: Array, k: Array, v: Array) -> Array:
     past = jnp.tri(S, dtype=bool)  # a position sees itself and those before it
     return jax.nn.softmax(jnp.where(past, q @ k.T / D**0.5, -jnp.inf)) @ v
@@ -73,7 +81,7 @@ class Passes:
         forward = both.lower(*operands).compile()
         out, pull_back = forward(*operands)
         backward = jax.jit(lambda pull_back, ct: pull_back(ct)).lower(pull_back, ct).compile()
-        self.messages: tuple[int, int] = permutes(forward), permutes(backward)
+        self.messages: tuple[int, int] = messages(forward), messages(backward)
         #: On a rank, in shards of keys and values.
         self.kept: float = sum(x.nbytes for x in jax.tree.leaves(pull_back)) / (4 * S * 2 * D)
         made = (np.asarray(x) for x in (out, *backward(pull_back, ct)))
@@ -84,6 +92,12 @@ class Passes:
         return all(abs(a - b).max() < 1e-4 for a, b in zip(self.made, expected, strict=True))
 
 
+# %% [markdown]
+"""
+## Results and messages
+"""
+
+# %%
 rng = np.random.default_rng(0)
 given = [jnp.asarray(rng.standard_normal((S, D), np.float32)) for _ in range(4)]
 out, pull_back = jax.vjp(alone, *given[:3])
@@ -92,8 +106,15 @@ loop = Passes(by_hand, "contiguous")
 claim("by hand: attention and its gradients as on one device", loop.is_right())
 claim("in 7 messages, of keys and values, and 7 back", loop.messages == (7, 7))
 
-# Cut the sequence into 2N parts, two on each rank. The queries of a part see its own keys and those
-# of the parts before: each pair of parts is a tile of scores. In round k, r has keys of rank r - k.
+# %% [markdown]
+"""
+## Who works when
+
+Cut the sequence into 2N parts, two on each rank. The queries of a part see its own keys and those
+of the parts before: each pair of parts is a tile of scores. In round k, r has keys of rank r - k.
+"""
+
+# %%
 r, k = np.arange(N)[:, None], np.arange(N)
 for layout in ("contiguous", "zigzag"):
     parts = np.asarray(cp.arrange(jnp.arange(2 * N), N, layout, dim=0)).reshape(N, 2)
@@ -107,7 +128,14 @@ for layout in ("contiguous", "zigzag"):
         claim("in a zigzag, 17 tiles on every rank", set(tiles.sum(1)) == {17})
         claim("2 in each round after the first, so none waits", (tiles[:, 1:] == 2).all())
 
-# The tour of a ring: offset o stands for the shard of rank r - o, on every rank r.
+# %% [markdown]
+"""
+## The tour of a ring
+
+Offset o stands for the shard of rank r - o, on every rank r.
+"""
+
+# %%
 path = tour(algorithms.ring(N))
 arrive = {o: i for i, move in path.out.numbered_moves() for o in path.out.arrivals(move)}
 home = {o: i for i, move in path.back.numbered_moves() for o in path.back.arrivals(move)}
@@ -125,3 +153,39 @@ claim("in 7 messages; then 7 again, and 7 of gradients", ring.messages == (7, 14
 print(f"kept for the gradients, in shards: by hand {loop.kept:.1f}, ours {ring.kept:.1f}")
 claim("by hand, every shard and its scores are kept", loop.kept > 2 * N)
 claim("ours keeps this rank's, with its queries and results", ring.kept < 2.1)
+
+# %% [markdown]
+"""
+## Exercise 1: stripes
+
+In a *striped* layout rank r has the positions r, r + N, r + 2N and so on. Count for each rank and
+round the pairs of a query and a key that it sees. Does any rank wait?
+(`cp.arrange(x, N, "striped", dim=0)` arranges an array.)
+"""
+
+# %% tags=["solution"]
+striped = np.asarray(cp.arrange(jnp.arange(S), N, "striped", dim=0)).reshape(N, S // N)
+pairs = np.array(
+    [[(striped[a][:, None] >= striped[(a - b) % N]).sum() for b in range(N)] for a in range(N)]
+)
+print("pairs of each rank in the first three rounds:", *pairs[:, :3].T.tolist(), sep="\n  ")
+most = pairs.max(0) - pairs.min(0)
+claim("ranks differ by S/N pairs at most, of about S^2 / 2N^2", most.max() <= S // N)
+
+# %% [markdown]
+"""
+## Exercise 2: a window
+
+Let a query see only the S/N positions before it and itself (a sliding window). Of how many ranks
+does a rank need the keys, contiguous and striped? Which layout is right for windows, and how many
+messages does it take?
+"""
+
+# %% tags=["solution"]
+for name, wanted in {"contiguous": 2, "striped": N}.items():
+    positions = np.asarray(cp.arrange(jnp.arange(S), N, name, dim=0)).reshape(N, S // N)
+    behind = positions[:, :, None, None] - positions  # [rank, query, rank of the key, key]
+    seen = ((behind >= 0) & (behind <= S // N)).any((1, 3))
+    needed = seen[-1].sum()
+    claim(f"{name}: the last rank needs the keys of {needed} ranks", needed == wanted)
+print("A contiguous sequence needs one message, of the keys of the rank before.")

@@ -1,4 +1,6 @@
-"""Lesson 11: experts.
+# %% [markdown]
+"""
+# Lesson 11: experts
 
 A mixture of experts has many MLPs, and a router that chooses a few of them for each token. The
 experts are sharded: of E experts on n ranks, rank r has E/n. Tokens are sharded too, so a token and
@@ -15,19 +17,17 @@ No token is dropped, however uneven the choice is. While a rank multiplies one b
 arrives.
 """
 
-import os
-
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")  # eight ranks on any machine
-
+# %%
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from examples.lessons.claims import claim, permutes
 from ringcoll.layers import expert_parallel as ep
+from ringcoll.learn import claim, messages, sent, start
 
+start(8)
 N, E, K, T, D, F = 8, 16, 2, 32, 16, 24  # ranks, experts, those of a token, tokens of a rank
 rng = np.random.default_rng(0)
 shapes = {"gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
@@ -61,6 +61,13 @@ parts, everywhere = ep.shard(experts, specs), jax.device_put(router, P())
 tokens = jax.device_put(x, P("x"))
 print(f"{E} experts on {N} ranks: up is {specs['up']}")
 
+# %% [markdown]
+"""
+## Blocks go around
+"""
+
+# %%
+
 
 @jax.jit
 @jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=P("x"))
@@ -85,6 +92,14 @@ y = by_hand(tokens, everywhere, parts)
 claim("a ring of blocks is the mixture", np.allclose(y, expected, atol=1e-5))
 
 
+# %% [markdown]
+"""
+## The layer
+"""
+
+# %%
+
+
 def layer(algorithm: str):
     @jax.jit
     @jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=(P("x"), P()))
@@ -98,12 +113,19 @@ def layer(algorithm: str):
 for algorithm in ("ring", "gather", "ragged_all_to_all"):
     y, loss = layer(algorithm)(tokens, everywhere, parts)
     claim(f"so is the layer by {algorithm!r}", np.allclose(y, expected, atol=1e-5))
-sent = permutes(layer("ring").lower(tokens, everywhere, parts).compile())
-print(f"the ring sends {sent} messages a rank, and the gather of the choices")
-claim("7 for the blocks, 7 for their sums", sent == 2 * (N - 1))
+count = messages(layer("ring").lower(tokens, everywhere, parts).compile())
+print(f"the ring sends {count} messages a rank, and the gather of the choices")
+claim("7 for the blocks, 7 for their sums", count == 2 * (N - 1))
 
-# All tokens to one expert: nothing is dropped, but one rank works for all. A loss says so: it is 1
-# if all experts are chosen alike, and more if not. Its gradient teaches the router.
+# %% [markdown]
+"""
+## A router that learns
+
+All tokens to one expert: nothing is dropped, but one rank works for all. A loss says so: it is 1
+if all experts are chosen alike, and more if not. Its gradient teaches the router.
+"""
+
+# %%
 mean = x.mean(0)
 uneven = jax.device_put(router.at[:, 0].add(8 * mean / jnp.linalg.norm(mean)), P())
 run = layer("gather")
@@ -114,3 +136,38 @@ for _ in range(20):
 after = run(tokens, uneven, parts)[1]
 print(f"the load-balancing loss: {before:.3f}, after 20 steps {after:.3f}")
 claim("the router has learnt to spread tokens", 1 < after < before)
+
+# %% [markdown]
+"""
+## Exercise 1: the bytes of a ring
+
+Compute from the shapes how many bytes a rank sends in `by_hand`: each of the first N - 1 hops
+carries tokens, weights and sums, and the last one sums alone. Then ask the compiled program:
+`sent(program).permuted`.
+"""
+
+# %% tags=["solution"]
+hops = (N - 1) * (T * D + T * E + T * D) + T * D
+counted = sent(by_hand.lower(tokens, everywhere, parts).compile())
+claim(f"{4 * hops} bytes of float32, as counted", counted.permuted == 4 * hops)
+
+# %% [markdown]
+"""
+## Exercise 2: what others drop
+
+Many mixtures bound the work: an expert takes at most 1.25 times its equal share of tokens, and
+drops the rest. How many of the choices of all tokens would be dropped, by the first router of this
+lesson, and by the one that sends too much to expert 0 (`router.at[:, 0].add(...)`)?
+"""
+
+
+# %% tags=["solution"]
+def dropped(router: Array) -> int:
+    chosen = (chosen_weights(x, router) > 0).sum(0)  # by how many tokens, of each expert
+    return int(jnp.maximum(chosen - 1.25 * N * T * K / E, 0).sum())
+
+
+biased = router.at[:, 0].add(8 * mean / jnp.linalg.norm(mean))
+lost = dropped(router), dropped(biased)
+print(f"of {N * T * K} choices: {lost[0]} by the first router, {lost[1]} by the other")
+claim("an uneven router loses more", 0 < lost[0] < lost[1])

@@ -1,9 +1,11 @@
-"""Ring collectives in an hour: eleven scripts, each a page, each with one idea more than the last.
+"""Ring collectives in an hour: eleven lessons, each with one idea more than the last.
 
     python -m examples.lessons.01_ring_by_hand
 
-They run on any machine in seconds and need JAX alone: eight virtual CPU devices are the ranks. A
-lesson checks every statement (a line with a tick), and fails if one is wrong.
+Each is a script, a notebook and a page of the site. They run on any machine in seconds and need
+ringcoll alone: eight virtual CPU devices are the ranks. A lesson checks every statement (a line
+with a tick), and fails if one is wrong. It ends with two exercises; as a script it runs their
+solutions.
 
 | lesson | the idea |
 |---|---|

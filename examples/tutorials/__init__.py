@@ -1,12 +1,16 @@
 """The topics of introductions to sharded JAX, with built-in collectives and with ringcoll.
 
-Run each by its name, on eight virtual CPU devices. It prints its results. It raises if the two ways
-differ by more than rounding, or differ at all where nothing is rounded. The extra `bench` has the
-other packages that they need.
+Each is a script, a notebook and a page of the site, on eight virtual CPU devices. It prints its
+results. It raises if the two ways differ by more than rounding, or differ at all where nothing is
+rounded. It ends with two exercises; as a script it runs their solutions.
 
     python -m examples.tutorials.arrays         arrays on a mesh: which device holds what
     python -m examples.tutorials.collectives    each collective, and its uses
     python -m examples.tutorials.dense_layer    a layer: automatic, explicit, manual, overlapped
+    python -m examples.tutorials.constraints    what the compiler propagates; a constraint
+    python -m examples.tutorials.explicit_types shardings as types, their errors, and the cures
+    python -m examples.tutorials.layouts        every layout of a matrix on a 2-D mesh, timed
+    python -m examples.tutorials.leaving_pmap   one training step by pmap, jit, shard_map
     python -m examples.tutorials.matmuls        the four cases of a product of sharded matrices
     python -m examples.tutorials.resharding     from one layout to another, and the bytes sent
     python -m examples.tutorials.classifier     data-parallel training with a known answer

@@ -1,4 +1,8 @@
-"""Arrays on a mesh: which device holds what, and each rank's operand and result of collectives.
+# %% [markdown]
+"""
+# Arrays on a mesh
+
+Arrays on a mesh: which device holds what, and each rank's operand and result of collectives.
 
     python -m examples.tutorials.arrays
 
@@ -8,6 +12,7 @@ Outside `shard_map` you see whole arrays, wherever their parts are. Inside you s
 device knows another's shard only if it was sent.
 """
 
+# %%
 from typing import Any
 
 import jax
@@ -16,15 +21,24 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, make_mesh, show
 from ringcoll import lax
+from ringcoll.learn import agree, make_mesh, show, start
 
+start(8)
 SPECS = {
     "rows over x, columns over y": P("x", "y"),
     "rows over x, the same along y": P("x"),
     "columns over y, the same along x": P(None, "y"),
     "rows over both, x first": P(("x", "y")),
 }
+
+
+# %% [markdown]
+"""
+## One array in several layouts
+"""
+
+# %%
 
 
 def placements() -> None:
@@ -40,6 +54,16 @@ def placements() -> None:
         agree("  each shard is its slice of the array", numpy=whole, device_put=x)
 
 
+placements()
+
+# %% [markdown]
+"""
+## Computation takes place where its data are
+"""
+
+# %%
+
+
 def following() -> None:
     """Computation takes place where its data are."""
     mesh = make_mesh(x=2, y=4)
@@ -53,6 +77,16 @@ def following() -> None:
         print(f"  {words:9} is {made.sharding.spec}")
     moved = jax.device_put(x, NamedSharding(mesh, P(None, "y")))
     agree("a second device_put moves it", before=np.asarray(x), after=moved)
+
+
+following()
+
+# %% [markdown]
+"""
+## What a rank passes to a collective, and gets
+"""
+
+# %%
 
 
 def collectives() -> None:
@@ -86,12 +120,39 @@ def collectives() -> None:
     show("What a rank passes and gets", heads, rows)
 
 
-def main() -> None:
-    """Run all parts."""
-    placements()
-    following()
-    collectives()
+collectives()
+
+# %% [markdown]
+"""
+## Exercise 1: find the spec
+
+Which `PartitionSpec` on the mesh of x=2 and y=4 gives each device its own two columns of an [8, 16]
+array, all rows of them? Which gives each device all columns of four rows, each row on four devices?
+"""
+
+# %% tags=["solution"]
+mesh, whole = make_mesh(x=2, y=4), np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+for spec, shape in {P(None, ("x", "y")): (8, 2), P("x"): (4, 16)}.items():
+    shard = jax.device_put(whole, NamedSharding(mesh, spec)).addressable_shards[0].data
+    print(spec, "gives the first device", shard.shape)
+    assert shard.shape == shape
+
+# %% [markdown]
+"""
+## Exercise 2: predict a collective
+
+Ranks 0 to 3 pass `[r, r + 10, r + 20, r + 30]` to `lax.all_to_all(x, "x", 0, 0, tiled=True)`. What
+does rank 2 get? And what do all get from a second one?
+"""
 
 
-if __name__ == "__main__":
-    main()
+# %% tags=["solution"]
+def swapped(x: jax.Array) -> jax.Array:
+    return lax.all_to_all(x[0], "x", 0, 0, tiled=True, algorithm="bruck")[None]
+
+
+passed = np.array([[rank + 10 * i for i in range(4)] for rank in range(4)])
+run = jax.jit(jax.shard_map(swapped, mesh=make_mesh(x=4), in_specs=P("x"), out_specs=P("x")))
+print("rank 2 gets", np.asarray(run(passed))[2])
+agree("rank 2 gets the third number of each rank", columns=passed.T, ringcoll=run(passed))
+agree("and back", passed=passed, ringcoll=run(run(passed)))

@@ -1,4 +1,8 @@
-"""Data-parallel training of a linear classifier, with the mean of gradients in three ways.
+# %% [markdown]
+"""
+# Data-parallel training of a classifier
+
+Data-parallel training of a linear classifier, with the mean of gradients in three ways.
 
     python -m examples.tutorials.classifier
 
@@ -13,6 +17,7 @@ The answer is known, because a linear classifier makes the labels. `allowed_drif
 the runs may differ.
 """
 
+# %%
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,12 +30,22 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import EPS, gamma, make_mesh, place, sent, show
+from ringcoll.learn import gamma, make_mesh, place, sent, show, start
 from ringcoll.precision import error_bound
 
+start(8)
+EPS = float(np.finfo(np.float32).eps)
 EXAMPLES, FEATURES, CLASSES, STEPS = 2048, 8, 4, 100
 Gradient = Callable[..., tuple[Array, Array]]
 Mean = Callable[[Any, str], Any]
+
+
+# %% [markdown]
+"""
+## The model, and a step
+"""
+
+# %%
 
 
 def loss(weights: Array, x: Array, labels: Array) -> Array:
@@ -64,6 +79,14 @@ def train(
     return np.array(losses), weights, program
 
 
+# %% [markdown]
+"""
+## How far runs may differ
+"""
+
+# %%
+
+
 def allowed_drift(x: np.ndarray, rate: float, weights: np.ndarray) -> np.ndarray:
     """The bound in each step on the difference of the losses of two runs, from rounding.
 
@@ -82,44 +105,75 @@ def allowed_drift(x: np.ndarray, rate: float, weights: np.ndarray) -> np.ndarray
     return slope * drift + 2 * relative * (np.log(CLASSES) + norm * np.linalg.norm(weights))
 
 
-def main() -> None:
-    """Train three times."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(2 * EXAMPLES, FEATURES)).astype(np.float32)
-    truth = random.normal(size=(FEATURES, CLASSES))
-    labels = (x @ truth).argmax(1).astype(np.int32)
-    seen, held_out = slice(EXAMPLES), slice(EXAMPLES, None)
-    rate = 3 * EXAMPLES / float(np.linalg.norm(x[seen], 2) ** 2)  # 1.5/L: see `allowed_drift`
+# %% [markdown]
+"""
+## Three runs
+"""
 
-    mesh = make_mesh(data=8)
-    data = [place(mesh, of[seen], P("data")) for of in (x, labels)]
-    over_ranks = partial(
-        jax.shard_map, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P()
-    )
-    forms: dict[str, Gradient] = {
-        "jit": jax.value_and_grad(loss),
-        "lax.pmean": over_ranks(partial(by_pmean, jax.lax.pmean)),
-        "ringcoll.pmean": over_ranks(
-            partial(by_pmean, partial(ringcoll.pmean, algorithm="bidirectional_ring"))
-        ),
-    }
-    runs = {name: train(gradient, rate, mesh, *data) for name, gradient in forms.items()}
-    allowed = allowed_drift(x[seen], rate, np.asarray(runs["jit"][1]))
-    rows = []
-    for name, (losses, weights, program) in runs.items():
-        off = np.abs(losses - runs["jit"][0])
-        if not (off <= allowed).all():
-            raise AssertionError(f"{name}: losses are {off.max():.1e} off those of jit")
-        right = float(((x[held_out] @ np.asarray(weights)).argmax(1) == labels[held_out]).mean())
-        if not (right > 0.95 and abs(losses[0] - np.log(CLASSES)) <= allowed[0]):
-            raise AssertionError(f"{name}: {right:.1%} are right, the first loss is {losses[0]}")
-        shown = (f"{losses[step]:.6f}" for step in (0, 10, STEPS - 1))
-        worst = f"{off.max():.0e} of {allowed[off.argmax()]:.0e}"
-        rows.append((name, *shown, f"{right:.1%}", worst, sent(program)))
-    heads = ("loss\nof step 0", "\n10", f"\n{STEPS - 1}", "right of\nheld out")
-    title = f"A classifier over 8 devices, {EXAMPLES // 8} examples each"
-    show(title, ("", *heads, "furthest off jit\nand allowed", "collectives\nof a step"), rows)
+# %%
+random = np.random.default_rng(0)
+x = random.normal(size=(2 * EXAMPLES, FEATURES)).astype(np.float32)
+truth = random.normal(size=(FEATURES, CLASSES))
+labels = (x @ truth).argmax(1).astype(np.int32)
+seen, held_out = slice(EXAMPLES), slice(EXAMPLES, None)
+rate = 3 * EXAMPLES / float(np.linalg.norm(x[seen], 2) ** 2)  # 1.5/L: see `allowed_drift`
+
+mesh = make_mesh(data=8)
+data = [place(mesh, of[seen], P("data")) for of in (x, labels)]
+over_ranks = partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P())
+forms: dict[str, Gradient] = {
+    "jit": jax.value_and_grad(loss),
+    "lax.pmean": over_ranks(partial(by_pmean, jax.lax.pmean)),
+    "ringcoll.pmean": over_ranks(
+        partial(by_pmean, partial(ringcoll.pmean, algorithm="bidirectional_ring"))
+    ),
+}
+runs = {name: train(gradient, rate, mesh, *data) for name, gradient in forms.items()}
+allowed = allowed_drift(x[seen], rate, np.asarray(runs["jit"][1]))
+rows = []
+for name, (losses, weights, program) in runs.items():
+    off = np.abs(losses - runs["jit"][0])
+    if not (off <= allowed).all():
+        raise AssertionError(f"{name}: losses are {off.max():.1e} off those of jit")
+    right = float(((x[held_out] @ np.asarray(weights)).argmax(1) == labels[held_out]).mean())
+    if not (right > 0.95 and abs(losses[0] - np.log(CLASSES)) <= allowed[0]):
+        raise AssertionError(f"{name}: {right:.1%} are right, the first loss is {losses[0]}")
+    shown = (f"{losses[step]:.6f}" for step in (0, 10, STEPS - 1))
+    worst = f"{off.max():.0e} of {allowed[off.argmax()]:.0e}"
+    rows.append((name, *shown, f"{right:.1%}", worst, sent(program)))
+heads = ("loss\nof step 0", "\n10", f"\n{STEPS - 1}", "right of\nheld out")
+title = f"A classifier over 8 devices, {EXAMPLES // 8} examples each"
+show(title, ("", *heads, "furthest off jit\nand allowed", "collectives\nof a step"), rows)
+
+# %% [markdown]
+"""
+## Exercise 1: a sum in place of the mean
+
+Replace `pmean` by `ringcoll.psum`, of the gradient and of the loss. Which rate gives the same
+weights, and what does the loss say?
+"""
+
+# %% tags=["solution"]
+total = over_ranks(partial(by_pmean, partial(ringcoll.psum, algorithm="bidirectional_ring")))
+losses, weights, _ = train(total, rate / 8, mesh, *data)
+print(f"the first loss is {losses[0]:.3f}, eight times {runs['jit'][0][0]:.3f}")
+assert (np.abs(losses / 8 - runs["jit"][0]) <= allowed).all()
+
+# %% [markdown]
+"""
+## Exercise 2: who sums the gradient
+
+`by_pmean` casts the weights to "varying" before it takes the gradient. Leave that line out. JAX
+then sums the gradient over the ranks by itself, because all ranks share the weights. Take the
+gradient so, divide, and compare with the run above."""
 
 
-if __name__ == "__main__":
-    main()
+# %% tags=["solution"]
+def by_jax(weights: Array, x: Array, labels: Array) -> tuple[Array, Array]:
+    value, slope = jax.value_and_grad(loss)(weights, x, labels)  # slope: the sum over ranks
+    return jax.lax.pmean(value, "data"), slope / jax.lax.axis_size("data")
+
+
+losses, weights, _ = train(over_ranks(by_jax), rate, mesh, *data)
+assert (np.abs(losses - runs["jit"][0]) <= allowed).all()
+print(f"the same losses: {losses[0]:.6f}, {losses[10]:.6f}, {losses[-1]:.6f}")

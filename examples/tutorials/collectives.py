@@ -1,4 +1,8 @@
-"""Each collective inside `shard_map` with its use, by `jax.lax` and by ringcoll.
+# %% [markdown]
+"""
+# Each collective, and its uses
+
+Each collective inside `shard_map` with its use, by `jax.lax` and by ringcoll.
 
     python -m examples.tutorials.collectives
 
@@ -6,6 +10,7 @@ Every function below is written once, and takes the library as its first argumen
 collectives have the signatures of `jax.lax`, and also `algorithm=`.
 """
 
+# %%
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +20,14 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import EPS, agree, gamma, integers, make_mesh
 from ringcoll import lax
 from ringcoll.layers import fold_rng_over_axis
+from ringcoll.learn import agree, gamma, integers, make_mesh, start
 from ringcoll.precision import error_bound
 
+start(8)
 N = 8
+EPS = float(np.finfo(np.float32).eps)
 ROWS, COLUMNS, EVERYWHERE = P("x"), P(None, "x"), P()
 
 
@@ -47,6 +54,14 @@ def both(
     theirs, ours = run(jax.lax), run(lax, **how)
     agree(what, allowed=allowed, expected=expected, lax=theirs, ringcoll=ours)
     return ours
+
+
+# %% [markdown]
+"""
+## The functions
+"""
+
+# %%
 
 
 def total(lax: Any, x: Array, **how: str) -> Array:
@@ -105,49 +120,99 @@ def noise(lax: Any, seed: Array) -> Array:
     return jax.random.uniform(fold_rng_over_axis(jax.random.key(seed), "x"), (2, 3))
 
 
-def main() -> None:
-    """Run all of them."""
-    x, w = integers(2 * N, 2 * N), integers(2 * N, 4, seed=1)
-    numbers = np.arange(len(x), dtype=np.float32)[:, None]
-    print("small integers, whose sums are exact in any order:")
-    for words, function, operands, specs, out, expected, algorithm in (
-        ("a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), "recursive_doubling"),
-        ("a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), "recursive_doubling"),
-        ("a gathered weight", weight_gathered, (x, w), (ROWS, ROWS), ROWS, x @ w, "two_ended"),
-        ("a scattered sum", scattered_sum, (x, w), (COLUMNS, ROWS), ROWS, x @ w, "two_ended"),
-        ("a roll", rolled, (x,), (ROWS,), ROWS, np.roll(x, 1, 0), None),
-        ("rows to columns", resharded, (x,), (ROWS,), COLUMNS, x, "pairwise"),
-        ("rows with their numbers", numbered, (x,), (ROWS,), ROWS, x + numbers, None),
-    ):
-        both(f"  {words}", function, operands, specs, out, expected, algorithm)
+# %% [markdown]
+"""
+## With both libraries
 
-    print("and what is rounded:")
-    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-    wide = values.astype(np.float64)
-    powers = np.exp(wide - wide.max(1, keepdims=True))
-    softmaxed = powers / powers.sum(1, keepdims=True)
-    centred, deviation = wide - wide.mean(1, keepdims=True), wide.std(1, keepdims=True)
-    normal = centred / deviation
-    # A sum of positive terms has a relative error within its bound, on a rank and then over ranks.
-    # There are a few more roundings, also in exp.
-    off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "recursive_doubling", (N,), EPS)
-    # The error of a mean, and so of each centred value, is that times the largest value. The
-    # quotient has the errors of the centred value and of the deviation.
-    off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
-    for words, function, expected, allowed in (
-        ("softmax", softmax, softmaxed, 2 * off),
-        ("normalisation", layer_norm, normal, 2 * off_normal),
-    ):
-        words = f"  {words} over a sharded dimension"
-        operands, specs = (values,), (COLUMNS,)
-        both(words, function, operands, specs, COLUMNS, expected, "recursive_doubling", allowed)
+First small integers, whose sums are exact in any order.
+"""
 
-    keys = [jax.random.fold_in(jax.random.key(7), rank) for rank in range(N)]
-    alone = np.concatenate([jax.random.uniform(key, (2, 3)) for key in keys])
-    drawn = both("random numbers of each rank's own", noise, (np.int32(7),), (P(),), ROWS, alone)
-    if len(np.unique(np.asarray(drawn))) < drawn.size:
-        raise AssertionError("two ranks drew the same")
+# %%
+x, w = integers(2 * N, 2 * N), integers(2 * N, 4, seed=1)
+numbers = np.arange(len(x), dtype=np.float32)[:, None]
+for words, function, operands, specs, out, expected, algorithm in (
+    ("a sum", total, (x,), (ROWS,), EVERYWHERE, x.sum(), "recursive_doubling"),
+    ("a mean", mean, (x,), (ROWS,), EVERYWHERE, x.mean(), "recursive_doubling"),
+    ("a gathered weight", weight_gathered, (x, w), (ROWS, ROWS), ROWS, x @ w, "two_ended"),
+    ("a scattered sum", scattered_sum, (x, w), (COLUMNS, ROWS), ROWS, x @ w, "two_ended"),
+    ("a roll", rolled, (x,), (ROWS,), ROWS, np.roll(x, 1, 0), None),
+    ("rows to columns", resharded, (x,), (ROWS,), COLUMNS, x, "pairwise"),
+    ("rows with their numbers", numbered, (x,), (ROWS,), ROWS, x + numbers, None),
+):
+    both(f"  {words}", function, operands, specs, out, expected, algorithm)
+
+# %% [markdown]
+"""
+Then what is rounded:
+"""
+
+# %%
+values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+wide = values.astype(np.float64)
+powers = np.exp(wide - wide.max(1, keepdims=True))
+softmaxed = powers / powers.sum(1, keepdims=True)
+centred, deviation = wide - wide.mean(1, keepdims=True), wide.std(1, keepdims=True)
+normal = centred / deviation
+# A sum of positive terms has a relative error within its bound, on a rank and then over ranks.
+# There are a few more roundings, also in exp.
+off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "recursive_doubling", (N,), EPS)
+# The error of a mean, and so of each centred value, is that times the largest value. The
+# quotient has the errors of the centred value and of the deviation.
+off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
+for words, function, expected, allowed in (
+    ("softmax", softmax, softmaxed, 2 * off),
+    ("normalisation", layer_norm, normal, 2 * off_normal),
+):
+    words = f"  {words} over a sharded dimension"
+    operands, specs = (values,), (COLUMNS,)
+    both(words, function, operands, specs, COLUMNS, expected, "recursive_doubling", allowed)
+
+# %% [markdown]
+"""
+And random numbers:
+"""
+
+# %%
+keys = [jax.random.fold_in(jax.random.key(7), rank) for rank in range(N)]
+alone = np.concatenate([jax.random.uniform(key, (2, 3)) for key in keys])
+drawn = both("random numbers of each rank's own", noise, (np.int32(7),), (P(),), ROWS, alone)
+if len(np.unique(np.asarray(drawn))) < drawn.size:
+    raise AssertionError("two ranks drew the same")
+
+# %% [markdown]
+"""
+## Exercise 1: log-sum-exp
+
+Write `log(sum(exp(x)))` of each row, where the columns are sharded. It needs two collectives, of
+one number a row each. (Without the first one, `exp` overflows for x = 100.)"""
 
 
-if __name__ == "__main__":
-    main()
+# %% tags=["solution"]
+def log_sum_exp(lax: Any, x: Array, **how: str) -> Array:
+    largest = lax.pmax(x.max(-1), "x", **how)
+    return largest + jnp.log(lax.psum(jnp.exp(x - largest[:, None]).sum(-1), "x", **how))
+
+
+large = values + 100
+expected = np.log(np.exp(large.astype(np.float64)).sum(1))
+allowed = 16 * EPS * float(expected.max())  # exp, sums and log: each a few roundings
+how = expected, "recursive_doubling", allowed
+both("log-sum-exp", log_sum_exp, (large,), (COLUMNS,), EVERYWHERE, *how)
+
+# %% [markdown]
+"""
+## Exercise 2: a running sum
+
+`jnp.cumsum` along rows that are sharded: a rank needs the sums of all ranks before it. Gather one
+number for each rank and row, not the array.
+"""
+
+
+# %% tags=["solution"]
+def running_sum(lax: Any, x: Array, **how: str) -> Array:
+    totals = lax.all_gather(x.sum(0), "x", **how)  # [n, columns]
+    before = jnp.arange(totals.shape[0]) < lax.axis_index("x")
+    return jnp.cumsum(x, 0) + jnp.where(before[:, None], totals, 0).sum(0)
+
+
+both("a running sum", running_sum, (x,), (ROWS,), ROWS, np.cumsum(x, 0), "bruck")

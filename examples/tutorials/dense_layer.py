@@ -1,4 +1,8 @@
-"""One layer, sigmoid(x W + b), in the four ways that JAX has of writing it over devices.
+# %% [markdown]
+"""
+# One layer in four ways
+
+One layer, sigmoid(x W + b), in the four ways that JAX has of writing it over devices.
 
     python -m examples.tutorials.dense_layer
 
@@ -14,6 +18,7 @@ different columns need each other's rows.
 Results, and gradients by x, W and b, are compared with each other and with those of one device.
 """
 
+# %%
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +29,21 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import agree, gamma, integers, make_mesh, place, sent, show
+from ringcoll.learn import agree, gamma, integers, make_mesh, place, sent, show, start
 
+start(8)
 BATCH, WIDTH, FEATURES = 16, 32, 64
 SPECS = {"x": P(("data", "model")), "w": P(None, "model"), "b": P("model")}
 OUT = P("data", "model")
 Layer = Callable[[Array, Array, Array], Array]
+
+
+# %% [markdown]
+"""
+## The four ways
+"""
+
+# %%
 
 
 def layer(x: Array, w: Array, b: Array) -> Array:
@@ -63,59 +77,6 @@ def with_gradients(layer: Layer, weights: Any) -> Any:
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
 
 
-def main() -> None:
-    """Compare them."""
-    # Small integers, and a power of two: x W + b is exact in any order of additions.
-    x, w = integers(BATCH, WIDTH), integers(WIDTH, FEATURES, seed=1) / 64
-    b, weights = integers(FEATURES, seed=2) / 64, integers(BATCH, FEATURES, seed=3)
-    alone = with_gradients(layer, weights)(x, w, b)
-    made, rows = {}, []
-    for name, form in (
-        ("automatic", layer), ("explicit", explicit), ("manual", manual), ("ringcoll", overlapped)
-    ):  # fmt: skip
-        mesh = make_mesh(explicit=name == "explicit", data=2, model=4)
-        if form in (manual, overlapped):
-            specs = tuple(SPECS.values())
-            form = jax.shard_map(form, mesh=mesh, in_specs=specs, out_specs=OUT)
-        with jax.set_mesh(mesh):
-            operands = [
-                place(mesh, value, spec)
-                for value, spec in zip((x, w, b), SPECS.values(), strict=True)
-            ]
-            placed = place(mesh, weights, OUT)
-            step = with_gradients(form, placed).lower(*operands).compile()
-            made[name] = gradients, y = step(*operands)
-        for gradient, operand in zip(gradients, operands, strict=True):
-            same = gradient.sharding.is_equivalent_to(operand.sharding, operand.ndim)
-            if name != "automatic" and not same:  # there the compiler chooses
-                raise AssertionError(f"{name}: a gradient is {gradient.sharding}")
-        shardings = [str(of.sharding.spec) for of in (y, *gradients)]
-        rows.append((name, *shardings, sent(step)))
-    heads = ["", "result", "gradient by x", "by W", "by b", "collectives in the program"]
-    show("How the results are sharded", heads, rows)
-
-    with jax.set_mesh(make_mesh(explicit=True, data=2, model=4)) as mesh:
-        refusal = refused(*(jax.device_put(v, s) for v, s in ((x, SPECS["x"]), (w, SPECS["w"]))))
-    print("explicit mode, without a sharding for the result:", refusal, sep="\n  ")
-
-    # Each derivative of the sigmoid has an error of a few roundings: exp, a sum, a quotient, and
-    # s (1 - s). Then it is a factor in a sum of so many terms.
-    slope = np.asarray(alone[1], np.float64)
-    slope *= (1 - slope) * np.abs(weights)
-    sums = {
-        "result": (4, np.ones(())),
-        "gradient by x": (FEATURES + 8, slope @ np.abs(w).T),
-        "gradient by W": (BATCH + 8, np.abs(x).T @ slope),
-        "gradient by b": (BATCH + 8, slope.sum(0)),
-    }
-    every = {
-        name: (y, *gradients) for name, (gradients, y) in {"one device": alone, **made}.items()
-    }
-    for i, (what, (terms, size)) in enumerate(sums.items()):
-        allowed = 2 * gamma(terms) * float(size.max())  # both may have this error
-        agree(what, allowed=allowed, **{name: result[i] for name, result in every.items()})
-
-
 def refused(x: Array, w: Array) -> str:
     """JAX's error for a product without a sharding of its result.
 
@@ -129,5 +90,100 @@ def refused(x: Array, w: Array) -> str:
     raise AssertionError("explicit mode took a product whose sharding is not known")
 
 
-if __name__ == "__main__":
-    main()
+# %% [markdown]
+"""
+## Compared
+
+Data are small integers, and a power of two: x W + b is exact in any order of additions.
+"""
+
+# %%
+x, w = integers(BATCH, WIDTH), integers(WIDTH, FEATURES, seed=1) / 64
+b, weights = integers(FEATURES, seed=2) / 64, integers(BATCH, FEATURES, seed=3)
+alone = with_gradients(layer, weights)(x, w, b)
+made, rows = {}, []
+for name, form in (
+    ("automatic", layer), ("explicit", explicit), ("manual", manual), ("ringcoll", overlapped)
+):  # fmt: skip
+    mesh = make_mesh(explicit=name == "explicit", data=2, model=4)
+    if form in (manual, overlapped):
+        specs = tuple(SPECS.values())
+        form = jax.shard_map(form, mesh=mesh, in_specs=specs, out_specs=OUT)
+    with jax.set_mesh(mesh):
+        operands = [
+            place(mesh, value, spec) for value, spec in zip((x, w, b), SPECS.values(), strict=True)
+        ]
+        placed = place(mesh, weights, OUT)
+        step = with_gradients(form, placed).lower(*operands).compile()
+        made[name] = gradients, y = step(*operands)
+    for gradient, operand in zip(gradients, operands, strict=True):
+        same = gradient.sharding.is_equivalent_to(operand.sharding, operand.ndim)
+        if name != "automatic" and not same:  # there the compiler chooses
+            raise AssertionError(f"{name}: a gradient is {gradient.sharding}")
+    shardings = [str(of.sharding.spec) for of in (y, *gradients)]
+    rows.append((name, *shardings, sent(step)))
+heads = ["", "result", "gradient by x", "by W", "by b", "collectives in the program"]
+show("How the results are sharded", heads, rows)
+
+with jax.set_mesh(make_mesh(explicit=True, data=2, model=4)) as mesh:
+    refusal = refused(*(jax.device_put(v, s) for v, s in ((x, SPECS["x"]), (w, SPECS["w"]))))
+print("explicit mode, without a sharding for the result:", refusal, sep="\n  ")
+
+# Each derivative of the sigmoid has an error of a few roundings: exp, a sum, a quotient, and
+# s (1 - s). Then it is a factor in a sum of so many terms.
+slope = np.asarray(alone[1], np.float64)
+slope *= (1 - slope) * np.abs(weights)
+sums = {
+    "result": (4, np.ones(())),
+    "gradient by x": (FEATURES + 8, slope @ np.abs(w).T),
+    "gradient by W": (BATCH + 8, np.abs(x).T @ slope),
+    "gradient by b": (BATCH + 8, slope.sum(0)),
+}
+every = {name: (y, *gradients) for name, (gradients, y) in {"one device": alone, **made}.items()}
+for i, (what, (terms, size)) in enumerate(sums.items()):
+    allowed = 2 * gamma(terms) * float(size.max())  # both may have this error
+    agree(what, allowed=allowed, **{name: result[i] for name, result in every.items()})
+
+# %% [markdown]
+"""
+## Exercise 1: gather the other factor
+
+If W is cut by rows over "model" (`P("model", None)`), and rows of x over both axes, gather W in
+place of x: `all_gather_matmul(x, w, "model", operand=1)`. How is the result sharded, and which
+factor sends less here?"""
+
+
+# %% tags=["solution"]
+def by_weights(x: Array, w: Array) -> Array:
+    return ringcoll.all_gather_matmul(x, w, "model", operand=1, algorithm="ring")  # [b/8, f]
+
+
+mesh = make_mesh(data=2, model=4)
+rows_of_both, specs = P(("data", "model")), (P(("data", "model")), P("model", None))
+mapped = jax.shard_map(by_weights, mesh=mesh, in_specs=specs, out_specs=rows_of_both)
+cut = [place(mesh, value, spec) for value, spec in zip((x, w), specs, strict=True)]
+program = jax.jit(mapped).lower(*cut).compile()
+agree("the product, by gathered weights", one_device=x @ w, ringcoll=program(*cut))
+# A rank sends 3 shards: of w [32/4, 64], or of x [16/8, 32].
+print(f"it sends {sent(program).permuted} bytes; gathered rows are {3 * 2 * 32 * 4}")
+assert sent(program).permuted == 3 * 8 * 64 * 4
+
+# %% [markdown]
+"""
+## Exercise 2: a contracted dimension that is sharded
+
+Now columns of x and rows of W are cut over "model", so each device has a term of every sum. Write
+the layer (without b) for rows that are sharded over "data", and then over "model" too: multiply,
+and scatter the sums."""
+
+
+# %% tags=["solution"]
+def scattered(x: Array, w: Array) -> Array:
+    return ringcoll.matmul_reduce_scatter(x, w, "model", algorithm="ring")
+
+
+mesh, specs = make_mesh(data=2, model=4), (P("data", "model"), P("model", None))
+out = P(("data", "model"))
+mapped = jax.shard_map(scattered, mesh=mesh, in_specs=specs, out_specs=out)
+cut = [place(mesh, value, spec) for value, spec in zip((x, w), specs, strict=True)]
+agree("the product, by scattered sums", one_device=x @ w, ringcoll=jax.jit(mapped)(*cut))

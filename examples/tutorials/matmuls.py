@@ -1,4 +1,8 @@
-"""The four cases of a product of two sharded matrices, C[I, K] = A[I, J] B[J, K].
+# %% [markdown]
+"""
+# The four cases of a product of sharded matrices
+
+The four cases of a product of two sharded matrices, C[I, K] = A[I, J] B[J, K].
 
     python -m examples.tutorials.matmuls
 
@@ -17,6 +21,7 @@ Each case is written for the compiler (`jit` with shardings), by `jax.lax` in `s
 "How to Scale Your Model", 2025, chapter 3.)
 """
 
+# %%
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +31,21 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, integers, make_mesh, place, sent, show
 from ringcoll import lax, pricing, sharded_matmul
+from ringcoll.learn import agree, integers, make_mesh, place, sent, show, start
 
+start(8)
 SIZES = {"I": 16, "J": 32, "K": 24}
 Local = Callable[[Array, Array], Array]
 Case = tuple[P, P, P, Local]
+
+
+# %% [markdown]
+"""
+## The cases
+"""
+
+# %%
 
 
 def gathered(x: Array, dim: int) -> Array:
@@ -62,34 +76,6 @@ def algebra(a: P, b: P, c: P) -> str:
         return f"{name}[{', '.join(d + (f'_{axis.upper()}' if axis else '') for d, axis in cut)}]"
 
     return f"{matrix('A', 'IJ', a)} {matrix('B', 'JK', b)} -> {matrix('C', 'IK', c)}"
-
-
-def main() -> None:
-    """Run all cases, and an all-reduce in two halves."""
-    mesh = make_mesh(x=2, y=2)
-    i, j, k = SIZES.values()
-    a, b = integers(i, j), integers(j, k, seed=1)
-    rows = []
-    for a_spec, b_spec, c_spec, by_lax in CASES:
-        operands = place(mesh, a, a_spec), place(mesh, b, b_spec)
-        specs = a_spec, b_spec
-
-        def ours(a: Array, b: Array, specs: Any = (*specs, c_spec)) -> Array:
-            return sharded_matmul(a, b, *specs, algorithm="ring")
-
-        forms = {
-            "jit": jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, c_spec)),
-            "lax": jax.jit(by_hand(by_lax, mesh, specs, c_spec)),
-            "ringcoll": jax.jit(by_hand(ours, mesh, specs, c_spec)),
-        }
-        programs = {name: form.lower(*operands).compile() for name, form in forms.items()}
-        words = algebra(a_spec, b_spec, c_spec)
-        agree(words, numpy=a @ b, **{name: run(*operands) for name, run in programs.items()})
-        found = [sent(program) for program in programs.values()]
-        rows.append((words, *found, *(one.bytes for one in found)))
-    heads = ["case", *forms, *(f"bytes sent\n{name}" for name in forms)]
-    show("Collectives in the compiled programs, and what a rank sends", heads, rows)
-    in_two_halves()
 
 
 def by_hand(local: Local, mesh: Any, specs: tuple[P, P], out: P) -> Local:
@@ -134,5 +120,76 @@ def in_two_halves() -> None:
         raise AssertionError("the bytes of the compiled programs are not those of the schedules")
 
 
-if __name__ == "__main__":
-    main()
+# %% [markdown]
+"""
+## All cases, and an all-reduce in two halves
+"""
+
+# %%
+mesh = make_mesh(x=2, y=2)
+i, j, k = SIZES.values()
+a, b = integers(i, j), integers(j, k, seed=1)
+rows = []
+for a_spec, b_spec, c_spec, by_lax in CASES:
+    operands = place(mesh, a, a_spec), place(mesh, b, b_spec)
+    specs = a_spec, b_spec
+
+    def ours(a: Array, b: Array, specs: Any = (*specs, c_spec)) -> Array:
+        return sharded_matmul(a, b, *specs, algorithm="ring")
+
+    forms = {
+        "jit": jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, c_spec)),
+        "lax": jax.jit(by_hand(by_lax, mesh, specs, c_spec)),
+        "ringcoll": jax.jit(by_hand(ours, mesh, specs, c_spec)),
+    }
+    programs = {name: form.lower(*operands).compile() for name, form in forms.items()}
+    words = algebra(a_spec, b_spec, c_spec)
+    agree(words, numpy=a @ b, **{name: run(*operands) for name, run in programs.items()})
+    found = [sent(program) for program in programs.values()]
+    rows.append((words, *found, *(one.bytes for one in found)))
+heads = ["case", *forms, *(f"bytes sent\n{name}" for name in forms)]
+show("Collectives in the compiled programs, and what a rank sends", heads, rows)
+in_two_halves()
+
+# %% [markdown]
+"""
+## Exercise 1: another layout of the sums
+
+In the fourth line J is sharded in both factors, and the sums are cut by rows. Ask `sharded_matmul`
+for sums that are cut by columns: C[I, K_X]. Does it send more?
+"""
+
+# %% tags=["solution"]
+specs, out = (COLUMNS, ROWS), P(None, "x")
+by_columns = by_hand(
+    lambda a, b: sharded_matmul(a, b, *specs, out, algorithm="ring"), mesh, specs, out
+)
+operands = place(mesh, a, COLUMNS), place(mesh, b, ROWS)
+program = jax.jit(by_columns).lower(*operands).compile()
+agree(algebra(*specs, out), numpy=a @ b, ringcoll=program(*operands))
+print(f"it sends {sent(program).bytes:g} bytes, half of C: as many as by rows")
+assert sent(program).bytes == i * k * 4 / 2
+
+# %% [markdown]
+"""
+## Exercise 2: gather, or sum
+
+In the second line A's columns are gathered. One could also multiply a rank's columns of A by the
+matching rows of B (which it has), and sum the terms with an all-reduce. Write that. For which sizes
+of C does it send less than the gather?
+"""
+
+
+# %% tags=["solution"]
+def by_terms(a: Array, b: Array) -> Array:
+    mine = jax.lax.dynamic_slice_in_dim(b, jax.lax.axis_index("x") * a.shape[1], a.shape[1])
+    return lax.psum(a @ mine, "x", algorithm="ring")
+
+
+operands = place(mesh, a, COLUMNS), place(mesh, b, WHOLE)
+terms = by_hand(by_terms, mesh, (COLUMNS, WHOLE), WHOLE)
+program = jax.jit(terms).lower(*operands).compile()
+agree("by terms", numpy=a @ b, ringcoll=program(*operands))
+by_gather, by_sum = i * j * 4 / 2, 2 * i * k * 4 / 2  # (n-1)/n of A; 2(n-1)/n of C
+print(f"gather: {by_gather:g} bytes; sums: {by_sum:g}. Sums send less if K is less than J / 2")
+assert sent(program).bytes == by_sum

@@ -1,4 +1,8 @@
-"""Choose a mesh for a model on N chips: all factorings into data and model, by modelled time.
+# %% [markdown]
+"""
+# Which mesh for a model on N chips
+
+Choose a mesh for a model on N chips: all factorings into data and model, by modelled time.
 
     python -m examples.tutorials.mesh_chooser
     python -m examples.tutorials.mesh_chooser --devices 256 --device v5p --batch 256 --fsdp
@@ -18,13 +22,14 @@ trained by Adam in bfloat16 with float32 weights. It is assumed that:
   its blocks, the intermediate results of one block, and the logits.
 """
 
+# %%
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from examples.tutorials.shared import show
 from ringcoll.cost import DEVICES, Model, links, seconds
 from ringcoll.costs.matmul import Work, bare_seconds, hidden_seconds, rounds_of
+from ringcoll.learn import show
 from ringcoll.pricing import price
 
 #: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
@@ -33,6 +38,14 @@ SIZES = {
     "devices": 64, "layers": 32, "width": 4096, "features": 14336, "heads": 32, "kv_heads": 8,
     "vocabulary": 128256, "batch": 64, "sequence": 8192,
 }  # fmt: skip
+
+
+# %% [markdown]
+"""
+## The model
+"""
+
+# %%
 
 
 @dataclass(frozen=True)
@@ -118,11 +131,19 @@ class Transformer:
         )
 
 
+# %% [markdown]
+"""
+## The meshes
+"""
+
+# %%
+
+
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments: sizes of the model, and the machine."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.tutorials.mesh_chooser",
-        description=__doc__,
+        description="Modelled times of a step, for all meshes of data and model.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="v5e", choices=CAPACITY, help="kind of chip (v5e)")
@@ -177,5 +198,63 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("none divides: take another number of devices, or another batch")
 
 
+# %% tags=["active-ipynb"]
+# main([])
+
+# %% tags=["active-py"]
 if __name__ == "__main__":
     main()
+
+# %% [markdown]
+"""
+With weights that are sharded over `data` too, as `--fsdp` does:
+"""
+
+# %% tags=["active-ipynb"]
+# main(["--fsdp"])
+
+# %% [markdown]
+"""
+## Exercise 1: how few chips
+
+What is the least power of two of v5e chips on which this model fits, with `--fsdp`? Use
+`Transformer(flags([...])).step(data, model, machine).bytes`, of all meshes that divide.
+"""
+
+
+# %% tags=["solution"]
+def least_bytes(devices: int) -> float:
+    """Of the mesh that needs the least memory on each device."""
+    args = flags(["--fsdp", "--devices", str(devices)])
+    of, chips = Transformer(args), DEVICES[args.device]
+    meshes = [(devices // model, model) for model in range(1, devices + 1) if devices % model == 0]
+    return min(of.step(*mesh, chips).bytes for mesh in meshes if not of.obstacles(*mesh))
+
+
+fits = {devices: least_bytes(devices) <= CAPACITY["v5e"] for devices in (8, 16, 32, 64)}
+print("whether it fits on so many chips:", fits)
+assert [*fits.values()] == sorted(fits.values())
+assert fits[64]
+
+# %% [markdown]
+"""
+## Exercise 2: a larger batch
+
+Double the batch on the same 64 chips, without `--fsdp`. By how much does the exposed share of the
+fastest mesh fall, and why? (Look at memory as well: nothing here asks whether the mesh fits.)
+"""
+
+
+# %% tags=["solution"]
+def exposed_share(batch: int) -> float:
+    """Of the fastest mesh."""
+    of = Transformer(flags(["--batch", str(batch)]))
+    meshes = [(64 // model, model) for model in (1, 2, 4, 8, 16, 32, 64)]
+    steps = [of.step(*mesh, DEVICES["v5e"]) for mesh in meshes if not of.obstacles(*mesh)]
+    quickest = min(steps, key=lambda step: step.seconds)
+    return quickest.exposed / quickest.seconds
+
+
+shares = exposed_share(64), exposed_share(128)
+print(f"exposed: {shares[0]:.1%}, with twice the batch {shares[1]:.1%}")
+assert shares[1] < shares[0]  # the gradients of all weights are summed once a step

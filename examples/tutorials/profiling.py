@@ -1,4 +1,8 @@
-"""A trace of one step, with ringcoll's collectives and their rounds named in it.
+# %% [markdown]
+"""
+# A trace of one step, with its rounds
+
+A trace of one step, with ringcoll's collectives and their rounds named in it.
 
     python -m examples.tutorials.profiling
     python -m examples.tutorials.profiling --output results/trace
@@ -9,6 +13,7 @@ long ring is a loop, the name is `rounds 2 to 31`, and the operations run once f
 events have the names of instructions; the metadata of the compiled program tell their rounds.
 """
 
+# %%
 import argparse
 import gzip
 import json
@@ -24,10 +29,19 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from examples.tutorials.shared import agree, integers, make_mesh, place, show
+from ringcoll.learn import agree, integers, make_mesh, place, show, start
 from ringcoll.overlap.hlo import parse
 
+start(8)
 N = 8
+
+
+# %% [markdown]
+"""
+## A step, and its trace
+"""
+
+# %%
 
 
 def step(x: Array, w: Array) -> tuple[Array, Array]:
@@ -67,11 +81,19 @@ def events(trace: Path) -> Iterator[tuple[str, int, float, float]]:
                 yield args["hlo_op"], device, float(event["ts"]), float(event["dur"])
 
 
+# %% [markdown]
+"""
+## The rounds, as the trace has them
+"""
+
+# %%
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Trace a step, and find the rounds in it."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.tutorials.profiling",
-        description=__doc__,
+        description="Trace a step, and print when each round started.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = Path("results/trace")
@@ -90,16 +112,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rounds = names(program)
     spans: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    for instruction, device, start, duration in events(trace):
+    for instruction, device, at, duration in events(trace):
         if instruction in rounds:
-            spans[rounds[instruction]].append((device, start, duration))
+            spans[rounds[instruction]].append((device, at, duration))
     expected = [f"ringcoll.all_gather_einsum(ring)/round {i}" for i in range(1, N)]
     for half in ("reduce_scatter", "all_gather"):
         expected += [f"ringcoll.psum(ring)/{half}/round {i}" for i in range(1, N)]
     for name in expected:
         if sorted(device for device, _, _ in spans[name]) != list(range(N)):
             raise AssertionError(f"{name}: in the trace of {spans[name]}, not once on each device")
-    begin = min(start for span in spans.values() for _, start, _ in span)
+    begin = min(at for span in spans.values() for _, at, _ in span)
     rows = []
     for name in expected:
         _, starts, durations = zip(*spans[name], strict=True)
@@ -116,5 +138,54 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
+# %% tags=["active-ipynb"]
+# main([])
+
+# %% tags=["active-py"]
 if __name__ == "__main__":
     main()
+
+# %% [markdown]
+"""
+For the exercises, this compiles a function of a rank's eight numbers:
+"""
+
+
+# %%
+def compiled(function: Any) -> Any:
+    mapped = jax.shard_map(function, mesh=make_mesh(x=N), in_specs=P("x"), out_specs=P())
+    return jax.jit(mapped).lower(np.ones(8 * N, np.float32)).compile()
+
+
+# %% [markdown]
+"""
+## Exercise 1: names of another algorithm
+
+How many rounds has `psum` by `"bruck"` on eight ranks, and what are they called? Compile it, and
+look into `names(program)`; no trace is needed."""
+
+
+# %% tags=["solution"]
+called = sorted({*names(compiled(lambda x: ringcoll.psum(x, "x", algorithm="bruck"))).values()})
+print(*called, sep="\n")
+assert len(called) == 6  # three rounds of the reduce-scatter, three of the all-gather
+assert called[0] == "ringcoll.psum(bruck)/all_gather/round 1"
+
+# %% [markdown]
+"""
+## Exercise 2: a name of your own
+
+Put the sum into `with jax.named_scope("gradients"):`. Where does the name appear in the text of the
+compiled program, beside the round?
+"""
+
+
+# %% tags=["solution"]
+def named(x: Array) -> Array:
+    with jax.named_scope("gradients"):
+        return ringcoll.psum(x, "x", algorithm="ring")
+
+
+found = re.findall(r'op_name="([^"]*gradients/[^"]*round 1/[^"]*)"', compiled(named).as_text())
+print("named", found[0])
+assert all("gradients/ringcoll.psum(ring)" in name for name in found)

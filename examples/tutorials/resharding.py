@@ -1,4 +1,8 @@
-"""Change the layout of an array: by which collective, and with how many bytes.
+# %% [markdown]
+"""
+# From one layout to another
+
+Change the layout of an array: by which collective, and with how many bytes.
 
     python -m examples.tutorials.resharding
 
@@ -8,6 +12,7 @@ the layout that is wanted (`jit` with `out_shardings`, `device_put`), and insert
 Partial sums are an array with one more dimension, cut so that each device has one term.
 """
 
+# %%
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,10 +21,11 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, integers, make_mesh, place, sent, show
 from ringcoll import lax
+from ringcoll.learn import agree, integers, make_mesh, place, sent, show, start
 from ringcoll.pricing import wire_bytes
 
+start(8)
 ROWS, COLUMNS = 16, 24
 SIZE = ROWS * COLUMNS
 RING = "ring"
@@ -27,6 +33,14 @@ RING = "ring"
 SWAP = [(2 * y + x, 4 * x + y) for x in range(2) for y in range(4)]
 #: The ranks (x, y) have quarters 2x and 2x + 1; each rank sends one quarter to one rank.
 QUARTERS = [(4 * x + y, 4 * (y // 2) + 2 * x + y % 2) for x in range(2) for y in range(4)]
+
+
+# %% [markdown]
+"""
+## The changes
+"""
+
+# %%
 
 
 class Change(NamedTuple):
@@ -98,6 +112,14 @@ CHANGES = (
 )  # fmt: skip
 
 
+# %% [markdown]
+"""
+## Compiled and compared
+"""
+
+# %%
+
+
 def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
     """The bytes that a change sends, by ringcoll and by the compiler.
 
@@ -127,14 +149,40 @@ def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
     return words, str(before), str(after), *sizes, found
 
 
-def main() -> None:
-    """Run every change."""
-    mesh = make_mesh(x=2, y=4)
-    sizes = "bytes by\nschedule", "compiled", "by jit\n(at best)"
-    heads = ["", "from", "to", *sizes, "\ncollectives"]
-    table = [row(mesh, change) for change in CHANGES]
-    show(f"Compiled: bytes that a device sends, of {SIZE * 4}", heads, table)
+mesh = make_mesh(x=2, y=4)
+sizes = "bytes by\nschedule", "compiled", "by jit\n(at best)"
+heads = ["", "from", "to", *sizes, "\ncollectives"]
+table = [row(mesh, change) for change in CHANGES]
+show(f"Compiled: bytes that a device sends, of {SIZE * 4}", heads, table)
 
+# %% [markdown]
+"""
+## Exercise 1: forget one axis
 
-if __name__ == "__main__":
-    main()
+Go from `P(("x", "y"))`, an eighth of the rows on each device, to `P("x")`, a half of them on each.
+Which collective, over which axis, and how many bytes? Write it as a `Change`; `row` checks all
+three."""
+
+# %% tags=["solution"]
+forget = Change(
+    "an axis less: all-gather over it", P(("x", "y")), P("x"),
+    lambda x: lax.all_gather(x, "y", tiled=True, algorithm=RING),
+    wire_bytes("all_gather", RING, (4,), SIZE / 8, 4),
+)  # fmt: skip
+show("Compiled: bytes that a device sends", heads, [row(mesh, forget)])
+
+# %% [markdown]
+"""
+## Exercise 2: columns to rows
+
+The first change has a way back: from `P(None, "y")` to `P("y")`. Write that. What differs in the
+call, and what in the bytes?"""
+
+# %% tags=["solution"]
+back = Change(
+    "columns to rows: all-to-all", P(None, "y"), P("y"),
+    lambda x: lax.all_to_all(x, "y", 0, 1, tiled=True, algorithm="pairwise"),
+    wire_bytes("all_to_all", "pairwise", (4,), SIZE / 4 / 4, 4),
+)  # fmt: skip
+show("Compiled: bytes that a device sends", heads, [row(mesh, back)])
+assert back.bytes == CHANGES[0].bytes

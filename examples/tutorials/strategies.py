@@ -1,4 +1,8 @@
-"""An MLP over eight devices in four ways, with the memory and the bytes sent of each.
+# %% [markdown]
+"""
+# An MLP over eight devices in four ways
+
+An MLP over eight devices in four ways, with the memory and the bytes sent of each.
 
     python -m examples.tutorials.strategies
 
@@ -15,6 +19,7 @@ them in the compiled program. Data are small integers, so losses and gradients a
 bit.
 """
 
+# %%
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +30,13 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.tutorials.shared import agree, integers, make_mesh, place, sent, show
 from ringcoll import lax
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
+from ringcoll.learn import agree, integers, make_mesh, place, sent, show, start
 from ringcoll.pricing import wire_bytes
 
+start(8)
 BATCH, SEQUENCE, WIDTH, FEATURES = 8, 8, 16, 64
 RING = "ring"
 WHAT = "activations", "weights", "gradients", "loss"  # is sent
@@ -52,6 +58,14 @@ STRATEGIES = {
     "2-D": Strategy(2, 4),
     "FSDP": Strategy(8, 1, sharded=True),
 }
+
+
+# %% [markdown]
+"""
+## A step, by ringcoll and by the compiler
+"""
+
+# %%
 
 
 def per_rank(specs: dict[str, P]) -> Callable[..., Any]:
@@ -78,6 +92,14 @@ def whole(params: Params, x: Array) -> Any:
     return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
 
 
+# %% [markdown]
+"""
+## What it should send
+"""
+
+# %%
+
+
 def priced(of: Strategy) -> dict[str, float]:
     """The bytes that a rank sends, by purpose, from the schedules of a ring."""
 
@@ -99,6 +121,14 @@ def priced(of: Strategy) -> dict[str, float]:
     return made
 
 
+# %% [markdown]
+"""
+## What it sends and keeps
+"""
+
+# %%
+
+
 def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any], list[Any]]:
     """Compile and run one strategy in both forms; returns its rows of memory and of bytes sent.
 
@@ -109,7 +139,7 @@ def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any
     mesh = make_mesh(data=of.data, model=of.model)
     specs = tp.partition_specs(host, "model")
     if of.sharded:
-        specs = fsdp.specs(host, "data", mesh=mesh, min_size=1)
+        specs = fsdp.specs(host, "data", base=specs, mesh=mesh, min_size=1)
     ins, outs = (specs, along), (P(), (specs, along))
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outs)
     forms = {
@@ -140,20 +170,47 @@ def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any
     return memory, [name, *columns, f"{counted:g}", f"{found.bytes:g}", found]
 
 
-def main() -> None:
-    """Run all strategies."""
-    host = {
-        "up": integers(WIDTH, FEATURES, seed=1, largest=1),
-        "down": integers(FEATURES, WIDTH, seed=2, largest=1),
-    }
-    x = integers(BATCH, SEQUENCE, WIDTH, largest=1)
-    memory, bytes_sent = zip(*(run(name, host, x) for name in STRATEGIES), strict=True)
-    heads = ["", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit"]
-    show("Compiled: bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
-    heads = ["", *WHAT, "all, and\ncounted", "by jit's\n(at best)", "\ncollectives"]
-    title = "Compiled: bytes that a device sends, by ringcoll's schedules, and by jit"
-    show(title, heads, bytes_sent)
+# %%
+host = {
+    "up": integers(WIDTH, FEATURES, seed=1, largest=1),
+    "down": integers(FEATURES, WIDTH, seed=2, largest=1),
+}
+x = integers(BATCH, SEQUENCE, WIDTH, largest=1)
+memory, bytes_sent = zip(*(run(name, host, x) for name in STRATEGIES), strict=True)
+heads = ["", "data\nx model", "weights", "Adam's\nmoments", "arguments", "temporaries\njit"]
+show("Compiled: bytes of memory of a device, of one step", [*heads, "\nringcoll"], memory)
+heads = ["", *WHAT, "all, and\ncounted", "by jit's\n(at best)", "\ncollectives"]
+title = "Compiled: bytes that a device sends, by ringcoll's schedules, and by jit"
+show(title, heads, bytes_sent)
 
+# %% [markdown]
+"""
+## Exercise 1: tensor parallel and fully sharded
 
-if __name__ == "__main__":
-    main()
+Add a strategy of 4 x 2 devices that cuts weights over `model`, and over `data` too. Which of the
+four does it send less than, and what does it send instead? (`run` checks losses, gradients, memory
+and bytes.)"""
+
+# %% tags=["solution"]
+STRATEGIES["2-D, FSDP"] = Strategy(4, 2, sharded=True)
+kept, row = run("2-D, FSDP", host, x)
+show("Compiled: bytes that a device sends", heads, [*bytes_sent, row])
+assert kept[2] == (2 * WIDTH * FEATURES * 4) / 8  # an eighth of the weights, as by FSDP
+
+# %% [markdown]
+"""
+## Exercise 2: a model of 8 billion weights
+
+In training by Adam in float32 there are four numbers for each weight: itself, its gradient, and two
+moments. How many GB does a device keep of a model of 8 billion weights, by each strategy above on
+eight devices? Which of them fit into the 16 GB of a v5e chip, without any activations?
+"""
+
+# %% tags=["solution"]
+gigabytes = {}
+for name, of in STRATEGIES.items():
+    shards = of.model * (of.data if of.sharded else 1)
+    gigabytes[name] = 16 * 8 / shards
+print(*(f"{name}: {size:g} GB" for name, size in gigabytes.items()), sep="\n")
+assert gigabytes == {"data": 128, "tensor": 16, "2-D": 32, "FSDP": 16, "2-D, FSDP": 16}
+print("none: three take all of it, and nothing is left for activations")

@@ -157,7 +157,8 @@ def psum(
 
     With a `wire`, "auto" is a `psum_scatter` and an `all_gather` by that wire: contributions are
     encoded once and added in float32 where they belong, and each sum is encoded once by its owner.
-    By another algorithm, all that it sends is encoded, at each hop anew.
+    By another algorithm, all that it sends is encoded, at each hop anew: so "torus" errs more, and
+    loads a TPU's links less; a model finds it faster than "auto" there for large operands.
 
     Gradient: under `check_vma=True`, where the cotangent is known to be the same on all
     ranks, the cotangent itself; otherwise its psum, by the same wire.

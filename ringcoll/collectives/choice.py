@@ -52,7 +52,7 @@ def algorithm(name: str) -> AbstractContextManager[None]:
             f"ringcoll.algorithm({name!r}): takes the name of an algorithm; "
             "pass a Schedule, a function or a Table to the call itself, as algorithm="
         )
-    _check_known(f"ringcoll.algorithm({name!r})", name)
+    check_known(f"ringcoll.algorithm({name!r})", name)
     return _around(name)
 
 
@@ -87,7 +87,7 @@ def by_environment() -> str:
         ValueError: there is none of this name.
     """
     name = os.environ.get(VARIABLE) or "auto"
-    _check_known(f"{VARIABLE}={name}", name)
+    check_known(f"{VARIABLE}={name}", name)
     return name
 
 
@@ -142,6 +142,7 @@ def _known() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _check_known(what: str, name: str) -> None:
+def check_known(what: str, name: str) -> None:
+    """Refuse the name of an algorithm that no collective has; `what` begins the message."""
     if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
         raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

@@ -5,11 +5,14 @@ from typing import Any
 
 import jax
 
-from ringcoll.costs.wire import Wire
+from ringcoll.costs.wire import Wire as Wire
 from ringcoll.runtime.value_types import sharded_dims
 
 #: As a caller gives it: a `Wire`, or the dtype of its codes.
 WireLike = str | Wire
+
+#: As a `gradient_wire`: that of the function itself.
+SAME = "same"
 
 _FLOATS = ("bfloat16", "float16", "float32")
 
@@ -35,6 +38,21 @@ def settled(wire: Any) -> Wire:
         if len(shape) != 1:
             raise TypeError("wire: stochastic has several keys; pass one, such as keys[0]")
     return wire
+
+
+def settled_to_nearest(wire: Any) -> Wire | None:
+    """The wire that a caller means, or None, for what has no key of its own for each message.
+
+    Raises:
+        TypeError, ValueError: as `settled`; or it rounds at random.
+    """
+    made = None if wire is None else settled(wire)
+    if made is not None and made.stochastic is not None:
+        raise ValueError(
+            "wire: a collective matmul or a layer rounds to nearest alone; leave stochastic out, "
+            "or call the collective and the product one after the other"
+        )
+    return made
 
 
 def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:

@@ -57,6 +57,12 @@ class Page(File):
     endings = (".html", ".htm")
 
 
+class Trace(File):
+    """A trace for Perfetto or Chrome."""
+
+    endings = (".json",)
+
+
 class Folder(File):
     """A folder that a command is to write files into."""
 

@@ -13,6 +13,7 @@ on the busiest link, gamma seconds a byte added. Nothing is measured.
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +21,18 @@ import numpy as np
 from ringcoll.commands import arguments, machine
 from ringcoll.commands.machine import Machine, Seconds
 from ringcoll.commands.plot import PlotLine, plot
+from ringcoll.costs import encoding
 from ringcoll.costs.closed_forms import at, closed_form, prices
-from ringcoll.costs.counts import Price
+from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.model import Range, fastest
+from ringcoll.costs.wire import CODES, Wire
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
 from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names
 
 #: Over which it is said who wins.
 LEAST, MOST = 2**10, 2**32
+#: Bytes of an element of bfloat16, which codes of --wire stand for.
+_ITEMSIZE = 2
 
 Algorithms = Mapping[str, Algorithm]
 
@@ -58,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="compare this one too: it maps the sizes of the axes to a Schedule",
     )
+    known = ", ".join(CODES)
+    add("--wire", choices=CODES, metavar="DTYPE", help=f"of messages, for bfloat16: {known}")
     machine.add_arguments(parser)
     where = "time against size; of several rows, against ranks (svg, png)"
     add("--plot", type=arguments.PictureFile, metavar="FILE", help=where)
@@ -69,13 +76,20 @@ def run(args: argparse.Namespace) -> int:
     refused: dict[str, None] = {}
     try:
         algorithms = _chosen(args, collective)
-        rows = [_priced(m, collective, algorithms, refused) for m in machine.machines(args)]
+        wire = _wire(args, collective)
+        rows = [_priced(m, collective, algorithms, refused, wire) for m in machine.machines(args)]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
     except ValueError as error:
         args.error(str(error))
     forms = _forms(collective, algorithms, [row.machine for row in rows])
     print(*machine.described(args), *machine.lines([row.machine for row in rows]), sep="\n")
+    if wire:
+        print(
+            f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
+            "bytes of bfloat16, by which to multiply B in a formula; times have the work to "
+            "encode, decode and add, too"
+        )
     for nbytes in args.bytes:
         print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
         of_one = len(rows) == 1
@@ -111,8 +125,35 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     return chosen
 
 
+def _wire(args: argparse.Namespace, collective: str) -> Wire | None:
+    """What messages hold in place of floats, if they do.
+
+    Raises:
+        ValueError: the collective has no wire.
+    """
+    if args.wire and collective in ("pmax", "pmin", "pbroadcast"):
+        raise ValueError(f"--wire {args.wire}: {args.collective} has no wire; leave it out")
+    return Wire(args.wire) if args.wire else None
+
+
+def _encoded(m: Machine, collective: str, paid: Price | HostsPrice, wire: Wire) -> Seconds:
+    """With a wire: fewer bytes to send, and the work of each rank, of which sums are a part."""
+    sent = replace(m, model=replace(m.model, gamma=0.0)).seconds(paid)
+    ratio, name = encoding.ratio(wire, _ITEMSIZE), "psum" if collective == "pmean" else collective
+
+    def seconds(size: float) -> float:
+        work = encoding.seconds(name, m.ranks, size, _ITEMSIZE, wire, m.model)
+        return sent(size * ratio) + work
+
+    return seconds
+
+
 def _priced(
-    m: Machine, collective: str, algorithms: Algorithms, refused: dict[str, None]
+    m: Machine,
+    collective: str,
+    algorithms: Algorithms,
+    refused: dict[str, None],
+    wire: Wire | None,
 ) -> Priced:
     row = Priced(m, {}, {})
     for name, algorithm in algorithms.items():
@@ -121,7 +162,7 @@ def _priced(
         except ValueError as error:
             refused[f"{name}: {error}"] = None
             continue
-        row.seconds[name] = m.seconds(paid)
+        row.seconds[name] = _encoded(m, collective, paid, wire) if wire else m.seconds(paid)
         if isinstance(paid, Price):
             row.formulas[name] = at(m.ranks, paid, m.model.gamma > 0)
     return row

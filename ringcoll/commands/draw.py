@@ -2,6 +2,7 @@
 
     python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 4
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
+    python -m ringcoll draw all_reduce --algorithm ring -n 4 --animate ring.svg  # .gif, .mp4
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
     python -m ringcoll draw tour --algorithm ring -n 4
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
@@ -11,14 +12,39 @@ In a tour, a partial result follows each shard and comes home, as in the gradien
 """
 
 import argparse
+import os
 import shutil
 
 from ringcoll.commands import arguments
+from ringcoll.draw import film
+from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 from ringcoll.io import files
+
+
+class Animation(arguments.File):
+    """A film: a picture that we write ourselves, or one that needs Pillow."""
+
+    endings = (".svg", *film.FORMATS)
+
+    @property
+    def ending(self) -> str:
+        """Which of them; a name without an ending is that of an SVG."""
+        return os.path.splitext(self)[1].lower() or ".svg"
+
+    def check(self) -> None:
+        """Refuse what could not be written.
+
+        Raises:
+            OSError, ValueError: as `File.check`.
+            ModuleNotFoundError: Pillow or ffmpeg is missing.
+        """
+        super().check()
+        if self.ending in film.FORMATS:
+            film.check(self.ending)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
     parser.add_argument(
+        "--animate",
+        type=Animation,
+        metavar="FILE",
+        help="all rounds as a film: svg; gif, which needs Pillow; mp4, which needs ffmpeg too",
+    )
+    parser.add_argument(
         "--html", type=arguments.Page, metavar="FILE", help="a page that plays the rounds"
+    )
+    parser.add_argument(
+        "--follow",
+        type=int,
+        metavar="R",
+        help="the shard of rank R: all that does not carry it is faint (with --animate or --html)",
     )
 
 
@@ -50,16 +88,23 @@ def run(args: argparse.Namespace) -> int:
         made = plan(args.collective, algorithm, args.ranks)
         if args.round is not None and not args.svg:
             raise ValueError("--round selects a round of a picture: give --svg too")
+        if args.follow is not None and not (args.animate or args.html):
+            raise ValueError("--follow is for what moves: give --animate or --html too")
         drawn = as_svg(made, args.round) if args.svg else ""
-        page = as_page(made) if args.html else ""
+        moving = as_motion(made, args.follow) if args.animate else ""
+        page = as_page(made, args.follow) if args.html else ""
     except ValueError as error:
         args.error(str(error))
     if args.svg:
         with arguments.writing(args, "svg"):
             files.write(args.svg, drawn)
+    if args.animate:
+        with arguments.writing(args, "animate"):
+            ending = args.animate.ending
+            files.write(args.animate, moving if ending == ".svg" else film.as_film(moving, ending))
     if args.html:
         with arguments.writing(args, "html"):
             files.write(args.html, page)
-    if not args.svg and not args.html:
+    if not (args.svg or args.animate or args.html):
         print(as_text(made, shutil.get_terminal_size().columns))
     return 0

@@ -1,6 +1,7 @@
 """Compile a program for chips that you need not have, and report which communication is exposed.
 
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
+    python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul --html page.html
     python -m ringcoll overlap --topology h200:8 --example all_gather_matmul
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
 
@@ -30,6 +31,14 @@ from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
 
 _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
+
+
+#: What writes the file of each option, of reports that are drawn one above the other.
+_FILES: dict[str, Callable[..., None]] = {
+    "draw": lambda file, first, *below: first.draw(file, *below),
+    "html": lambda file, first, *below: files.write(file, first.to_html(*below)),
+    "trace": lambda file, first, *below: files.write(file, first.to_perfetto(*below)),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +91,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw the timeline, as svg or png",
     )
     parser.add_argument(
+        "--html",
+        type=arguments.Page,
+        metavar="FILE",
+        help="the timeline as a page: zoom, and the line of source of each part",
+    )
+    parser.add_argument(
+        "--trace",
+        type=arguments.Trace,
+        metavar="FILE",
+        help="the timeline as JSON for ui.perfetto.dev or chrome://tracing",
+    )
+    parser.add_argument(
         "--against",
         choices=NAMES,
         metavar="EXAMPLE",
-        help="report this example too, and draw it above",
+        help="report this example too, and draw it above, in the page and the trace too",
     )
     parser.add_argument(
         "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
@@ -129,12 +150,13 @@ def run(args: argparse.Namespace) -> int:
     if args.text:
         with arguments.writing(args, "text"):
             files.write(args.text, program.text)
-    if args.draw:
-        try:
-            with arguments.writing(args, "draw"):
-                reports[0].draw(args.draw, *reports[1:])
-        except ValueError as error:  # there are no times to draw
-            args.error(str(error))
+    for name, write in _FILES.items():
+        if file := getattr(args, name):
+            try:
+                with arguments.writing(args, name):
+                    write(file, *reports)
+            except ValueError as error:  # there are no times to draw
+                args.error(str(error))
     try:
         breaches = budget.breaches(made) if budget else []
     except ValueError as error:  # seconds are limited, but there are no times

@@ -60,6 +60,12 @@ class Price:
     link: Fraction = Fraction(0)
     additions: Fraction = Fraction(0)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table."""
+        from ringcoll.draw.notebook import of_price
+
+        return of_price(self)
+
 
 def price(
     collective: str,

@@ -105,6 +105,7 @@ def hidden_seconds(
     model: Model,
     made: Sequence[Round],
     joining: str | None = None,
+    ratio: float = 1.0,
 ) -> float:
     """Seconds of a collective under its matmuls, which are cut into a piece for every round.
 
@@ -120,6 +121,8 @@ def hidden_seconds(
             copy what is read again into the memory beside the core before the first piece, if
             it fits there. Of a scatter, None: then the first piece reads it from the main memory,
             and the later pieces from the memory beside the core, if it fits there.
+        ratio: the bytes of messages over those of their values, below 1 if they are encoded. Each
+            round then decodes what came; a scatter encodes its sum again.
     """
     again, added = (sum(getattr(work, name) for work in works) for name in ("again", "added"))
     sliced = sum(work.sliced for work in works)
@@ -143,10 +146,13 @@ def hidden_seconds(
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits)
         seconds = sum(piece.seconds for piece in pieces)
         slicing = sliced * came.shards / ranks * model.memory
-        total += slicing + seconds + adding
+        # Codes are read from the main memory, and what they are decoded to stays beside the core.
+        coding = (ratio != 1) * ratio * came.shards * shard_bytes * model.far
+        total += slicing + seconds + adding + coding * (1 if joining else 2)
         if going:
-            hop = model.latency + model.beta * shard_bytes * going.load
-            under = _covered(pieces, shard_bytes * going.load, model)
+            sent = ratio * shard_bytes * going.load
+            hop = model.latency + model.beta * sent
+            under = _covered(pieces, sent, model)
             if came is made[0] and joining and under >= seconds:
                 under += filled
             # A scatter sends what it has added, so the next hop waits for the addition.
@@ -229,6 +235,7 @@ def bare_seconds(
     model: Model,
     links: float = 2,
     gathers: bool = False,
+    ratio: float = 1.0,
 ) -> float:
     """Seconds of whole matmuls before or after their collective, whose latency is left out.
 
@@ -237,8 +244,11 @@ def bare_seconds(
         links: the number of links by which the collective arrives at once.
         gathers: whether the matmuls read the result of the collective. The memory beside the core
             is filled while a gather is under way.
+        ratio: as for `hidden_seconds`; all is encoded and decoded once, before and after.
     """
-    wire = (ranks - 1) * model.beta * shard_bytes / links
+    wire = (ranks - 1) * model.beta * ratio * shard_bytes / links
+    if ratio != 1:
+        wire += ((1 if gathers else ranks) + ranks) * shard_bytes * (1 + ratio) * model.memory
     held = sum(work.again + work.sliced for work in works)
     fills = model.holds(held)
     filling = fills * held * model.memory

@@ -7,10 +7,12 @@ TPUs by rings along all axes of the slice, as XLA runs it, and on hosts over glo
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import log2
+from typing import Any
 
 from ringcoll.costs import encoding, machines
-from ringcoll.costs.counts import price, price_on_hosts
+from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
 from ringcoll.costs.curves import Curve, across
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import seconds, seconds_on_hosts
@@ -135,6 +137,43 @@ def _encoded(
 # -- by a schedule --
 
 
+def paid(
+    collective: str,
+    ranks: int | Sequence[int],
+    device: str | Device,
+    algorithm: Algorithm,
+    *,
+    offsets: frozenset[int] | None = None,
+) -> Price | HostsPrice:
+    """What `predict` multiplies: the messages, bytes and additions of an algorithm.
+
+    Args:
+        collective, ranks, device, algorithm, offsets: as for `predict`, but not the built-in.
+
+    Raises:
+        ValueError: as `predict`.
+
+    >>> from ringcoll.costs.prediction import paid
+    >>> paid("all_gather", 8, "v5e", "ring").startups
+    7
+    """
+    machine = machines.find(device) if isinstance(device, str) else device
+    return _paid(in_lax(collective), algorithm, place_of(ranks, machine, None), offsets)
+
+
+@lru_cache(maxsize=4096)
+def _price(*what: Any, offsets: frozenset[int] | None) -> Price:
+    return price(*what, offsets=offsets)
+
+
+def _paid(
+    name: str, algorithm: Algorithm, place: Place, offsets: frozenset[int] | None
+) -> Price | HostsPrice:
+    if place.between and 1 < place.hosts < place.ranks:
+        return price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
+    return _price(name, algorithm, place.shape, place.network, place.closed, offsets=offsets)
+
+
 def _by_schedule(
     name: str,
     algorithm: Algorithm,
@@ -143,16 +182,14 @@ def _by_schedule(
     offsets: frozenset[int] | None = None,
 ) -> float:
     model, shard = place.device.model, nbytes / place.ranks
-    if place.hosts > 1 and place.between:
-        outer = MACHINES[place.between].model
-        if place.hosts < place.ranks:
-            crossing = price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
-            # A port for each rank: hosts of as many ports as ranks.
-            ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
-            return seconds_on_hosts(crossing, shard, model, ports)
-        model = outer
-    paid = price(name, algorithm, place.shape, place.network, place.closed, offsets=offsets)
-    return seconds(paid, shard, model)
+    outer = MACHINES[place.between].model if place.hosts > 1 and place.between else None
+    cost = _paid(name, algorithm, place, offsets)
+    if isinstance(cost, Price):
+        return seconds(cost, shard, outer or model)
+    assert outer is not None  # only of several hosts is there such a price
+    # A port for each rank: hosts of as many ports as ranks.
+    ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
+    return seconds_on_hosts(cost, shard, model, ports)
 
 
 # -- the built-in --

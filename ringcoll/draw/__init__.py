@@ -5,10 +5,22 @@ from ringcoll import draw
 print(draw.as_text(draw.plan("all_reduce", "ring", (4,))))
 """
 
+from ringcoll.draw.explore import as_explorer
+from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.steps import Frame, frames
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 
-__all__ = ["Frame", "Plan", "as_page", "as_svg", "as_text", "frames", "plan"]
+__all__ = [
+    "Frame",
+    "Plan",
+    "as_explorer",
+    "as_motion",
+    "as_page",
+    "as_svg",
+    "as_text",
+    "frames",
+    "plan",
+]

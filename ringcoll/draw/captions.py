@@ -29,7 +29,7 @@ class Names:
         return len(self.shape) > 1 and set(self.shape) != {2}
 
     def of(self, offset: int, sign: int = 1) -> str:
-        """The name of rank r + offset; with sign -1 it is written as r minus a number."""
+        """The name of rank r + offset, the shorter way; -1 chooses r minus half the ranks."""
         if not self._by_digit:
             return _plus("r", offset, sign, self.shape)
         return self._digits([{digit} for digit in digits(offset, self.shape)], sign)
@@ -68,7 +68,10 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
         return name
     if len(shape) > 1:
         return f"{name}^{offset}"
-    return f"{name}+{offset}" if sign > 0 else f"{name}-{shape[0] - offset}"
+    ahead, behind = 2 * offset, 2 * (shape[0] - offset)
+    if ahead < behind or (ahead == behind and sign > 0):
+        return f"{name}+{offset}"
+    return f"{name}-{shape[0] - offset}"
 
 
 def explained(plan: Plan) -> list[str]:
@@ -79,6 +82,17 @@ def explained(plan: Plan) -> list[str]:
     if lanes > 1:
         lines.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
     return list(filter(None, lines))
+
+
+def counted(plan: Plan) -> str:
+    """How many rounds there are, and of what: "6 rounds: 3 of reduce-scatter, 3 of all-gather"."""
+    whole = _counted(plan.paid.rounds, "round")
+    if len(plan.phases) < 2:
+        return whole
+    each = (f"{len(phase.rounds)} of {phase.name}" for phase in plan.phases)
+    if plan.tour:
+        return f"{whole}: {' and '.join(each)}, side by side"
+    return f"{whole}: {', then '.join(each)}"
 
 
 def parts(plan: Plan, phase: Phase, number: int) -> list[str]:

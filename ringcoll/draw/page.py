@@ -3,59 +3,71 @@
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
 
 from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import DEVICES
 from ringcoll.costs.model import seconds
-from ringcoll.draw.captions import explained, running
+from ringcoll.draw.captions import counted, explained, running
 from ringcoll.draw.legend import SIDE, entries
-from ringcoll.draw.picture import Picture
+from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlighted, paragraphs, source
+from ringcoll.draw.style import dark
 from ringcoll.draw.svg import document, finished
+from ringcoll.io.page import page, part, shared, table
 
 _PAYLOAD = 64 * 2**20
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
 
 
-def as_page(plan: Plan) -> str:
-    """HTML: the picture of each round, what moves, the code, and the price.
+def as_page(plan: Plan, follow: int | None = None) -> str:
+    """HTML: the rounds, whose messages travel, what they are, the code, and the price.
 
     Args:
         plan: of at most 16 ranks.
+        follow: a shard to follow from the start, as for `as_motion`; a click follows another.
 
     Raises:
-        ValueError: too many ranks for a picture.
+        ValueError: too many ranks for a picture, or no such shard.
 
     >>> page = draw.as_page(draw.plan("all_gather", "ring", (4,)))
-    >>> "<title>" in page, page.count("<svg")
-    (True, 11)
+    >>> "<title>" in page, page.count("<animateMotion")
+    (True, 12)
     """
-    picture = Picture(plan)
-    template = Template(files("ringcoll.draw").joinpath("page.html").read_text(encoding="utf-8"))
+    film = Film(plan, follow)
     code = source(plan.function) if plan.function else ""
     summary, *prose = (paragraphs(plan.function) if plan.function else []) or [""]
     paid = plan.price(plan.shape)
-    return template.substitute(
-        title=escape(plan.title),
+    body = part(
+        "ringcoll.draw",
+        "page.html",
+        dark=dark(),
+        player=shared("player.html", picture=moving(film), legend=legend(plan)),
         collective=escape(plan.collective.replace("_", "-")),
         algorithm=escape(plan.algorithm),
         ranks=" &times; ".join(map(str, plan.shape)),
         summary=escape(summary),
         prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
-        explained=_set(" ".join(explained(plan))),
-        wide=" wide" if picture.size[0] > _WIDE else "",
-        frames="\n".join(_figure(picture, number) for number in range(len(picture.frames))),
-        legend=_legend(plan),
-        last=len(picture.frames) - 1,
-        rounds="\n".join(_rounds(plan)),
+        explained=in_words(plan),
+        counted=escape(f"{counted(plan)}."),
+        wide=" wide" if film.picture.size[0] > _WIDE else "",
+        rounds=rounds(plan),
         code=highlighted(code) if code else escape(repr(plan.made)),
-        counts=_table(_counts(plan, paid)),
-        devices=_table(_devices(plan, paid)),
+        counts=table(_counts(plan, paid)),
+        devices=table(_devices(plan, paid)),
         ring="ring" if sum(n > 1 for n in plan.shape) < 2 else "torus",
     )
+    data = {"shards": plan.size, "follow": follow}
+    return page(plan.title, body, [shared("player.js"), part("ringcoll.draw", "page.js")], data)
+
+
+def moving(film: Film) -> str:
+    """The SVG of the ranks alone, for a page to play, which has the dark colours."""
+    width, height = film.picture.size
+    root = document(film.picture.plan.title, "")
+    root.set("style", f"--natural: {width:.0f}px")
+    film.draw(root)
+    return finished(root, width, height)
 
 
 def _set(words: str) -> str:
@@ -64,25 +76,22 @@ def _set(words: str) -> str:
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
 
 
-def _figure(picture: Picture, number: int) -> str:
-    width, height = picture.size
-    root = document(f"{picture.plan.title}, {picture.heading(number)}")
-    root.set("style", f"min-width: {0.54 * width:.0f}px; max-width: {1.4 * width:.0f}px")
-    picture.draw(root, number, headed=False)
-    hidden = " hidden" if number else ""
-    return f'<div class="frame" data-frame="{number}"{hidden}>{finished(root, width, height)}</div>'
+def in_words(plan: Plan) -> str:
+    """What the names of ranks and lanes mean, as HTML."""
+    return _set(" ".join(explained(plan)))
 
 
-def _legend(plan: Plan) -> str:
+def legend(plan: Plan) -> str:
+    """What the squares of the picture mean."""
     made = []
     for glyph, text in entries(plan):
-        root = document(text)
+        root = document(text, "")
         glyph(root)
         made.append(f"<span>{finished(root, SIDE, SIDE)}{escape(text)}</span>")
     return "".join(made)
 
 
-def _rounds(plan: Plan) -> list[str]:
+def rounds(plan: Plan) -> str:
     """A list of rounds with buttons that show them."""
     made, named = [_entry(0, "", "", [])], ""
     for number, now in plan.numbered():
@@ -91,7 +100,7 @@ def _rounds(plan: Plan) -> list[str]:
             named = name
             made.append(f'<li class="phase">{escape(named)}</li>')
         made.append(_entry(number, named, rank, said))
-    return made
+    return "\n".join(made)
 
 
 def _entry(number: int, phase: str, rank: str, texts: Sequence[str]) -> str:
@@ -126,15 +135,3 @@ def _devices(plan: Plan, paid: Price) -> list[list[str]]:
         took = seconds(paid, _PAYLOAD / plan.size, model)
         rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
     return rows
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    lines = [
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        + "</tr>"
-        for first, *rest in body
-    ]
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

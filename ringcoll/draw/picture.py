@@ -105,75 +105,85 @@ class Picture:
         top = _TITLE if headed else (height - self.extent[1]) / 2
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
-        dense = len(frame.messages) > 6 * self.plan.size
+        dense = self.is_dense(number)
         for post, route in zip(self.posts[number], self.routes[number], strict=True):
-            self._arrow(inner, post[0], route, dense)
+            self.arrow(inner, post, route, dense)
         before = self.frames[max(number - 1, 0)]
         for rank in range(self.plan.size):
-            self._box(inner, rank, frame.held[rank], before.held[rank])
+            self.box(inner, rank)
+            for column in range(len(self.cells)):
+                now, was = (self.seen(f, rank, column) for f in (frame, before))
+                self.column(inner, rank, column, now, is_more(now, was))
         for post, route in zip(self.posts[number], self.routes[number], strict=True):
             if not dense:
-                self._glyph(inner, post, route)
+                self.glyph(inner, post, route, route.middle)
 
-    def _box(
-        self,
-        into: Element,
-        rank: int,
-        held: Sequence[Sequence[RankSet]],
-        before: Sequence[Sequence[RankSet]],
-    ) -> None:
+    def is_dense(self, number: int) -> bool:
+        """Whether a round has so many messages that what they carry would hide the ranks."""
+        return len(self.frames[number].messages) > 6 * self.plan.size
+
+    def box(self, into: Element, rank: int) -> None:
+        """A rank with its name, but without its data."""
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2, y - height / 2
-        rect(into, (x, y, width, height), "#f8f9fb", rx=7, stroke=style.LINE)
+        rect(into, (x, y, width, height), style.BOX, rx=7, stroke=style.LINE)
         name = f"rank {rank}"
         if self.on_grid:
             name = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
-        for column, place in enumerate(self.cells):
-            at = (x + self.inset + place[0] * self.cell[0], y + _HEAD + place[1] * self.cell[1])
-            now, was = (
-                [self._shown(lane[column], i) for i, lane in enumerate(lanes)]
-                for lanes in (held, before)
-            )
-            is_new = any(now[i % len(now)] - w for i, w in enumerate(was))
-            self._column(into, at, column, now, is_new)
+
+    def seen(self, frame: Frame, rank: int, column: int) -> Sequence[RankSet]:
+        """By lane, the stripes of what a rank holds of a column."""
+        return [self._shown(held, i) for i, held in enumerate(frame.of(rank, column))]
 
     def _shown(self, held: RankSet, lane: int) -> RankSet:
         """The stripes of what is held in a lane: a shard of a tour has all, as it is complete."""
-        is_shard = self.plan.tour and lane < self.plan.tour.out.lanes
-        return frozenset(range(self.plan.size)) if held and is_shard else held
+        return frozenset(range(self.plan.size)) if held and self.is_shard(lane) else held
 
-    def _column(
-        self,
-        into: Element,
-        at: tuple[float, float],
-        column: int,
-        held: Sequence[RankSet],
-        is_new: bool,
-    ) -> None:
-        x, y, width, height = (at[0] + 1, at[1] + 1, self.cell[0] - 2, self.cell[1] - 2)
-        style.cell(into, (x, y, width, height), held, self.stripes, self.colours(column))
+    def is_shard(self, lane: int) -> bool:
+        """Whether a lane has the shards of a tour, which are complete, and not its sums."""
+        return self.plan.tour is not None and lane < self.plan.tour.out.lanes
+
+    def place(self, rank: int, column: int) -> style.Box:
+        """Where a rank has its data of a column."""
+        (x, y), (width, height) = self.machine.middles[rank], self.machine.box
+        x, y = x - width / 2 + self.inset, y - height / 2 + _HEAD
+        across, down = self.cells[column]
+        wide, high = self.cell
+        return (x + across * wide + 1, y + down * high + 1, wide - 2, high - 2)
+
+    def column(
+        self, into: Element, rank: int, column: int, held: Sequence[RankSet], is_new: bool
+    ) -> Element:
+        """Draw, as a group, what a rank holds of a column, by lane; outlined if it is new."""
+        x, y, width, height = self.place(rank, column)
+        group = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
+        box = (0, 0, width, height)
+        style.cell(group, box, held, self.stripes, self.colours(column))
         if is_new:
-            style.outline(into, (x, y, width, height))
+            style.outline(group, box)
         if self.plan.whole:
-            for rank in sorted(held[0]):
-                middle = (x + width * (rank + 0.5) / self.plan.size, y + height / 2 + 3.5)
-                label(into, middle, str(rank), 9.5, fill=_on(style.COLOURS[rank]))
-            return
-        look = {"fill": "#8a94a6"}
+            for whose in sorted(held[0]):
+                middle = (width * (whose + 0.5) / self.plan.size, height / 2 + 3.5)
+                label(group, middle, str(whose), 9.5, fill=_on(style.COLOURS[whose]))
+            return group
+        look = {"fill": style.MUTED}
         if len(held[0]) == self.stripes and len(set(held)) == 1:
             look = {"fill": _on(style.COLOURS[column])}
         elif any(held):
             look = {"fill": style.INK, "stroke": style.PAPER, "paint_order": "stroke"}
             look["stroke_width"] = "2.6"
-        label(into, (x + width / 2, y + height / 2 + 3.7), str(column), 10.5, **look)
+        label(group, (width / 2, height / 2 + 3.7), str(column), 10.5, **look)
+        return group
 
     # -- messages --
 
-    def _arrow(self, into: Element, message: Message, route: Route, dense: bool) -> None:
+    def arrow(self, into: Element, post: Sequence[Message], route: Route, dense: bool) -> None:
+        """The way of messages; where there are many, in the colour of what they carry."""
         colour = style.LINE
-        if dense and len(message.pieces) == 1 and not self.plan.whole:
-            colour = self.colours(message.pieces[0].column)[0]
+        pieces = [piece for message in post for piece in message.pieces]
+        if dense and len(pieces) == 1 and not self.plan.whole:
+            colour = self.colours(pieces[0].column)[0]
         for way in route.ways:
             dashed = {"stroke_dasharray": "3 3"} if way is not route.ways[-1] else {}
             (ax, ay), (tx, ty), (bx, by) = way.start, way.towards, way.end
@@ -184,9 +194,12 @@ class Picture:
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
         shape(into, "polygon", points=points, fill=colour if dense else style.FAINT)
 
-    def _glyph(self, into: Element, post: Sequence[Message], route: Route) -> None:
+    def glyph(
+        self, into: Element, post: Sequence[Message], route: Route, at: tuple[float, float]
+    ) -> None:
+        """What messages on one arrow carry, around a point."""
         pieces = [(piece, message.lane) for message in post for piece in message.pieces]
-        count, at = len(pieces), route.middle
+        count = len(pieces)
         width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
         columns = min(count, 2 if count <= 4 else 4)
         if self.plan.whole:
@@ -208,6 +221,11 @@ class Picture:
             style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 
+def is_more(now: Sequence[RankSet], was: Sequence[RankSet]) -> bool:
+    """Whether more is held than before, in any lane."""
+    return any(now[i % len(now)] - before for i, before in enumerate(was))
+
+
 def _on(colour: str) -> str:
     """The colour of a text on a ground of this colour."""
-    return style.PAPER if style.is_dark(colour) else style.INK
+    return style.ON_DARK if style.is_dark(colour) else style.ON_LIGHT

@@ -42,6 +42,12 @@ class Plan:
     function: Callable[..., Any] | None
     tour: Tour | None = None
 
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows: who holds what after each round."""
+        from ringcoll.draw.notebook import of_plan
+
+        return of_plan(self)
+
     @cached_property
     def size(self) -> int:
         """The number of ranks."""

@@ -50,6 +50,10 @@ class Frame:
     messages: tuple[Message, ...]
     held: Held
 
+    def of(self, rank: int, column: int) -> tuple[RankSet, ...]:
+        """By lane, whose data a rank has in a column."""
+        return tuple(lane[column] for lane in self.held[rank])
+
 
 #: The pieces of a rank in a lane, by the schedule's key: the rank of a shard, sum or vector, or
 #: the slot of a block.

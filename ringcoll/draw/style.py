@@ -17,7 +17,35 @@ COLOURS = (
     *("#8f5d04", "#671650", "#b96367", "#ab8704", "#71c1f7", "#c3d491", "#6094b0", "#62488c"),
 )
 PAPER, INK, FAINT, EMPTY, LINE = "#ffffff", "#1d2433", "#667085", "#eceff4", "#98a2b3"
+BOX, MUTED = "#f8f9fb", "#8a94a6"
+#: Of text on a colour; they stay on dark paper.
+ON_DARK, ON_LIGHT = "#fdfdfd", "#11151d"
+#: The same on dark paper. The text on each stays as it is, light or dark.
+DARK_COLOURS = (
+    *("#5891c8", "#ffbc64", "#68ceaa", "#a856f1", "#a496ff", "#605bbe", "#e76466", "#fbe84b"),
+    *("#679995", "#9b4559", "#bb5e27", "#687092", "#79c9ff", "#ddefab", "#4d581d", "#60478b"),
+)
+DARK = {
+    **dict(zip(COLOURS, DARK_COLOURS, strict=True)),
+    **{PAPER: "#1c2029", INK: "#e7e9ef", FAINT: "#a0a9ba", EMPTY: "#2b313d", LINE: "#667085"},
+    **{BOX: "#222733", MUTED: "#7b8598"},
+}
+CLASS = "ringcoll"  # of our pictures
 FONT = "ui-sans-serif, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+
+
+def dark() -> str:
+    """CSS that gives a picture its dark colours where the reader asks for them.
+
+    Its selectors are the light colours, which a viewer without CSS shows; a page may hold others'
+    pictures too, so they are of ours alone.
+    """
+    rules = "".join(
+        f".{CLASS} [{what}='{light}']{{{what}:{colour}}}"
+        for light, colour in DARK.items()
+        for what in ("fill", "stroke")
+    )
+    return f"@media (prefers-color-scheme:dark){{{rules}}}"
 
 
 def shape(parent: Element, tag: str, **attributes: Any) -> Element:

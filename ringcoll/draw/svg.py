@@ -12,7 +12,7 @@ from ringcoll.draw.steps import Frame
 from ringcoll.draw.style import Element, label, shape
 
 MOST_FRAMES = 24  # in one file
-_MARGIN = 16.0
+MARGIN = 16.0
 _MOST_WIDTH = 1100.0  # a page would shrink the letters of a wider picture
 
 
@@ -41,32 +41,40 @@ def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = 
         )
     chosen = range(count) if number is None else [number]
     width, height = picture.size
-    across = _across(len(chosen), width, height)
-    total = max(across * width, 8.4 * len(plan.title), 330.0) + 2 * _MARGIN
-    down = ceil(len(chosen) / across)
+    columns = _across(len(chosen), width, height)
+    total = max(columns * width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
+    down = ceil(len(chosen) / columns)
     root = document(plan.title)
     label(root, (total / 2, 30), plan.title, 15, font_weight="600")
     for i, k in enumerate(chosen):
-        x, y = (total - across * width) / 2 + i % across * width, 50 + i // across * height
+        x, y = (total - columns * width) / 2 + i % columns * width, 50 + i // columns * height
         picture.draw(shape(root, "g", transform=f"translate({x:.1f} {y:.1f})"), k)
     bottom = 50 + down * height + 6
-    below = shape(root, "g", transform=f"translate({_MARGIN} {bottom:.1f})")
-    return finished(root, total, bottom + legend(below, plan, total - 2 * _MARGIN) + _MARGIN)
+    below = shape(root, "g", transform=f"translate({MARGIN} {bottom:.1f})")
+    return finished(root, total, bottom + legend(below, plan, total - 2 * MARGIN) + MARGIN)
 
 
 def _across(count: int, width: float, height: float) -> int:
     """Frames in a row: enough to be a little wider than high; one more if that fills better."""
-    across = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
-    fits = (across + 1) * width <= _MOST_WIDTH
-    return across + (fits and -count % (across + 1) < -count % across)
+    columns = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
+    fits = (columns + 1) * width <= _MOST_WIDTH
+    return columns + (fits and -count % (columns + 1) < -count % columns)
 
 
-def document(title: str) -> Element:
-    """An empty picture on a white ground."""
+def document(title: str, css: str | None = None) -> Element:
+    """An empty picture, white or dark as the reader's device is.
+
+    Args:
+        title: which readers hear that do not see it.
+        css: of the picture; None is its dark colours, which a page has once for all.
+    """
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
+    root.set("class", style.CLASS)
     root.set("font-family", style.FONT)
     root.set("fill", style.INK)
     shape(root, "title").text = title
+    if css != "":
+        shape(root, "style").text = style.dark() if css is None else css
     shape(root, "rect", width="100%", height="100%", fill=style.PAPER)
     return root
 

@@ -24,7 +24,7 @@ def as_text(plan: Plan, width: int = 80) -> str:
     >>> text = draw.as_text(draw.plan("all_gather", "direct", (3,)))
     >>> for line in text.splitlines()[9:14]:
     ...     print(line)
-    round 1 of 1, all-gather: every rank r sends to each of r+1, r+2: shard r
+    round 1 of 1, all-gather: every rank r sends to each of r+1, r-1: shard r
     rank  0   1   2
     0     0   1*  2*
     1     0*  1   2*

@@ -7,6 +7,18 @@ from typing import Any
 from ringcoll.io import files
 from ringcoll.io.files import Path
 
+#: On dark paper, where the reader's device is dark: of white paper, black ink and a pale grid.
+_PAPER, _INK, _GRID = "#1c2029", "#e7e9ef", "#323947"
+_DARK = (
+    "@media (prefers-color-scheme:dark){"
+    + "".join(
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        for light, dark in (("#ffffff", _PAPER), ("#000000", _INK), ("#eeeeee", _GRID))
+        for what in ("fill", "stroke")
+    )
+    + f"text,[style='stroke: #000000']{{fill:{_INK}}}}}"  # which are black by default
+)
+
 
 def figure(call: str, path: Path, size: tuple[float, float]) -> Any:
     """An empty matplotlib figure.
@@ -49,7 +61,12 @@ def save(picture: Any, path: Path) -> None:
     drawn = BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # text as text
         picture.savefig(drawn, dpi=150, format=_format(path))
-    files.write(path, drawn.getvalue())
+    files.write(path, in_the_dark(drawn.getvalue()))
+
+
+def in_the_dark(picture: bytes) -> bytes:
+    """An SVG of matplotlib's with its colours on dark paper; another picture as it is."""
+    return picture.replace(b"</style>", f"\n{_DARK}</style>".encode(), 1)
 
 
 def _format(path: Path) -> str:

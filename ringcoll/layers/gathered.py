@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
 from ringcoll.layers.replicas import copied, narrowed
@@ -32,6 +33,8 @@ class _Gathering:
     own: np.dtype
     reduce_dtype: np.dtype
     algorithm: Algorithm
+    wire: Wire | None
+    gradient_wire: Wire | None
 
 
 @jax.tree_util.register_dataclass
@@ -46,6 +49,7 @@ class Gathered:
     whole: Array
     shard: Array
     reduce_dtype: DTypeLike | None = field(default=None, metadata={"static": True})
+    gradient_wire: Wire | None = field(default=None, metadata={"static": True})
 
     @property
     def dtype(self) -> np.dtype:
@@ -62,6 +66,8 @@ def gather(
     replicas: AxisName = (),
     fused: bool = False,
     algorithm: Algorithm = "auto",
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
 ) -> Pytree:
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
@@ -80,8 +86,14 @@ def gather(
             Their gradients are then reduce-scattered under the products that make them. (Gather
             the parameters of other layers in a separate call.)
         algorithm: of the gather, and of the sums.
+        wire: what the messages of the gather hold (see `ringcoll.Wire`); each shard is encoded
+            once, after it was cast to `dtype`. None for numbers of `dtype`.
+        gradient_wire: what those of the sums of sharded leaves' gradients hold; each rank's
+            gradient is encoded once, and added in float32. Leaves that are whole are small:
+            theirs are not encoded.
 
-    Steps and bytes: an `all_gather` for each leaf that is sharded.
+    Steps and bytes: an `all_gather` for each leaf that is sharded; with a wire, of one byte an
+    element and 4 bytes a block.
 
     Gradient: a `psum_scatter` over `axis_name`, then a `psum` of the shard over `replicas`, with
     small leaves packed; for leaves that are whole, a `psum` over both. It has the parameters'
@@ -106,6 +118,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
+    encoded, back = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
     rank_count(everywhere)  # raises NameError if an axis is not bound
 
     def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
@@ -129,14 +142,33 @@ def gather(
         if dim is None:
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
-        options = _Gathering(axes, dim, to, leaf.dtype, narrowed(to, reduce_dtype), algorithm)
+        sums = narrowed(to, reduce_dtype)
+        options = _Gathering(axes, dim, to, leaf.dtype, sums, algorithm, encoded, back)
         whole = _gathered(options, leaf)
-        return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype) if is_fused else whole
+        return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
 
     params = map_with_specs("fsdp.gather", checked, params, specs)
     # Leaves that are sharded over an axis vary over it already: `copied` skips them.
-    params = copied(params, everywhere, reduce_dtype=reduce_dtype or dtype, algorithm=algorithm)
+    summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
+    if back:
+        params = _copied_if_sharded(params, specs, axes, everywhere, gradient_wire=back, **summed)
+    params = copied(params, everywhere, **summed)
     return map_with_specs("fsdp.gather", one, params, specs)
+
+
+def _copied_if_sharded(
+    params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **how: Any
+) -> Pytree:
+    """`copied` of the leaves that are sharded over these axes."""
+    dims: list[int | None] = []
+    note = lambda name, _, spec: dims.append(_gathered_dim(name, spec, axes))  # noqa: E731
+    map_with_specs("fsdp.gather", note, params, specs)
+    leaves, structure = jax.tree.flatten(params)
+    sharded = [i for i, dim in enumerate(dims) if dim is not None]
+    made = copied([leaves[i] for i in sharded], everywhere, **how)
+    for i, leaf in zip(sharded, made, strict=True):
+        leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) -> int | None:
@@ -159,14 +191,24 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
 def _gathered(options: _Gathering, x: Array) -> Array:
     narrow = x.astype(options.dtype)
     return all_gather(
-        narrow, options.axes, axis=options.dim, tiled=True, algorithm=options.algorithm
+        narrow,
+        options.axes,
+        axis=options.dim,
+        tiled=True,
+        algorithm=options.algorithm,
+        wire=options.wire,
     )
 
 
 def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
     wide = ct.astype(options.reduce_dtype)
     mine = psum_scatter(
-        wide, options.axes, scatter_dimension=options.dim, tiled=True, algorithm=options.algorithm
+        wide,
+        options.axes,
+        scatter_dimension=options.dim,
+        tiled=True,
+        algorithm=options.algorithm,
+        wire=options.gradient_wire,
     )
     return (mine.astype(options.own),)
 
@@ -184,6 +226,8 @@ def linear(
     residuals: str = "save",
     precision: Any = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
 ) -> Array:
     """x @ kernel + bias, multiplied while the kernel arrives.
 
@@ -193,6 +237,8 @@ def linear(
 
     Steps and bytes: those of `all_gather_matmul` with `operand=1`; the options are its options
     too. A kernel that is `Gathered` has arrived already, and `residuals` does not apply to it.
+    `wire` is what the messages of the gather hold, and `gradient_wire` those of the kernel's
+    gradient (see `ringcoll.Wire`); that of a kernel that is `Gathered` is the one of `gather`.
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
@@ -223,10 +269,12 @@ def linear(
         # The type of a product varies over every axis that an operand varies over.
         everywhere = (*axes, *jax.typeof(x).mat.varying, *jax.typeof(shard).mat.varying)
         factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
+        options["gradient_wire"] = kernel.gradient_wire
         y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **options), *factors)
     else:
-        matrix = copied(kernel, replicas).astype(x.dtype)
+        matrix = copied(kernel, replicas, gradient_wire=gradient_wire).astype(x.dtype)
         options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
+        options |= {"wire": wire, "gradient_wire": gradient_wire}
         y = all_gather_matmul(x, matrix, axis_name, **options)
     return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
 
@@ -241,6 +289,7 @@ class _Linear:
     algorithm: Algorithm
     precision: Any
     accumulate_dtype: DTypeLike | None
+    gradient_wire: Wire | None
 
     def product(self, x: Array, w: Array) -> Array:
         return jnp.matmul(x, w.astype(x.dtype), precision=self.precision)
@@ -269,6 +318,7 @@ def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple
         precision=options.precision,
         preferred_element_type=options.reduce_dtype,
         accumulate_dtype=options.accumulate_dtype,
+        wire=options.gradient_wire,
     )
     return options.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)
 

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.front_door import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.functions import all_gather_einsum, matmul_all_reduce, matmul_reduce_scatter
@@ -32,6 +33,8 @@ class LayerOptions:
     precision: Any
     preferred_element_type: DTypeLike | None
     accumulate_dtype: DTypeLike | None
+    wire: WireLike | None = None
+    gradient_wire: WireLike | None = None
 
 
 def column_linear(
@@ -45,6 +48,8 @@ def column_linear(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -53,7 +58,8 @@ def column_linear(
 
     Steps and bytes: those of `all_gather_matmul`, or none.
 
-    Gradient: for x a `matmul_reduce_scatter`; where x is replicated, a `psum`.
+    Gradient: for x a `matmul_reduce_scatter`; where x is replicated, a `psum`. `wire` is what the
+    gather's messages hold, and `gradient_wire` those of the gradient (see `ringcoll.Wire`).
 
     Raises:
         KeyError: there is no kernel.
@@ -74,7 +80,14 @@ def column_linear(
      [ 1.  5.  9. 13.]]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        wire,
+        gradient_wire,
     )
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
@@ -92,6 +105,8 @@ def row_linear(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
 ) -> Array:
     """The sum over the ranks of x @ kernel, and bias: each rank has rows of the kernel.
 
@@ -101,7 +116,8 @@ def row_linear(
 
     Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
 
-    Gradient: for x an `all_gather_matmul`; where the result is replicated, one product.
+    Gradient: for x an `all_gather_matmul`; where the result is replicated, one product. `wire` is
+    what the sum's messages hold, and `gradient_wire` those of that gather (see `ringcoll.Wire`).
 
     Raises: as `column_linear`; and
         ValueError: the sequence does not divide by n.
@@ -116,7 +132,14 @@ def row_linear(
      [ 7. 23. 39. 55.]]
     """
     options = LayerOptions(
-        sequence_parallel, algorithm, residuals, precision, preferred_element_type, accumulate_dtype
+        sequence_parallel,
+        algorithm,
+        residuals,
+        precision,
+        preferred_element_type,
+        accumulate_dtype,
+        wire,
+        gradient_wire,
     )
     return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused)
 
@@ -167,10 +190,13 @@ def columns(
             precision=options.precision,
             preferred_element_type=options.preferred_element_type,
             accumulate_dtype=options.accumulate_dtype,
+            wire=options.wire,
+            gradient_wire=options.gradient_wire,
         )
     else:  # nothing is gathered, so options of the gather do not apply
         rank_count(axis_name)  # raises NameError if an axis is not bound
-        x = copied(x, axis_name, algorithm=options.algorithm)
+        how: Any = {"algorithm": options.algorithm, "gradient_wire": options.gradient_wire}
+        x = copied(x, axis_name, **how)
         dtype = options.preferred_element_type
         product = partial(jnp.matmul, precision=options.precision, preferred_element_type=dtype)
         made = [product(x, matrix) for matrix in factors]
@@ -202,7 +228,7 @@ def rows(
     matrix = kernel.reshape(-1, kernel.shape[-1])
     if options.sequence_parallel:
         check_sequence(function, x.shape[-2], axis_name)
-        multiplied = matmul_reduce_scatter
+        multiplied = partial(matmul_reduce_scatter, gradient_wire=options.gradient_wire)
     else:
         multiplied = partial(matmul_all_reduce, fused=fused)
     y = multiplied(
@@ -213,6 +239,7 @@ def rows(
         precision=options.precision,
         preferred_element_type=options.preferred_element_type,
         accumulate_dtype=options.accumulate_dtype,
+        wire=options.wire,
     )
     sharded = axes_of(axis_name) if options.sequence_parallel else ()
     return with_bias(function, y, copied(bias, sharded))

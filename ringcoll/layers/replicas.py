@@ -14,16 +14,18 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.runtime.value_types import is_checked, varying
 
 
 @dataclass(frozen=True)
 class _Summing:
-    """How gradients are summed: over which axes, in which dtype, by which algorithm."""
+    """How gradients are summed: over which axes, in which dtype, by which algorithm and wire."""
 
     axes: tuple[Hashable, ...]
     reduce_dtype: DTypeLike | None = None
     algorithm: Algorithm = "auto"
+    wire: Wire | None = None
 
 
 def copied(
@@ -32,13 +34,15 @@ def copied(
     *,
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
+    gradient_wire: WireLike | None = None,
 ) -> Pytree:
     """A replicated tree, for each rank to use as its own.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that vary
     already, and those that are no floats, are left as they are.
 
-    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed. Where types
+    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed; with a
+    `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Where types
     are not checked (`check_vma=False`) this does nothing: there a gradient inside `shard_map` is
     a rank's own share, and the edge of `shard_map` sums the shares, as for `jax.lax`.
 
@@ -57,8 +61,10 @@ def copied(
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
+    wire = settled_to_nearest(gradient_wire)
     for axes, members in groups.items():
-        made = _copied(_Summing(axes, reduce_dtype, algorithm), [leaves[i] for i in members])
+        summing = _Summing(axes, reduce_dtype, algorithm, wire)
+        made = _copied(summing, [leaves[i] for i in members])
         for i, x in zip(members, made, strict=True):
             leaves[i] = x
     return jax.tree.unflatten(structure, leaves)
@@ -72,6 +78,7 @@ def copied_beside(
     *,
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
+    gradient_wire: WireLike | None = None,
 ) -> tuple[Pytree, Pytree]:
     """`(call(*operands), copied(tree, ...))`; the tree's gradients are summed under the call's.
 
@@ -89,7 +96,13 @@ def copied_beside(
     [ 0.  2.  8. 18.]
     """
     operands, tree = _tied((operands, tree))
-    used = copied(tree, axis_name, reduce_dtype=reduce_dtype, algorithm=algorithm)
+    used = copied(
+        tree,
+        axis_name,
+        reduce_dtype=reduce_dtype,
+        algorithm=algorithm,
+        gradient_wire=gradient_wire,
+    )
     return _tied((call(*operands), used))
 
 
@@ -131,7 +144,7 @@ def _copied(summing: _Summing, leaves: list[Array]) -> list[Array]:
 
 def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
     wide = [ct.astype(narrowed(ct.dtype, summing.reduce_dtype)) for ct in cts]
-    sums = psum(wide, summing.axes, algorithm=summing.algorithm)
+    sums = psum(wide, summing.axes, algorithm=summing.algorithm, wire=summing.wire)
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 

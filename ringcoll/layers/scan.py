@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.gathered import Gathered, gather
 from ringcoll.layers.parameters import map_with_specs, refusal
 from ringcoll.runtime.value_types import varying
@@ -35,6 +36,8 @@ def scan_layers(
     replicas: AxisName = (),
     fused: bool = False,
     algorithm: Algorithm = "auto",
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
 ) -> Pytree:
     """Run x through a stack of layers, while the parameters of the next layer travel.
 
@@ -56,7 +59,8 @@ def scan_layers(
         policy: what to keep of each layer besides its x: None for nothing (it is computed again),
             or one of `jax.checkpoint_policies`; `everything_saveable` computes nothing again.
             Gathered parameters are never kept.
-        axis_name, dtype, reduce_dtype, replicas, fused, algorithm: as `gather`.
+        axis_name, dtype, reduce_dtype, replicas, fused, algorithm, wire, gradient_wire: as
+            `gather`.
 
     Steps and bytes: forward l + 1 gathers of one layer; backward l gathers and l + 1
     reduce-scatters. That is one more of each than needed, so that all rounds of a loop are equal.
@@ -95,6 +99,8 @@ def scan_layers(
         replicas=replicas,
         fused=fused,
         algorithm=algorithm,
+        wire=wire,
+        gradient_wire=gradient_wire,
     )
     ((length,),) = lengths
     axes = (*axes_of(axis_name), *axes_of(replicas))

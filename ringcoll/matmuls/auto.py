@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.collectives.table import LAX
-from ringcoll.costs import machines
+from ringcoll.costs import encoding, machines
 from ringcoll.costs.counts import price
 from ringcoll.costs.machines import DEVICES, KINDS, MACHINES, Device
 from ringcoll.costs.matmul import (
@@ -30,6 +30,7 @@ from ringcoll.costs.matmul import (
 from ringcoll.costs.model import Model, links, scatter_links
 from ringcoll.costs.prediction import predict
 from ringcoll.costs.slices import rings
+from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import version
 from ringcoll.matmuls.labels import Gather, Scatter
 from ringcoll.schedules.schedule import Schedule
@@ -130,14 +131,15 @@ def gather_seconds(
     works = _works(gather, x, others, ranks)
     early = [work for i, work in enumerate(works) if i not in late]
     after = sum(piece_seconds(works[i], 1, model, False) for i in late)
-    found = {LAX: bare_seconds(works, shard, ranks, model, links(ranks, model), gathers=True)}
+    sent, ways = ratio(gather.wire, x.dtype), links(ranks, model)
+    found = {LAX: bare_seconds(works, shard, ranks, model, ways, gathers=True, ratio=sent)}
     known = dict(hiding_algorithms(sizes, model))
     if any(work.added for work in early):
         known.pop(TWO_ENDED, None)
     elif TWO_ENDED in known and _halves_cut_tiles(gather, x):
         del known[HIDDEN]
     for algorithm, made in known.items():
-        joinings = _by_joining(early, shard, ranks, model, made)
+        joinings = _by_joining(early, shard, ranks, model, made, sent)
         found[algorithm] = after + min(joinings.values())
     return found
 
@@ -154,14 +156,19 @@ def _halves_cut_tiles(gather: Gather, x: Any) -> bool:
 
 
 def _by_joining(
-    works: Sequence[Work], shard_bytes: int, ranks: int, model: Model, made: Sequence[Round]
+    works: Sequence[Work],
+    shard_bytes: int,
+    ranks: int,
+    model: Model,
+    made: Sequence[Round],
+    sent: float,
 ) -> dict[str, float]:
     """Seconds of a gather under its products, by how they are joined; see `joining`."""
     # Apart, sums would be added to once for each part. Of three products it was slower than
     # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943.
     may_be_apart = len(works) < 3 and not any(work.added for work in works)
     return {
-        how: hidden_seconds(works, shard_bytes, ranks, model, made, how)
+        how: hidden_seconds(works, shard_bytes, ranks, model, made, how, sent)
         for how in (FUSED, COPIED, *((APART,) if may_be_apart else ()))
     }
 
@@ -173,7 +180,8 @@ def to_gather_on_gpus(
     if _is_no_gpu(device_kind) or not _are_known(x, *others):
         return LAX
     works = _works(gather, x, others, ranks)
-    return _fastest(on_gpus("all_gather", works, x, _bytes(x), ranks, device_kind))
+    sent = ratio(gather.wire, x.dtype)
+    return _fastest(on_gpus("all_gather", works, x, _bytes(x), ranks, device_kind, sent))
 
 
 def to_scatter_on_gpus(
@@ -181,6 +189,8 @@ def to_scatter_on_gpus(
 ) -> str:
     """The algorithm that scatters a sum of products on GPUs, if the devices may be some."""
     if _is_no_gpu(device_kind) or not _are_known(*(x for pair in pairs for x in pair)):
+        return LAX
+    if scatter.wire:
         return LAX
     work, block = _summed(scatter, pairs, ranks)
     return _fastest(on_gpus("psum_scatter", [work], pairs[0][0], block, ranks, device_kind))
@@ -193,21 +203,23 @@ def on_gpus(
     shard_bytes: int,
     ranks: int,
     device_kind: str | None,
+    sent: float = 1.0,
 ) -> dict[str, float]:
     """Seconds on GPUs of matmuls with a built-in collective, and of the ring under them.
 
     By measured collectives, permutes and matmuls of the dtype of a factor
     (`ringcoll.costs.machines`). A permute is far slower a byte than a built-in collective, so the
     ring is faster only where a permute is shorter than the products of a round. Every product of
-    the ring is put in its place in the result: read and written once more.
+    the ring is put in its place in the result: read and written once more. `sent` is the ratio of
+    the bytes of messages to those of their values.
     """
     device = gpu(device_kind)
-    hop = predict("ppermute", shard_bytes, ranks, device)
+    hop = predict("ppermute", sent * shard_bytes, ranks, device)
     rate, memory = device.matmul(factor.dtype.itemsize), device.model.memory
     model = replace(
         device.model, alpha=hop, beta=0.0, start=rate.start, delta=rate.delta, far=memory
     )
-    bare = predict(collective, ranks * shard_bytes, ranks, device)
+    bare = predict(collective, sent * ranks * shard_bytes, ranks, device)
     placing = 2 * memory * sum(work.placed for work in works)
     return {
         LAX: bare + sum(piece_seconds(work, 1, model, False) for work in works),
@@ -235,7 +247,8 @@ def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int)
         return LAX
     if ranks == 2 and _widened(x.dtype) == 1:
         return LAX  # measured: the ring takes 1.2 to 1.5 times as long, for two hops of one way
-    return _between(_works(gather, x, others, ranks), _bytes(x), _widened(x.dtype), ranks)
+    sends = ratio(gather.wire, x.dtype) if gather.wire else _widened(x.dtype)
+    return _between(_works(gather, x, others, ranks), _bytes(x), sends, ranks)
 
 
 def to_scatter_between(
@@ -251,19 +264,29 @@ def to_scatter_between(
     """
     if not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
+    if scatter.wire:
+        return LAX
     if version(jax) < (0, 11):
         return BETWEEN_HOSTS
     work, block = _summed(scatter, pairs, ranks)
     return _between([work], block, 2 * _widened(scatter.dtype), ranks)  # gloo swaps halves
 
 
-def _between(works: Sequence[Work], shard_bytes: int, sends: int, ranks: int) -> str:
-    """The ring or the built-in, which sends `sends` times the bytes of the ring."""
+def _between(works: Sequence[Work], shard_bytes: int, sends: float, ranks: int) -> str:
+    """The ring or the built-in, which sends `sends` times the bytes of the ring.
+
+    If that is below 1, messages are encoded, and both send as much.
+    """
     swaps = 2 if ranks == 2 else 1  # by gloo, one way after the other
-    one_way = 2 * swaps * shard_bytes  # no half either way
+    one_way = 2 * swaps * (sends if sends < 1 else 1) * shard_bytes  # no half either way
     hidden = hidden_seconds(works, LONGER * one_way, ranks, GLOO, rounds_of(HIDDEN, ranks))
     bare = bare_seconds(works, sends * shard_bytes, ranks, GLOO, 1)
     return BETWEEN_HOSTS if hidden < bare else LAX
+
+
+def ratio(wire: Wire | None, dtype: Any) -> float:
+    """The bytes of messages over those of values of a dtype."""
+    return encoding.ratio(wire, dtype.itemsize) if wire else 1.0
 
 
 def _widened(dtype: Any) -> int:
@@ -283,7 +306,8 @@ def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, m
     if not _are_known(x, *others):
         return FUSED
     works = _works(gather, x, others, schedule.size)
-    costs = _by_joining(works, _bytes(x), schedule.size, model, rounds(schedule))
+    sent = ratio(gather.wire, x.dtype)
+    costs = _by_joining(works, _bytes(x), schedule.size, model, rounds(schedule), sent)
     return min(costs, key=lambda how: costs[how] * (1 if how == FUSED else SURE))
 
 
@@ -302,7 +326,7 @@ def pairs_pay(
         return False
     model, n = machine(device_kind), schedule.size
     works = _works(gather, x, others, n)
-    hop = model.latency + model.beta * _bytes(x) / schedule.lanes
+    hop = model.latency + model.beta * ratio(gather.wire, x.dtype) * _bytes(x) / schedule.lanes
     again = sum(work.again for work in works)
     is_near = model.holds(again)
     if is_near and not model.holds(again + 2 * _bytes(x)):
@@ -343,8 +367,12 @@ def to_scatter(
     sizes: tuple[int, ...],
     model: Model,
 ) -> str:
-    """The algorithm that scatters a sum of products."""
-    if not _are_known(*(x for pair in pairs for x in pair)):
+    """The algorithm that scatters a sum of products.
+
+    With a wire that is the built-in exchange: it encodes every contribution once. Rings, which hide
+    more, encode each partial sum at every hop: they are only for who asks for them.
+    """
+    if scatter.wire or not _are_known(*(x for pair in pairs for x in pair)):
         return LAX
     return _fastest(scatter_seconds(scatter, pairs, sizes, model))
 
@@ -381,8 +409,8 @@ def turns_pay(
     as long. Twice as many matmuls then read the factors that are not cut, so the products must
     also take longer than that reading.
     """
-    if device_kind not in KINDS or not _are_known(*factors):
-        return False
+    if device_kind not in KINDS or not _are_known(*factors) or scatter.wire:
+        return False  # by turns nothing is encoded
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = _summed(scatter, pairs, ranks)

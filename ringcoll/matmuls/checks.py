@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.collectives import choice
+from ringcoll.collectives import choice, wires
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Table
+from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.value_types import typed_alike
@@ -41,6 +42,18 @@ class FactorsCall(Call):
         # A sum by a schedule: of algorithms there are the same as for psum_scatter.
         algorithm = self.ask(choice.settled, self.algorithm, "psum_scatter", self.axes)
         return Options(self.axes, algorithm, precision, self.wide(), residuals == "save")
+
+    def wires(self, wire: Any, gradient_wire: Any, *factors: Array) -> tuple[Wire | None, ...]:
+        """What messages hold, and those of the gradient, if these factors can be encoded.
+
+        A rank alone sends nothing, and rounds nothing.
+        """
+        forward = self.ask(wires.settled_to_nearest, wire)
+        same = isinstance(gradient_wire, str) and gradient_wire == wires.SAME
+        back = forward if same else self.ask(wires.settled_to_nearest, gradient_wire)
+        if forward or back:
+            self.ask(wires.check_operands, factors, [False] * len(factors))
+        return (forward, back) if self.rank_count() > 1 else (None, None)
 
     def labels(self, spec: Any) -> Labels:
         """Those of the spec."""

@@ -25,6 +25,13 @@ refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type
 are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also when they
 travel.
 
+With a `wire` (see `ringcoll.Wire`), messages hold codes of one byte in place of floats. A gathered
+shard is encoded once, by its owner, and decoded just before it is multiplied; its owner multiplies
+what the others decode. What is summed is added in float32. By "lax" and "auto" each contribution is
+encoded once, and sent straight to its owner; by a ring each partial sum is encoded at every hop.
+`gradient_wire` is that of the gradients' messages: "same", or another, or None for none. Codes are
+rounded to nearest.
+
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
 an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
@@ -48,6 +55,7 @@ from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import SAME, WireLike
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
@@ -70,6 +78,8 @@ def all_gather_einsum(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = SAME,
 ) -> Any:
     """The einsum of two factors; one of them is gathered along the dimension `gather`.
 
@@ -115,8 +125,9 @@ def all_gather_einsum(
         dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
     shard, *factors = call.typed_alike(shard, *factors)
+    wires = call.wires(wire, gradient_wire, shard, *factors)
     results = gather_and_multiply(
-        options, Gather(gather, moving_labels, tuple(products)), shard, factors
+        options, Gather(gather, moving_labels, tuple(products), *wires), shard, factors
     )
     return jax.tree.unflatten(tree, results)
 
@@ -132,6 +143,8 @@ def einsum_reduce_scatter(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = SAME,
 ) -> Array:
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
@@ -166,8 +179,9 @@ def einsum_reduce_scatter(
         raise call.refusal(ValueError, words, "pad it to a multiple")
     dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
     x, w = call.typed_alike(x, w)
-    terms = ((labels.x, labels.w),)
-    return multiply_and_scatter(options, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
+    wires = call.wires(wire, gradient_wire, x, w)
+    made = Scatter(scatter, labels.out, ((labels.x, labels.w),), dtype, None, *wires)
+    return multiply_and_scatter(options, made, [(x, w)])
 
 
 def all_gather_matmul(
@@ -182,6 +196,8 @@ def all_gather_matmul(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = SAME,
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -218,6 +234,8 @@ def all_gather_matmul(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
     )
 
 
@@ -231,6 +249,8 @@ def matmul_reduce_scatter(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = SAME,
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
@@ -261,6 +281,8 @@ def matmul_reduce_scatter(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
     )
 
 
@@ -274,6 +296,7 @@ def matmul_all_reduce(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -304,7 +327,8 @@ def matmul_all_reduce(
     )
     if not fused:
         whole = call.ask(product, x, w)
-        return psum(whole, axis_name, algorithm=algorithm, accumulate_dtype=accumulate_dtype)
+        how: Any = {"algorithm": algorithm, "accumulate_dtype": accumulate_dtype, "wire": wire}
+        return psum(whole, axis_name, **how)
     n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
@@ -319,6 +343,7 @@ def matmul_all_reduce(
             precision=precision,
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
+            wire=wire,
         )
         whole = all_gather(
             mine,
@@ -328,6 +353,7 @@ def matmul_all_reduce(
             to="invarying",
             algorithm=algorithm,
             accumulate_dtype=accumulate_dtype,  # of its gradient, where types are not checked
+            wire=wire,
         )
         return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ringcoll.costs.wire import Wire
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -94,11 +96,16 @@ class Product:
 
 @dataclass(frozen=True)
 class Gather:
-    """The factor that is gathered (labels `moving`), along which label, and its products."""
+    """The factor that is gathered (labels `moving`), along which label, and its products.
+
+    `wire` is what its messages hold, `gradient_wire` that of its gradient's.
+    """
 
     label: str
     moving: str
     products: tuple[Product, ...]
+    wire: Wire | None = None
+    gradient_wire: Wire | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,7 @@ class Scatter:
         terms: those of both factors of each product.
         dtype: of the result.
         sharding: of the result, as that of a `Product`.
+        wire, gradient_wire: as those of a `Gather`.
     """
 
     label: str
@@ -118,3 +126,5 @@ class Scatter:
     terms: tuple[tuple[str, str], ...]
     dtype: np.dtype
     sharding: Any = None
+    wire: Wire | None = None
+    gradient_wire: Wire | None = None

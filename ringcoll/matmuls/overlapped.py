@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import named
 from ringcoll.collectives.table import LAX
 from ringcoll.matmuls import auto
@@ -33,6 +34,7 @@ from ringcoll.matmuls.options import Options
 from ringcoll.runtime import built_in, engine, turns
 from ringcoll.runtime.barriers import order_of_work
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
+from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
 from ringcoll.runtime.progress import marked
 from ringcoll.runtime.slicing import Shares, buffer_after, concatenated, placed, sliced_along
@@ -65,7 +67,8 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     x, others = residuals
     label, moving, products = gather.label, gather.moving, gather.products
     terms = tuple((product.out, product.other) for product in products)
-    to_x = Scatter(label, moving, terms, x.dtype, explicit_spec(x))
+    wires = gather.gradient_wire, gather.gradient_wire
+    to_x = Scatter(label, moving, terms, x.dtype, explicit_spec(x), *wires)
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
@@ -112,10 +115,14 @@ def _gather_and_multiply(
         with named("all_gather_einsum", options.algorithm, "all_gather"):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
     dim = gather.moving.index(gather.label)
+
+    def send(x: Array) -> Array:
+        if gather.wire:
+            return as_bytes.gathered(x, dim, Ranks.over(options.axes, None), gather.wire)
+        return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
+
     with named("all_gather_einsum", LAX, "all_gather"):
-        whole = marked(
-            lambda x: built_in.all_gather(x, options.axes, axis=dim, tiled=True), x, options.axes
-        )
+        whole = marked(send, x, options.axes)
     results = [
         _multiplied(options, gather.moving, p, whole, other)
         for p, other in zip(gather.products, others, strict=True)
@@ -140,7 +147,9 @@ def _gather_and_multiply_by_rounds(
     whole = empty(_times(x.shape, dim, schedule.size), x, ()) if keep or late else None
     results: list[Any] = [None if order.begins_with_work else visitor.begun(i, x) for i in early]
     state = results, whole
-    results, whole = engine.gather(schedule, ranks, own, visitor.visit, state, order=order)
+    results, whole = engine.gather(
+        schedule, ranks, own, visitor.visit, state, order=order, wire=gather.wire
+    )
     made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
     if whole is not None:
         of_whole = partial(_multiplied, options, gather.moving)
@@ -240,10 +249,21 @@ def multiply_and_scatter(
         return by_platform(options.axes, form, gpus, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
+    if scatter.wire:  # what it rounded is added in float32 at least
+        wide = options.accumulate_dtype or jnp.promote_types(dtype, jnp.float32)
+        options = replace(options, accumulate_dtype=wide)
     if options.algorithm == LAX:
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
+        if scatter.wire:
+            scatter_sum = partial(
+                as_bytes.scattered,
+                dim=dim,
+                ranks=Ranks.over(options.axes, None),
+                wire=scatter.wire,
+                widen=partial(lax.convert_element_type, new_dtype=wide),
+            )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
             whole = _summed(options, scatter, factors)
             return marked(scatter_sum, whole, options.axes).astype(dtype)
@@ -274,7 +294,9 @@ def _multiply_and_scatter_by_rounds(
     if pays and turns.are_possible(schedule):
         halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)
-    return engine.reduce(schedule, ranks, blocks.produce, lax.add, whole, order=order)
+    return engine.reduce(
+        schedule, ranks, blocks.produce, lax.add, whole, order=order, wire=scatter.wire
+    )
 
 
 @dataclass(frozen=True)
@@ -334,7 +356,8 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
             Product(a_labels, b_labels, b.dtype, explicit_spec(b)),
         ]
         others += [b, a]
-    gather = Gather(scatter.label, scatter.out, tuple(products))
+    wires = scatter.gradient_wire, scatter.gradient_wire
+    gather = Gather(scatter.label, scatter.out, tuple(products), *wires)
     back = gather_and_multiply(replace(options, saves=False), gather, ct, others)
     return ([(back[i], back[i + 1]) for i in range(0, len(back), 2)],)
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from ringcoll.io.figure import Path, figure, save
 from ringcoll.overlap.timeline import Segment
+from ringcoll.overlap.tracks import dealt
 
 #: Row of the picture (1 above, 0 below), colour, and text of the legend.
-_LOOKS = {
+LOOKS = {
     "compute": (1, "#4477aa", "compute"),
     "memory": (1, "#ccbb44", "wait for memory"),
     "exposed": (1, "#ee6677", "wait for the wire: exposed"),
@@ -37,7 +38,7 @@ def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: Path) -> None
         legend.values(),
         legend.keys(),
         loc="outside lower center",
-        ncols=len(_LOOKS),
+        ncols=len(LOOKS),
         fontsize="small",
         frameon=False,
     )
@@ -45,8 +46,8 @@ def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: Path) -> None
 
 
 def _panel(axes: Any, title: str, segments: Sequence[Segment]) -> None:
-    for kind, (row, colour, legend) in _LOOKS.items():
-        lanes = _lanes([s for s in segments if s.row == kind])
+    for kind, (row, colour, legend) in LOOKS.items():
+        lanes = dealt([s for s in segments if s.row == kind])
         for i, lane in enumerate(lanes):
             axes.broken_barh(
                 [(s.start * 1e6, (s.stop - s.start) * 1e6) for s in lane],
@@ -61,15 +62,3 @@ def _panel(axes: Any, title: str, segments: Sequence[Segment]) -> None:
     axes.set_ylim(-0.5, 1.5)
     axes.set_title(title, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _lanes(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Deal segments into lanes without overlaps: both directions of a link may be busy at once."""
-    lanes: list[list[Segment]] = []
-    for segment in sorted(segments, key=lambda s: s.start):
-        free = (lane for lane in lanes if lane[-1].stop <= segment.start * (1 + 1e-9))
-        lane = next(free, None)
-        if lane is None:
-            lanes.append(lane := [])
-        lane.append(segment)
-    return lanes

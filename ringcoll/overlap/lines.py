@@ -6,6 +6,7 @@ older texts an instruction names its file and line.
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,10 +61,13 @@ class Lines:
 
     def of(self, name: str) -> Line:
         """The line of an instruction; for a fusion with a collective, the collective's line."""
-        for computation in self._module.computations.values():
-            if name in computation.by_name:
-                return self._best(computation.by_name[name])
-        return Line()
+        return self._best(self._named[name]) if name in self._named else Line()
+
+    @cached_property
+    def _named(self) -> dict[str, Instruction]:
+        """Every instruction; the first computation that has a name counts."""
+        computations = reversed(self._module.computations.values())
+        return {n: i for computation in computations for n, i in computation.by_name.items()}
 
     def _best(self, instruction: Instruction) -> Line:
         inside = [inner for _, inner in self._module.within(instruction) if is_collective(inner)]

@@ -122,6 +122,23 @@ class Network:
                 steps = self._steps(axis, start, stop)
                 yield from pairwise((*before, step, *after) for step in steps)
 
+    def ways(self, links: frozenset[Link]) -> tuple[str, ...]:
+        """The directions of some links: "axis 0 +", "axis 0 -"; "port" of a switch."""
+        if links not in self._directions:
+            self._directions[links] = tuple(sorted({self._way(*link) for link in links}))
+        return self._directions[links]
+
+    @cached_property
+    def _directions(self) -> dict[frozenset[Link], tuple[str, ...]]:
+        return {}  # a cache: many transfers occupy the same links
+
+    def _way(self, start: Place, stop: Place) -> str:
+        for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
+            if a != b:  # from the last place of a ring of more than two to the first is ahead
+                ahead = (b > a) == (abs(b - a) == 1)
+                return f"axis {axis} {'+' if ahead else '-'}"
+        return "port"
+
     def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
         """The number of these messages that go over each link."""
         load: dict[Link, int] = {}

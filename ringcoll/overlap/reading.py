@@ -69,7 +69,8 @@ def _report(
     program: Program, module: Module, network: Network, chip: Chip | Gpu | None, timeline: Timeline
 ) -> Report:
     tally, lines = timeline.tally, Lines(program.text, module)
-    found = {name: lines.of(name) for name in timeline.transfers}
+    named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
+    found = {name: lines.of(name) for name in named}
     rows = tuple(
         Row(
             name=name,
@@ -106,7 +107,10 @@ def _report(
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,
         assumptions=tuple(_assumptions(program, network, chip, sources, timeline)),
-        segments=tuple(timeline.segments),
+        segments=tuple(
+            segment._replace(source=found[segment.label].source, at=found[segment.label].short)
+            for segment in timeline.segments
+        ),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
         advice=advice(rows, module, lines, network, timeline.costs, chip),

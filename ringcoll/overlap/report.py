@@ -8,7 +8,10 @@ from os import PathLike
 from ringcoll.io.text import aligned
 from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip, Gpu
+from ringcoll.overlap.inline import as_html
+from ringcoll.overlap.page import Drawn, as_page
 from ringcoll.overlap.timeline import Segment
+from ringcoll.overlap.trace import as_trace
 
 #: How many rows are printed: those with the most exposed time.
 ROWS = 24
@@ -119,6 +122,10 @@ class Report:
     def __str__(self) -> str:
         return "\n".join(_table(self))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the timeline above the text."""
+        return as_html(str(self), self.advice, self.segments, self.total)
+
     def to_dict(self) -> dict:
         """All figures as plain data, without the segments."""
         fields = asdict(replace(self, segments=()))
@@ -130,6 +137,43 @@ class Report:
     def to_json(self, indent: int | None = 2) -> str:
         """All figures as JSON, without the segments."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def to_perfetto(self, *below: "Report") -> str:
+        """The timeline as JSON that ui.perfetto.dev and chrome://tracing open.
+
+        It has a track of the chip, where exposed time is, and one of each direction of its links.
+
+        Args:
+            below: reports that are processes of their own in the same file.
+
+        Raises:
+            ValueError: there are no times.
+        """
+        return as_trace([made._checked("to_perfetto") for made in (self, *below)])
+
+    def to_html(self, *below: "Report") -> str:
+        """The timeline as one page that loads nothing: zoom, and the line of source of each part.
+
+        Args:
+            below: reports whose timelines are shown below this one, on the same axis of time.
+
+        Raises:
+            ValueError: there are no times.
+        """
+        return as_page([made._checked("to_html") for made in (self, *below)])
+
+    def _checked(self, function: str) -> Drawn:
+        """What is drawn, if there are times."""
+        if self.chip is None:
+            raise ValueError(
+                f"{function}: {self.name} has no times to draw, as a TPU's or a known GPU's has"
+            )
+        title = f"{self.name} on {self.ranks} x {self.chip.name}"
+        rows = [
+            (row.at or row.name, row.name, row.kind, row.count, row.wire, row.exposed)
+            for row in sorted(self.rows, key=lambda row: -row.exposed)
+        ]
+        return Drawn(title, _totals(self), self.total, self.exposed, rows, self.segments)
 
     def draw(self, path: str | PathLike[str], *below: "Report") -> None:
         """Draw the timeline, compute above the wire, as SVG or PNG.
@@ -144,12 +188,8 @@ class Report:
         """
         timelines = []
         for made in (self, *below):
-            if made.chip is None:
-                raise ValueError(
-                    f"draw: {made.name} has no times to draw, as a TPU's or a known GPU's has"
-                )
-            title = f"{made.name} on {made.ranks} x {made.chip.name}: {_totals(made)[0]}"
-            timelines.append((title, made.segments))
+            drawn = made._checked("draw")
+            timelines.append((f"{drawn.title}: {drawn.totals[0]}", drawn.segments))
         draw(timelines, path)
 
 

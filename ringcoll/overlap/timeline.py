@@ -25,12 +25,19 @@ _WORK = ("compute", "flops", "matmuls")
 
 
 class Segment(NamedTuple):
-    """A stretch of the timeline: `row` is compute, memory, exposed, wire or skipped."""
+    """A stretch of the timeline: `row` is compute, memory, exposed, wire or skipped.
+
+    label names an instruction; source and at are its line, as in `Row`. ways are the directions of
+    links that a transfer occupies, such as "axis 0 +".
+    """
 
     row: str
     start: float
     stop: float
     label: str
+    ways: tuple[str, ...] = ()
+    source: str = ""
+    at: str = ""
 
 
 class Timeline:
@@ -192,7 +199,8 @@ class Timeline:
         if pending.wire:
             for queue in queues:
                 self.tally["busy", queue] += pending.seconds
-            self._draw("wire", start, pending.end, pending.name)
+            ways = self._network.ways(pending.wire.links)
+            self._draw("wire", start, pending.end, pending.name, ways)
         elif pending.queue == _MATMULS:
             self._draw("compute", start, pending.end, pending.name)
 
@@ -290,9 +298,11 @@ class Timeline:
         self._draw("skipped", self.now, self.now + later, f"{turns} more turns")
         self.now += later
 
-    def _draw(self, row: str, start: float, stop: float, label: str) -> None:
+    def _draw(
+        self, row: str, start: float, stop: float, label: str, ways: tuple[str, ...] = ()
+    ) -> None:
         if stop > start:
-            self.segments.append(Segment(row, start, stop, label))
+            self.segments.append(Segment(row, start, stop, label, ways))
 
 
 def _equal(a: Mapping[tuple, float], b: Mapping[tuple, float]) -> bool:

@@ -13,7 +13,16 @@ from ringcoll.__main__ import main
 from ringcoll.algorithms import ALIASES, COLLECTIVES, GATHERS, names, ring
 from ringcoll.commands.arguments import size
 from ringcoll.commands.machine import MODELS, network, shapes
-from ringcoll.cost import DEVICES, SWITCHES, Model, Range, fastest, seconds, seconds_on_hosts
+from ringcoll.cost import (
+    DEVICES,
+    SWITCHES,
+    Model,
+    Range,
+    fastest,
+    predict,
+    seconds,
+    seconds_on_hosts,
+)
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.pricing import price, price_on_hosts
 from ringcoll.schedules.schedule import product
@@ -115,6 +124,18 @@ def test_switches_are_the_stated_constants():
 
 
 # -- the command --
+
+
+def test_messages_of_codes_cost_what_is_predicted(capsys):
+    how = ("--ranks", "4x2", "--bytes", "64M", "--wire", "int8")
+    said = cost(capsys, "all_reduce", *how)
+    assert "int8 and scales: 0.516 of the bytes of bfloat16" in said
+    for name in ("direct", "torus"):
+        taken = predict("psum", 2**26, (4, 2), "v5e", name, "bfloat16", wire="int8")
+        assert re.search(rf"\n{name} +{re.escape(seconds_in_words(taken))}[* ]", said)
+    with pytest.raises(SystemExit):
+        cost(capsys, "pmax", *how)
+    assert "--wire int8: pmax has no wire; leave it out" in capsys.readouterr().err
 
 
 def test_a_row_for_each_number_of_ranks(capsys):

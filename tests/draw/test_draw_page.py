@@ -1,16 +1,11 @@
 """The page in a real browser: it plays, by any hand, at any width, and asks for nothing."""
 
-import shutil
-from importlib.util import find_spec
-
 import pytest
+from browsing import DESK, PHONE, needs_a_browser
 
-from ringcoll.draw import as_page, as_svg, plan
+from ringcoll.draw import as_motion, as_page, as_svg, plan
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-MISSING = [] if find_spec("playwright") else ["playwright: pip install 'ringcoll[browser]'"]
-MISSING += [] if CHROMIUM else ["chromium: Debian's package of that name"]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no {'; no '.join(MISSING)}")
+pytestmark = needs_a_browser
 
 PAGES = {
     "ring": ("all_reduce", "ring", (4,)),
@@ -19,54 +14,23 @@ PAGES = {
     "stages": ("pmax", "recursive_doubling", (6,)),
     "alone": ("all_to_all", "bruck", (1,)),
 }
-PHONE, DESK = (390, 844), (1280, 800)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
-    """Opens pages, of which none may have asked for anything but its file, nor complained."""
-    contexts, wrong = [], []
+def opened(visit, tmp_path):
+    """Opens one of the pages."""
 
     def open_page(name, hash="", **options):
         file = tmp_path / f"{name}.html"
         file.write_text(as_page(plan(*PAGES[name])), encoding="utf-8")
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
+        return visit(file, hash, **options)
 
-        def guard(route):
-            if route.request.url.startswith(file.as_uri()):
-                route.continue_()
-            else:
-                wrong.append(route.request.url)
-                route.abort()
-
-        context.route(lambda url: not url.startswith("data:"), guard)
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(f"{file.as_uri()}{hash}")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
+    return open_page
 
 
 def shown(page):
     """The number of the round that is seen, which the list, the slider and the words agree on."""
-    (frame,) = page.locator(".frame:visible").all()
-    number = int(frame.get_attribute("data-frame"))
+    number = int(page.get_attribute("#stage svg", "data-shown"))
     (current,) = page.locator("[aria-current]").all()
     assert int(current.get_attribute("data-go")) == number
     assert page.locator("#round").input_value() == str(number)
@@ -77,13 +41,13 @@ def shown(page):
 
 
 def test_every_way_of_stepping(opened):
-    page = opened("ring")
+    page = opened("ring", reduced_motion="reduce")
     assert shown(page) == 0
     pictures = [page.locator(".picture").screenshot()]
     for key, number in [("ArrowRight", 1), ("ArrowRight", 2), ("End", 6), ("ArrowRight", 6)]:
         page.keyboard.press(key)
         assert shown(page) == number
-        pictures.append(page.locator(".picture").screenshot(animations="disabled"))
+        pictures.append(page.locator(".picture").screenshot())
     assert len(set(pictures)) == 4
     for key, number in [("ArrowLeft", 5), ("Home", 0), ("ArrowLeft", 0)]:
         page.keyboard.press(key)
@@ -125,18 +89,88 @@ def test_nothing_is_wider_than_the_page(opened, name):
     page = opened(name)
     for width, height in (PHONE, DESK):
         page.set_viewport_size({"width": width, "height": height})
-        assert page.evaluate("document.documentElement.scrollWidth") == width
         picture, code = (page.locator(part).bounding_box() for part in (".player", ".code"))
         if width == PHONE[0]:
             assert code["y"] > picture["y"] + picture["height"]
         elif name != "torus":  # which has the whole width
             assert code["x"] > picture["x"] + picture["width"]
+        whole = page.locator("#stage svg").bounding_box()
+        assert picture["x"] <= whole["x"]
+        assert whole["x"] + whole["width"] <= picture["x"] + picture["width"]
+        lines = "(all) => all.every((e) => e.scrollWidth <= e.clientWidth)"
+        assert page.locator("pre").evaluate_all(lines)
+        for larger in ("true", "false"):
+            page.click("#larger")
+            assert page.get_attribute("#larger", "aria-pressed") == larger
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            if larger == "true" and width == PHONE[0] and name != "alone":
+                assert page.locator("#stage svg").bounding_box()["width"] > whole["width"]
+
+
+TIME = "document.querySelector('#stage svg').getCurrentTime() / 2.4"
+WHERE = """() => [...document.querySelectorAll("[data-round='1'] [data-at]")].map((message) => {
+  const { x, y } = message.getBoundingClientRect();
+  return [Math.round(x), Math.round(y)];
+})"""
+
+
+def test_messages_travel_and_are_parked_on_their_arrows(opened):
+    page = opened("ring", hash="#delay=2500")
+    page.keyboard.press("ArrowRight")
+    seen = []
+    for _ in range(3):
+        page.wait_for_timeout(300)
+        seen.append((page.evaluate(TIME), page.evaluate(WHERE)))
+    times = [time for time, _ in seen]
+    assert 1 < times[0] < times[1] < times[2] < 2
+    assert page.locator(".parked").count() == 0
+    assert seen[1][1] != seen[2][1]
+    page.keyboard.press("End")
+    assert page.locator(".parked > g").count() == 4
+    assert page.evaluate(TIME) == pytest.approx(6.995)
 
 
 def test_motion_is_reduced_on_request(opened):
-    name = "getComputedStyle(document.querySelector('.frame')).animationName"
-    assert opened("ring").evaluate(name) == "appear"
-    assert opened("ring", reduced_motion="reduce").evaluate(name) == "none"
+    page = opened("ring", hash="#delay=60000", reduced_motion="reduce")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(TIME) == pytest.approx(1.995)
+    assert page.locator(".parked > g").count() == 4
+    page.keyboard.press("Space")  # plays: the next round, of which all is shown at once
+    assert shown(page) == 2
+    assert page.evaluate(TIME) == pytest.approx(2.995)
+
+
+@pytest.mark.parametrize(("name", "cell"), [("ring", 2), ("stages", 0)])
+def test_one_shard_is_followed(opened, name, cell):
+    page = opened(name, hash="#round=1", reduced_motion="reduce")
+    faint = """(whom) => [...document.querySelectorAll("#stage [data-of]")].every((part) =>
+      part.classList.contains("aside") === !part.dataset.of.split(" ").includes(whom))"""
+    cells = page.locator(f"[data-follow='{cell}']:visible")
+    cells.first.click()
+    assert page.input_value("#follow") == str(cell)
+    assert page.evaluate(faint, str(cell))
+    assert page.locator("#stage .aside").count() > 0
+    page.select_option("#follow", "1")
+    assert page.evaluate(faint, "1")
+    page.select_option("#follow", "")
+    assert page.locator("#stage .aside").count() == 0
+
+
+def test_a_film_is_dark_and_still_on_request(browser, tmp_path):
+    file = tmp_path / "film.svg"
+    file.write_text(as_motion(plan("psum", "ring", (3,))), encoding="utf-8")
+    look = """() => [
+      getComputedStyle(document.querySelector("rect")).fill,
+      ...[".moving", ".still"].map((of) => getComputedStyle(document.querySelector(of)).display),
+    ]"""
+    for scheme, motion, seen in (
+        ("light", "no-preference", ["rgb(255, 255, 255)", "inline", "none"]),
+        ("dark", "reduce", ["rgb(28, 32, 41)", "none", "inline"]),
+    ):
+        page = browser.new_page(color_scheme=scheme, reduced_motion=motion)
+        page.goto(file.as_uri())
+        assert page.evaluate(look) == seen
+        page.close()
 
 
 PICTURES = [*PAGES.values(), ("psum", "direct", (8,)), ("psum", "torus", (2, 2, 2))]
@@ -145,11 +179,14 @@ PICTURES += [("all_to_all", "bruck", (4, 3)), ("psum", "bruck", (2,)), ("pmin", 
 
 def test_nothing_drawn_is_cut_off(browser):
     page = browser.new_page()
-    for shown in PICTURES:
-        page.set_content(as_svg(plan(*shown)))
+    drawn = [(shown, as_svg(plan(*shown))) for shown in PICTURES]
+    drawn += [(shown, as_motion(plan(*shown))) for shown in PICTURES[:3]]
+    for shown, picture in drawn:
+        page.set_content(picture)
         assert page.evaluate("""() => {
           const svg = document.querySelector("svg"), ground = svg.querySelector("rect");
           ground.remove();
+          svg.querySelector(".still")?.remove();
           const all = svg.getBBox(), view = svg.viewBox.baseVal;
           return all.x >= 0 && all.y >= 0 && all.x + all.width <= view.width
             && all.y + all.height <= view.height;

@@ -12,7 +12,7 @@ from ringcoll.algorithms import bruck
 from ringcoll.draw import as_svg, frames, plan
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.source import highlighted, source
-from ringcoll.draw.style import COLOURS, EMPTY
+from ringcoll.draw.style import COLOURS, DARK, DARK_COLOURS, EMPTY, is_dark
 
 pytestmark = pytest.mark.quick
 
@@ -133,16 +133,24 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("eyes", SEEN)
-def test_colours_can_be_told_apart(eyes):
-    srgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in (*COLOURS, EMPTY)])
+def least_distance(colours, eyes):
+    """Between any two of some colours, in OKLab, for these eyes."""
+    srgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colours])
     linear = np.where(srgb < 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.array(SEEN[eyes]).T, 0, None)
     cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
     lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
     oklab = np.cbrt(seen @ np.array(cones).T) @ np.array(lab).T
-    assert min(np.linalg.norm(a - b) for a, b in combinations(oklab, 2)) > 0.08
-    assert len(COLOURS) == 16
+    return min(np.linalg.norm(a - b) for a, b in combinations(oklab, 2))
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_colours_can_be_told_apart(eyes):
+    for colours, empty in ((COLOURS, EMPTY), (DARK_COLOURS, DARK[EMPTY])):
+        assert len(colours) == 16
+        assert least_distance((*colours, empty), eyes) > 0.08
+    # A text on a colour is light or dark, on either paper.
+    assert [is_dark(c) for c in DARK_COLOURS] == [is_dark(c) for c in COLOURS]
 
 
 # -- code --

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 from processes import together
-from support import python
+from support import mostly_exhaustive, python
 
 MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
@@ -97,3 +97,31 @@ def test_blocks_are_those_of_one_device(name):
     done = python("-W", "error", "-m", f"examples.{name}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gradients as on one device" in done.stdout
+
+
+#: What a program prints, with which flags, and its exit status.
+PROGRAMS = [
+    (
+        "data_parallel",
+        (),
+        0,
+        ("lax, leaf by leaf                     25 ", "28  as by lax"),
+    ),
+    ("decode", (), 0, ("one_shot                                18                 9",)),
+    ("fsdp_equinox", (), 0, ("54272 B of weights on a device", "the losses are equal, except")),
+    ("fsdp_nnx", (), 0, ("52096 B of weights on a device", "the losses are equal, except")),
+    ("overlap_budget", (), 0, ("within the budget",)),
+    ("overlap_budget", ("--plain",), 1, ("overlap_budget.py", "more than the 5.0% allowed")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "status", "words"),
+    mostly_exhaustive(PROGRAMS, lambda name, *_: name == "data_parallel"),
+)
+def test_a_program_agrees_with_the_built_in_and_says_so(name, flags, status, words):
+    if name == "overlap_budget" and find_spec("libtpu") is None:
+        pytest.skip("no libtpu: pip install 'ringcoll[tpu]'")
+    done = python("-W", "error", "-m", f"examples.{name}", *flags)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert [each for each in words if each not in done.stdout + done.stderr] == []

@@ -5,6 +5,8 @@ import re
 import pytest
 from support import HERE, mostly_exhaustive, python
 
+from ringcoll import __main__ as command_line
+
 FOLDER = HERE / "examples" / "lessons"
 LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
 
@@ -20,6 +22,7 @@ def ran(*arguments):
     "lesson", mostly_exhaustive(LESSONS, lambda lesson: lesson[:2] in ("01", "09"))
 )
 def test_a_lesson_makes_all_its_claims(lesson):
+    """Those of the solutions of its exercises too."""
     printed, made = ran("-m", f"examples.lessons.{lesson}")
     source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")
     in_source = len(re.findall(r"\bclaim\(", source))
@@ -33,18 +36,28 @@ def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
         "runpy.run_module('examples.lessons.06_reading_the_schedule', run_name='__main__')"
     )
     printed, made = ran("-c", program)
-    assert made == 2
-    assert printed.splitlines()[-1].endswith("pip install 'ringcoll[tpu]' (no TPU is needed)")
+    assert made == 4  # two of the lesson, two of its first exercise
+    assert "pip install 'ringcoll[tpu]' (no TPU is needed)" in printed
 
 
 def test_a_claim_that_does_not_hold_ends_a_lesson():
-    program = (
-        "from examples.lessons.claims import claim; claim('2 is 3', 2 == 3); claim('on', True)"
-    )
+    program = "from ringcoll.learn import claim; claim('2 is 3', 2 == 3); claim('on', True)"
     done = python("-W", "error", "-c", program)
     assert done.returncode == 1
     assert "it does not hold: 2 is 3" in done.stderr
     assert "✓" not in done.stdout
+
+
+def test_lesson_4_and_the_command_agree_on_the_crossings(capsys):
+    printed, _ = ran("-m", "examples.lessons.04_all_reduce")
+    crossings = re.findall(r"faster (?:up to|from) ([\d.]+K)", printed)
+    flags = ["cost", "all_reduce", "-n", "8", "--algorithm", "ring,exchange"]
+    said = []
+    for network in ("switch", "slice"):
+        assert command_line.main([*flags, "--network", network]) == 0
+        said += re.findall(r"recursive_doubling  \| ([\d.]+K) \| ring", capsys.readouterr().out)
+    assert crossings == said
+    assert len(said) == 2
 
 
 def test_they_are_in_the_index_in_order():

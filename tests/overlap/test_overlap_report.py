@@ -3,6 +3,7 @@
 import builtins
 import json
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,13 @@ from support import make_mesh
 from ringcoll import __main__ as command_line
 from ringcoll import overlap
 from ringcoll.overlap import hlo
+from ringcoll.overlap.chart import LOOKS
+from ringcoll.overlap.inline import as_svg
 from ringcoll.overlap.network import Network
+from ringcoll.overlap.timeline import Segment
+from ringcoll.overlap.tracks import dealt
 
+SVG = "{http://www.w3.org/2000/svg}"
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
 BARE = program(dot("y"), start("s", "y"), done("d", "s"))
 
@@ -113,6 +119,7 @@ def test_the_timeline_is_drawn(tmp_path, kind):
     path = tmp_path / f"timeline.{kind}"
     overlap.report(HIDDEN, chip=CHIP).draw(path)
     head = path.read_bytes()[:200]
+    assert (b"prefers-color-scheme:dark" in path.read_bytes()) == (kind == "svg")
     assert head.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
 
 
@@ -128,8 +135,8 @@ def test_two_directions_at_once_are_drawn_apart(tmp_path):
     back = start("t", pairs="source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
     both = overlap.report(program(start("s"), back, done("d", "s"), done("e", "t")), chip=CHIP)
     wires = [segment for segment in both.segments if segment.row == "wire"]
-    assert len(overlap.chart._lanes(wires)) == 2
-    assert len(overlap.chart._lanes([*wires[:1], *wires[:1], *wires[1:]])) == 3
+    assert len(dealt(wires)) == 2
+    assert len(dealt([*wires[:1], *wires[:1], *wires[1:]])) == 3
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
@@ -321,3 +328,21 @@ def test_a_function_without_results_is_refused():
     function, operands = returns_nothing(make_mesh(8))
     with pytest.raises(ValueError, match="it returns no array, so nothing is compiled"):
         overlap.compile_for("h200:8", function, *operands)
+
+
+def test_a_notebook_shows_the_timeline_above_the_text():
+    timed = overlap.report(BARE, chip=CHIP)
+    shown = timed._repr_html_()
+    svg, _, text = shown.partition("<pre>")
+    bars = {bar.get("fill") for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")}
+    assert {LOOKS["compute"][1], LOOKS["exposed"][1], LOOKS["wire"][1]} <= bars
+    assert "exposed us" in text
+    assert timed.advice in text
+    assert "assumed:" not in text
+    assert "<svg" not in replace(timed, total=0.0)._repr_html_()
+
+
+def test_bars_that_touch_are_one():
+    segments = [Segment("compute", start * 1e-6, (start + 1) * 1e-6, "") for start in range(1000)]
+    segments.append(Segment("compute", 0.002, 0.003, ""))
+    assert as_svg(segments, 0.004).count("<rect") == 3  # two bars, and the legend's

@@ -3,7 +3,8 @@
 A room imports only from rooms above it in `ROOMS`; inside a room, imports run in no circle.
 What knows no JAX imports nothing that does, one file alone sends, and nothing private of JAX is
 touched. The library does not know the reader of compiled programs, and the reader knows nothing of
-how the library runs.
+how the library runs. What a notebook shows (`_repr_svg_`, `_repr_html_`) is drawn by `draw`, which
+is below: these methods alone import it, when a notebook asks.
 """
 
 import ast
@@ -37,6 +38,7 @@ ROOMS = (
     "draw",
     "formats",
     "overlap",
+    "learn",
     "commands",
     "__main__",
 )
@@ -48,7 +50,9 @@ WITHOUT_JAX = (
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
     *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
-    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "machine", "plot")),
+    *(f"overlap.{name}" for name in ("tracks", "page", "trace", "inline")),
+    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
+    *(f"commands.{name}" for name in ("machine", "plot")),
     *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
@@ -56,7 +60,9 @@ WITHOUT_JAX = (
 LAYERS_KNOW = ("layers", "collectives", "matmuls", "attention", "runtime.value_types")
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
-LAZILY = {"io.figure": "matplotlib"}  # of the extra bench, and only when it is drawn
+LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn
+#: The methods that a notebook calls, and the one module that they may import from below.
+SHOWN, DRAWS = ("_repr_svg_", "_repr_html_"), "draw.notebook"
 #: The second where the first is not for it: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {
@@ -79,6 +85,13 @@ def imported_by(node):
     elif isinstance(node, ast.ImportFrom):
         base = "." * node.level + (node.module or "")
         yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def inside_shown(tree):
+    """What stands inside the methods that a notebook calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in SHOWN:
+            yield from ast.walk(node)
 
 
 def is_private(name):
@@ -124,6 +137,7 @@ def complaints(module, source):
     tree = without_types(module, ast.parse(source))
     late = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
     early = [node for node in ast.walk(tree) if node not in late]
+    shown = {name for node in inside_shown(tree) for name in imported_by(node)}
     room = module.split(".")[0]
     for name in imported(tree):
         root, *inner = name.split(".")
@@ -138,6 +152,8 @@ def complaints(module, source):
             yield f"imports {name}: it is private"
         if root == "ringcoll":
             target = module_of(inner)
+            if name in shown and target == DRAWS:
+                continue
             if target.split(".")[0] not in ROOMS[: ROOMS.index(room) + ("." in module)]:
                 yield f"imports {name}: only {', '.join(ROOMS[: ROOMS.index(room)])} are above it"
             elif is_in(module, WITHOUT_JAX) and not is_in(target, WITHOUT_JAX):
@@ -161,15 +177,15 @@ def complaints(module, source):
 
 
 def circle(sources):
-    """Modules that import each other in a circle, or none."""
-    graph = {
-        module: {
-            module_of(name.split(".")[1:])
-            for name in imported(without_types(module, ast.parse(source)))
-            if name.split(".")[0] == "ringcoll"
+    """Modules that import each other in a circle, or none; without what a notebook shows."""
+    graph = {}
+    for module, source in sources.items():
+        tree = without_types(module, ast.parse(source))
+        shown = {*inside_shown(tree)}
+        names = (n for node in ast.walk(tree) if node not in shown for n in imported_by(node))
+        graph[module] = {
+            module_of(n.split(".")[1:]) for n in names if n.split(".")[0] == "ringcoll"
         }
-        for module, source in sources.items()
-    }
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -228,6 +244,9 @@ def test_no_imports_run_in_a_circle():
         ("layers.linear", "from ringcoll import algorithms", "layers are made of"),
         ("io.figure", "from matplotlib.figure import Figure", "only inside the function"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
+        ("schedules.tour", "def f():\n    from ringcoll.draw.notebook import of_plan", "above it"),
+        ("costs.model", "def _repr_svg_():\n    from ringcoll.draw.svg import as_svg", "above it"),
+        ("costs.model", "from ringcoll.draw.notebook import of_price", "above it"),
     ],
 )
 def test_the_rules_bite(module, source, complaint):
@@ -242,7 +261,7 @@ import sys
 import ringcoll
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
-late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug")
+late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug", "ringcoll.learn")
 print([name for name in sys.modules if name.startswith(late)])
 print(set(late) <= {f"ringcoll.{name}" for name in dir(ringcoll)}, hasattr(ringcoll, "typo"))
 print(callable(ringcoll.debug.deadline), callable(ringcoll.draw.plan), ringcoll.overlap.__name__)

@@ -13,7 +13,7 @@ import pytest
 from support import python
 
 import ringcoll
-from ringcoll import algorithms, debug, draw, formats, layers, overlap
+from ringcoll import algorithms, debug, draw, formats, layers, learn, overlap
 from ringcoll.costs import counts, model, precision
 from ringcoll.layers import expert_parallel, fsdp, tensor_parallel
 from ringcoll.matmuls import experts
@@ -28,6 +28,7 @@ LISTS = (
     draw,
     formats,
     debug,
+    learn,
 )  # of public names
 OWN = (algorithms, counts, experts, model, precision)  # where what is defined is public
 REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.listed_name, algorithms.names)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import benchmarks.__main__ as measuring
+import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
 from ringcoll import precision, pricing
@@ -73,6 +74,16 @@ def test_figures_of_readme_stand_on_the_pages_that_it_links():
     assert len(found) == 3
     for figure, page in found:
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", PAGES[page])
+
+
+def test_the_functions_of_the_table_for_loops_exist():
+    calls = re.findall(r"`(?:with )?ringcoll\.([\w.]+)\(", PAGES["docs/choose.md"])
+    assert len(calls) > 20
+    for call in calls:
+        found = ringcoll
+        for name in call.split("."):
+            found = getattr(found, name)
+        assert callable(found)
 
 
 def commands():

@@ -1,0 +1,200 @@
+"""Other people's code, run by our collectives: `with ringcoll.replacing(jax.lax):`.
+
+While a region is open, on any thread, each attribute of its modules that is a collective of
+`jax.lax` is a dispatcher. On a thread with an open region, a dispatcher calls ours; on all others
+it calls lax's. The last region of a module to close puts lax's back.
+"""
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from ringcoll.collectives import choice
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
+from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
+from ringcoll.collectives.broadcast import pbroadcast
+from ringcoll.collectives.permute import ppermute, pshuffle
+from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.collectives.table import Table
+from ringcoll.runtime import built_in
+
+
+class _Options(NamedTuple):
+    """What a region says of a function."""
+
+    algorithm: str | Table
+    accumulate_dtype: np.dtype | None
+
+
+#: By function, what the regions around say: pairs, because a context's value is hashed. `jit`
+#: compiles once for each value, because user contexts are a part of its key.
+_around = jax.make_user_context(default_value=())
+
+#: A module, and the name of one of its attributes.
+Attribute = tuple[ModuleType, str]
+#: How many regions replace an attribute, on all threads; and its guard.
+_open: Counter[Attribute] = Counter()
+_changing = threading.Lock()
+
+
+def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours inside a region that names it, else lax's of the same name."""
+    name = ours.__name__
+    theirs, parameters = getattr(built_in, name), inspect.signature(ours).parameters
+    # Permutations have an `algorithm` only to refuse it.
+    takes = parameters.keys() - ({"algorithm"} if parameters["algorithm"].default is None else ())
+
+    @wraps(theirs)
+    def dispatcher(*args: Any, **kwargs: Any) -> Any:
+        options = dict(_around.value).get(name)
+        if options is None:
+            return theirs(*args, **kwargs)
+        said = options._asdict()
+        # A name is set around the call: if the function cannot run by it, it stays "auto".
+        is_named = options.algorithm != "auto" and isinstance(options.algorithm, str)
+        with choice.algorithm(said.pop("algorithm")) if is_named else nullcontext():
+            return ours(*args, **{k: v for k, v in said.items() if k in takes} | kwargs)
+
+    return dispatcher
+
+
+_OURS = (
+    *(all_gather, all_to_all, pbroadcast, pmax, pmean, pmin, ppermute, pshuffle, psum),
+    *(psum_scatter, pswapaxes, ragged_all_to_all),
+)
+_DISPATCHERS = {ours.__name__: _dispatcher(ours) for ours in _OURS}
+#: The name of lax's function, or of its dispatcher, by identity: an attribute may not be hashable.
+_NAMES = {id(getattr(built_in, name)): name for name in _DISPATCHERS}
+_NAMES |= {id(dispatcher): name for name, dispatcher in _DISPATCHERS.items()}
+
+
+@contextmanager
+def replacing(
+    module: ModuleType,
+    *modules: ModuleType,
+    algorithm: str | Table = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+    only: str | Iterable[str] | None = None,
+) -> Iterator[None]:
+    """Code that calls jax.lax's collectives runs by ringcoll's: `with replacing(jax.lax):`.
+
+    For code that you do not own: a batch norm, an optimizer. All calls `lax.psum(...)` and
+    `jax.lax.psum(...)` that are traced inside are ours, of whatever library. A library that wrote
+    `from jax.lax import psum` has a copy of its own: pass that module too. A function kept before
+    (`partial(lax.psum, axis_name="x")`) stays lax's.
+
+    The region belongs to its thread: others call lax's. Regions nest; for each function, the
+    innermost that names it decides. When the last region closes, also by an exception, modules
+    are as they were. It is a decorator too: `@ringcoll.replacing(jax.lax)`.
+
+    `jit` compiles once for each region's arguments, so a function that ran outside is traced
+    again inside, and the other way round. A compiled program (`.lower(...).compile()`) stays as
+    it is. A gradient goes by the algorithm of its function, wherever it is taken. (But the
+    backward pass of a `custom_vjp` is traced where the gradient is taken.)
+
+    Shapes, steps, bytes, gradients and source: those of the functions.
+
+    Args:
+        module: whose attributes are replaced: `jax.lax`, or one that imported functions from it.
+        modules: more of them.
+        algorithm: a name or a `Table`. Where a function cannot run by that name ("ring" for an
+            `all_to_all`), the call is "auto".
+        accumulate_dtype: of those functions that add floats, or whose gradient does.
+        only: the names of the functions to replace; all, if None.
+
+    Raises:
+        TypeError: a module is no module; the algorithm is neither a name nor a `Table`; the dtype
+            is no dtype; `only` has what is no string.
+        ValueError: there is no algorithm of this name; `only` names no collective; a module has
+            no such function of jax.lax.
+
+    >>> def from_a_library(x):
+    ...     return jax.lax.pmean(x, "x")
+    >>> mean = ranks(from_a_library, out_specs=P())
+    >>> with ringcoll.replacing(jax.lax, algorithm="ring"):
+    ...     program = mean.lower(jnp.arange(4.0)).as_text()
+    >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
+    6
+    """
+    names = _checked_names(only)
+    options = _Options(_checked_algorithm(algorithm), _checked_dtype(accumulate_dtype))
+    says = dict(_around.value) | dict.fromkeys(names, options)
+    replaced = _replace((module, *modules), names)
+    try:
+        with _around(tuple(says.items())):
+            yield
+    finally:
+        _restore(replaced)
+
+
+def _replace(modules: Iterable[ModuleType], names: Collection[str]) -> list[Attribute]:
+    with _changing:
+        found = [attribute for module in modules for attribute in _attributes(module, names)]
+        for module, key in found:
+            _open[module, key] += 1
+            setattr(module, key, _DISPATCHERS[_NAMES[id(vars(module)[key])]])
+    return found
+
+
+def _restore(replaced: Iterable[Attribute]) -> None:
+    with _changing:
+        for module, key in replaced:
+            _open[module, key] -= 1
+            name = _NAMES.get(id(vars(module).get(key)))  # None: someone has set it since
+            if not _open[module, key] and name is not None:
+                setattr(module, key, getattr(built_in, name))
+
+
+def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
+    """The attributes of a module that are these functions of jax.lax, by whatever name."""
+    if not isinstance(module, ModuleType):
+        raise TypeError(f"ringcoll.replacing({module!r}): is no module; pass such as jax.lax")
+    named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
+    found = [(module, key) for key, name in named if name is not None and name in names]
+    if not found:
+        raise ValueError(
+            f"ringcoll.replacing({module.__name__}): the module has none of jax.lax's "
+            f"{', '.join(names)}; pass jax.lax, or a module that has `from jax.lax import psum`"
+        )
+    return found
+
+
+def _checked_names(only: str | Iterable[str] | None) -> tuple[str, ...]:
+    names = tuple(_DISPATCHERS) if only is None else (only,) if isinstance(only, str) else (*only,)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"ringcoll.replacing: only has {name!r}; pass names, such as 'psum'")
+        if name not in _DISPATCHERS:
+            known = ", ".join(_DISPATCHERS)
+            raise ValueError(f"ringcoll.replacing: only={name!r} is no collective; pass {known}")
+    return names
+
+
+def _checked_algorithm(algorithm: str | Table) -> str | Table:
+    if isinstance(algorithm, str):
+        choice.check_known(f"ringcoll.replacing: algorithm={algorithm!r}", algorithm)
+    elif not isinstance(algorithm, Table):
+        raise TypeError(
+            f"ringcoll.replacing: algorithm={algorithm!r} is neither a name nor a Table; "
+            "other collectives could not run by it"
+        )
+    return algorithm
+
+
+def _checked_dtype(dtype: DTypeLike | None) -> np.dtype | None:
+    try:
+        return None if dtype is None else jnp.dtype(dtype)
+    except TypeError as error:
+        words = f"ringcoll.replacing: accumulate_dtype={dtype!r} is no dtype; pass jnp.float32"
+        raise TypeError(words) from error

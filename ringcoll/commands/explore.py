@@ -1,0 +1,41 @@
+"""Write one page to play with: collectives, algorithms, ranks, bytes and machines.
+
+    python -m ringcoll explore --html explore.html
+    python -m ringcoll explore --html small.html --ranks 2..8,4x2
+
+The page loads nothing and asks nobody. It shows the rounds, the price on each machine, the curves
+of all algorithms with their crossovers, the formula and the code.
+"""
+
+import argparse
+
+from ringcoll.commands import arguments, machine
+from ringcoll.draw.explore import SHAPES, as_explorer
+from ringcoll.io import files
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument(
+        "--html", type=arguments.Page, required=True, metavar="FILE", help="the page to write"
+    )
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=machine.shapes,
+        default=SHAPES,
+        metavar="LIST",
+        help="the ranks to choose from, 2 to 16: 2,3,5; 2..8 (powers of two); 4x2 (two axes) "
+        f"(default: {','.join('x'.join(map(str, shape)) for shape in SHAPES)})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write; returns the exit status."""
+    try:
+        made = as_explorer(args.ranks)
+    except ValueError as error:
+        args.error(str(error))
+    with arguments.writing(args, "html"):
+        files.write(args.html, made)
+    return 0

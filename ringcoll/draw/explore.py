@@ -1,0 +1,195 @@
+"""One page to play with: every collective by every algorithm on some ranks and all machines.
+
+Python computes all of it: pictures, words, formulas and seconds. The page looks them up.
+"""
+
+import base64
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from html import escape
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ringcoll.costs.closed_forms import at, closed_form, prices
+from ringcoll.costs.counts import Price
+from ringcoll.costs.machines import MACHINES
+from ringcoll.costs.model import fastest
+from ringcoll.costs.prediction import LAX, paid, predict
+from ringcoll.draw import style
+from ringcoll.draw.captions import counted
+from ringcoll.draw.motion import Film
+from ringcoll.draw.page import in_words, legend, moving, rounds
+from ringcoll.draw.picture import MOST_RANKS
+from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.source import highlighted, paragraphs, source
+from ringcoll.io.page import page, part, shared
+from ringcoll.io.text import bytes_in_words
+from ringcoll.schedules.registry import algorithms_of, names
+
+#: The collectives, by the names of the literature.
+COLLECTIVES: Mapping[str, str] = {
+    "psum": "all-reduce",
+    "all_gather": "all-gather",
+    "psum_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+}
+SHAPES: Sequence[tuple[int, ...]] = (
+    *((2,), (3,), (4,), (6,), (8,), (16,)),
+    *((4, 2), (2, 2, 2)),
+)
+#: Bytes of the full vector: 1 KiB to 4 GiB.
+SIZES = tuple(2**k for k in range(10, 33))
+BUILT_IN = "built-in"
+#: The letters that stand for words: Latin Extended-A, which no picture has.
+_FIRST, _WORDS = 0x100, 90
+
+Shape = tuple[int, ...]
+
+
+def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
+    """HTML: choose a collective, an algorithm, ranks, bytes and a machine; see, price, compare.
+
+    Args:
+        shapes: of the ranks to choose from, each of 2 to 16 ranks.
+
+    Raises:
+        ValueError: a shape of fewer or more ranks, or none.
+
+    >>> "all-reduce" in draw.as_explorer([(2,)])
+    True
+    """
+    for shape in shapes:
+        if not 2 <= prod(shape) <= MOST_RANKS:
+            raise ValueError(
+                f"explore: ranks {_name(shape)}: pictures are of 2 to {MOST_RANKS} ranks"
+            )
+    if not shapes:
+        raise ValueError("explore: no ranks to choose from; give one shape or more, such as 4")
+    pictures, priced = {}, {}
+    for collective in COLLECTIVES:
+        for shape in shapes:
+            plans = dict(_plans(collective, shape))
+            for name, made in plans.items():
+                pictures[f"{collective}|{name}|{_name(shape)}"] = packed(_drawn(made))
+            for machine in MACHINES:
+                if found := _priced(collective, plans, shape, machine):
+                    priced[f"{collective}|{_name(shape)}|{machine}"] = found
+    data = {
+        "sizes": [[size, bytes_in_words(size)] for size in SIZES],
+        "shapes": [_name(shape) for shape in shapes],
+        "machines": [[name, machine.what] for name, machine in MACHINES.items()],
+        "collectives": [[name, title, _algorithms(name)] for name, title in COLLECTIVES.items()],
+        "colours": style.COLOURS,
+        "builtIn": BUILT_IN,
+        "firstLetter": _FIRST,
+        "pictures": pictures,
+        "prices": packed(priced),
+    }
+    body = part(
+        "ringcoll.draw",
+        "explore.html",
+        player=shared("player.html", picture="", legend=""),
+        dark=style.dark(),
+    )
+    scripts = [shared("player.js"), part("ringcoll.draw", "explore.js")]
+    return page("Collective algorithms: rounds and prices", body, scripts, data)
+
+
+def shortened(text: str) -> list[Any]:
+    """A picture with a letter in place of each of its commonest words, and these words.
+
+    The window of gzip, 32 KB, then has enough of it to find what is alike.
+    """
+    words = Counter(re.findall(r'<\w+| [\w-]+="[^"]*"| />|</\w+>', text))
+    saved = sorted(words, key=lambda word: (1 - len(word)) * words[word])[:_WORDS]
+    for i, word in enumerate(saved):
+        text = text.replace(word, chr(_FIRST + i))
+    return [saved, text]
+
+
+def packed(data: Any) -> str:
+    """Data as a text that a browser unpacks when it is needed: JSON, by gzip, in base 64."""
+    plain = json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+    return base64.b64encode(gzip.compress(plain, 9, mtime=0)).decode()
+
+
+def _name(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def _plans(collective: str, shape: Shape) -> Iterator[tuple[str, Plan]]:
+    """The algorithms that there are for a shape."""
+    for name in names(collective):
+        try:
+            yield name, plan(collective, name, shape)
+        except ValueError:  # it does not exist for these ranks
+            continue
+
+
+def _algorithms(collective: str) -> list[dict[str, str]]:
+    """What is known of each algorithm, whatever the ranks."""
+    made = []
+    for name in names(collective):
+        function = algorithms_of(collective)[name]
+        summary, *prose = paragraphs(function)
+        forms = {
+            where: closed_form(prices(collective, name, on_a_ring))
+            for where, on_a_ring in (("switch", False), ("ring", True))
+        }
+        made.append(
+            {
+                "name": name,
+                "summary": summary,
+                "prose": "".join(f"<p>{escape(text)}</p>" for text in prose),
+                "code": highlighted(source(function)),
+                "forms": "; ".join(f"on a {w}: {form}" for w, form in forms.items() if form),
+            }
+        )
+    return made
+
+
+def _drawn(made: Plan) -> dict[str, Any]:
+    return {
+        "picture": shortened(moving(Film(made))),
+        "legend": legend(made),
+        "rounds": rounds(made),
+        "counted": counted(made),
+        "explained": in_words(made),
+        "shards": made.size,
+    }
+
+
+def _priced(
+    collective: str, plans: Mapping[str, Plan], shape: Shape, machine: str
+) -> dict[str, Any] | None:
+    """By algorithm, the seconds of each size, and a formula; and which is the fastest at which.
+
+    None if the machine has no such ranks.
+    """
+    ranks = shape[0] if len(shape) == 1 else shape
+    seconds: dict[str, list[float]] = {}
+    formulas: dict[str, str] = {}
+    for name in (LAX, *plans):
+        try:
+            seconds[name] = [predict(collective, b, ranks, machine, name) for b in SIZES]
+        except ValueError:  # no such axes, or no such hosts
+            continue
+        if name != LAX:
+            cost = paid(collective, ranks, machine, name)
+            if isinstance(cost, Price):
+                formulas[name] = at(prod(shape), cost, MACHINES[machine].model.gamma > 0)
+    if not seconds:
+        return None
+    lines = {name: partial(np.interp, xp=SIZES, fp=taken) for name, taken in seconds.items()}
+    ranges = fastest(lines, SIZES[0], SIZES[-1])
+    return {
+        "seconds": {name: [float(f"{t:.6g}") for t in taken] for name, taken in seconds.items()},
+        "formulas": formulas,
+        "fastest": [[one.name, one.least, bytes_in_words(one.least)] for one in ranges],
+    }

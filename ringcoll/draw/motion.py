@@ -1,0 +1,273 @@
+"""A picture that moves: in each round the messages leave, travel, and become part of what is held.
+
+It is one SVG of itself. Its clock is that of SMIL, which browsers run, also in an image; so a page
+can set it to any time. Time is in units of a round: round k lasts from k to k + 1.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import ceil, dist
+
+from ringcoll.draw import style
+from ringcoll.draw.captions import sentence
+from ringcoll.draw.legend import legend
+from ringcoll.draw.picture import Picture, is_more
+from ringcoll.draw.plan import Plan
+from ringcoll.draw.routes import Route
+from ringcoll.draw.steps import Message, RankSet
+from ringcoll.draw.style import Element, label, rect, shape
+from ringcoll.draw.svg import MARGIN, document, finished
+from ringcoll.draw.text import wrap
+
+SECONDS = 2.4  # a round
+#: Within a round, when its messages leave and arrive.
+LEAVE, ARRIVE = 0.2, 0.72
+_INSIDE = 0.1  # how long they are over the ranks that they leave and reach
+_EASE = "0 0 1 1;.4 0 1 1;0 0 1 1;0 0 .4 1;0 0 1 1"
+_TOP, _LINE = 64.0, 17.0
+_MOST_STILL = 6  # rounds, with the start, that are legible side by side
+ASIDE = 0.13  # the opacity of what is not followed
+_STILL = f"""
+.ringcoll .still{{display:none}}
+.ringcoll .aside{{opacity:{ASIDE}}}
+@media (prefers-reduced-motion:reduce){{
+.ringcoll .still{{display:inline}}
+.ringcoll .moving{{display:none}}
+}}
+"""
+
+
+def as_motion(plan: Plan, follow: int | None = None) -> str:
+    """SVG: the rounds as a film without end, with captions and a legend.
+
+    Where the reader's device asks for reduced motion, it is a still of the rounds side by side; of
+    more than five, of the first, the last and some between.
+
+    Args:
+        plan: of at most 16 ranks.
+        follow: a shard, by its rank; all that does not carry it is faint. Of whole vectors, the
+            data of that rank; of an all-to-all, the blocks for it.
+
+    Raises:
+        ValueError: too many ranks, or no such shard.
+
+    >>> draw.as_motion(draw.plan("all_gather", "ring", (4,)), follow=0).count("<animateMotion")
+    12
+    """
+    film = Film(plan, follow)
+    root = document(plan.title, style.dark() + _STILL)
+    width, height = film.picture.size
+    said = [wrap(line, int(max(width, 330.0) / 6.2)) for line in film.captions]
+    wide = max(width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
+    moving = shape(root, "g", **{"class": "moving"})
+    label(moving, (wide / 2, 30), plan.title, 15, font_weight="600")
+    film.draw(shape(moving, "g", transform=f"translate({(wide - width) / 2:.1f} {_TOP - 20})"))
+    bottom = _TOP - 12 + height
+    for number, lines in enumerate(said):
+        shown = shape(moving, "g")
+        film.between(shown, number, number + 1 + (number == film.last))
+        label(shown, (wide / 2, 51), film.picture.heading(number), 13, fill=style.FAINT)
+        for i, line in enumerate(lines):
+            label(shown, (wide / 2, bottom + _LINE * i), line, 12)
+    below = bottom + _LINE * max(map(len, said))
+    film.bar(moving, (wide / 2 - 90, below - 4, 180.0, 3.0))
+    at = shape(moving, "g", transform=f"translate({MARGIN} {below + 12:.1f})")
+    whole = below + 12 + legend(at, plan, wide - 2 * MARGIN) + MARGIN
+    _still(film.picture, shape(root, "g", **{"class": "still"}), (wide, whole))
+    return finished(root, wide, whole)
+
+
+class Film:
+    """The moving part of a picture: ranks, data, arrows and messages, without words.
+
+    Args:
+        plan, follow: as for `as_motion`.
+    """
+
+    def __init__(self, plan: Plan, follow: int | None = None) -> None:
+        self.picture = Picture(plan)
+        if follow is not None and not 0 <= follow < plan.size:
+            raise ValueError(f"follow {follow}: there are shards 0 to {plan.size - 1}")
+        self.follow = follow
+        self.last = len(self.picture.frames) - 1
+        self.lasts = self.last + 2  # the start and the end are held for as long as a round
+
+    @property
+    def captions(self) -> list[str]:
+        """What happens in each round; of the start, what is there."""
+        plan = self.picture.plan
+        return ["Before the first round"] + [sentence(plan, now) for _, now in plan.numbered()]
+
+    def draw(self, into: Element) -> None:
+        """Everything that is held and sent, at its times."""
+        width, height = self.picture.size
+        (x, y), (wide, high) = self.picture.corner, self.picture.extent
+        place = f"translate({(width - wide) / 2 - x:.1f} {(height - high) / 2 - y:.1f})"
+        inner = shape(into, "g", transform=place)
+        rounds = [self._round(inner, number) for number in range(1, self.last + 1)]
+        for rank in range(self.picture.plan.size):
+            self.picture.box(inner, rank)
+            for column in range(len(self.picture.cells)):
+                self._cell(inner, rank, column)
+        for number, travelling in enumerate(rounds, 1):
+            inner.append(travelling)
+            travelling.set("data-round", str(number))
+            self.between(travelling, number, number + 1)
+
+    def _round(self, into: Element, number: int) -> Element:
+        """Draw the arrows of a round; returns its messages, which are to lie above the ranks."""
+        picture = self.picture
+        arrows, travelling = shape(into, "g"), style.Element("g")
+        self.between(arrows, number, number + 1 + (number == self.last))
+        for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
+            of = self._of_messages(post)
+            picture.arrow(self._mark(shape(arrows, "g"), of), post, route, picture.is_dense(number))
+            glyph = self._mark(shape(travelling, "g"), of)
+            if not picture.is_dense(number):  # where a page shows it when nothing moves
+                glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
+            picture.glyph(glyph, post, route, (0, 0))
+            self._travels(glyph, post, route, number)
+        return travelling
+
+    def _middle(self, rank: int, post: Sequence[Message]) -> tuple[float, float]:
+        """The middle of the cells of what messages carry."""
+        columns = [piece.column for message in post for piece in message.pieces]
+        places = [self.picture.place(rank, column) for column in columns]
+        x = sum(x + width / 2 for x, _, width, _ in places) / len(places)
+        y = sum(y + height / 2 for _, y, _, height in places) / len(places)
+        return x, y
+
+    def _cell(self, into: Element, rank: int, column: int) -> None:
+        """Everything that a rank holds in a column, one after the other."""
+        states = list(self._states(rank, column))
+        ends = [start for start, _, _ in states[1:]] + [float(self.lasts)]
+        for (start, held, is_new), end in zip(states, ends, strict=True):
+            whole = self.picture.plan.whole
+            shown = self.picture.column(into, rank, column, held, is_new)
+            self._mark(shown, sorted(frozenset().union(*held)) if whole else [column])
+            shown.set("data-follow", str(rank if whole else column))
+            self.between(shown, start, end)
+
+    def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
+        """From when on, what is held, and whether it is marked as new."""
+        frames, seen = self.picture.frames, self.picture.seen
+        shown: tuple[Sequence[RankSet], bool] = _alike(seen(frames[0], rank, column)), False
+        yield 0.0, *shown
+        for frame in frames[1:]:
+            was, now = (seen(f, rank, column) for f in (frames[frame.number - 1], frame))
+            # What is not sent away; a tour drops a shard only when the round's addition is done.
+            kept = [
+                w if self.picture.is_shard(i) else w & now[i % len(now)] for i, w in enumerate(was)
+            ]
+            for time, held, is_new in (
+                (frame.number, was, False),
+                (frame.number + LEAVE, kept, False),
+                (frame.number + ARRIVE, now, is_more(now, was)),
+            ):
+                state = _alike(held), is_new
+                if state != shown:
+                    shown = state
+                    yield time, *state
+
+    # -- whose --
+
+    def _of_messages(self, post: Sequence[Message]) -> list[int]:
+        pieces = [piece for message in post for piece in message.pieces]
+        if self.picture.plan.whole:
+            return sorted(frozenset().union(*(piece.contributors for piece in pieces)))
+        return sorted({piece.column for piece in pieces})
+
+    def _mark(self, group: Element, of: Sequence[int]) -> Element:
+        """Say which shards are in a group; it is aside if another is followed."""
+        group.set("data-of", f" {' '.join(map(str, of))} ")
+        if self.follow is not None and self.follow not in of:
+            group.set("class", "aside")
+        return group
+
+    # -- when --
+
+    def between(self, element: Element, start: float, end: float) -> None:
+        """Show an element from one time to another only."""
+        times, values = ["0"], ["visible" if start <= 0 else "hidden"]
+        for time, value in ((start, "visible"), (end, "hidden")):
+            if 0 < time < self.lasts:
+                times.append(self._share(time))
+                values.append(value)
+        if len(times) == 1:
+            return
+        element.set("visibility", values[0])
+        self._animated(
+            element,
+            "animate",
+            attributeName="visibility",
+            calcMode="discrete",
+            values=";".join(values),
+            keyTimes=";".join(times),
+        )
+
+    def _travels(self, glyph: Element, post: Sequence[Message], route: Route, number: int) -> None:
+        """Move messages out of their cells, over their arrow, and into the receiver's cells.
+
+        All messages of a round are as far on their arrows at any time.
+        """
+        a, b = self._middle(post[0].sender, post), self._middle(post[0].receiver, post)
+        way, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
+        for i, one in enumerate(route.ways):
+            (ax, ay), (tx, ty), (bx, by) = one.start, one.towards, one.end
+            way += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
+            lengths.append(sum(dist(one.at(t / 8), one.at((t + 1) / 8)) for t in range(8)))
+        way += f"L{b[0]:.0f} {b[1]:.0f}"
+        whole = sum(lengths) + dist(route.ways[-1].end, b)
+        out, home = lengths[0] / whole, sum(lengths) / whole
+        start, end = number + LEAVE, number + ARRIVE
+        times = (start, start + _INSIDE, end - _INSIDE, end)
+        self.between(glyph, start, end)
+        self._animated(
+            glyph,
+            "animateMotion",
+            path=way,
+            calcMode="spline",
+            keyPoints=f"0;0;{out:.3f};{home:.3f};1;1",
+            keyTimes=f"0;{';'.join(map(self._share, times))};1",
+            keySplines=_EASE,
+        )
+
+    def bar(self, into: Element, box: style.Box) -> None:
+        """How far the film is."""
+        x, y, width, height = box
+        rect(into, box, style.EMPTY, rx=1.5)
+        done = shape(into, "rect", x=x, y=y, width=0, height=height, rx=1.5, fill=style.MUTED)
+        self._animated(done, "animate", attributeName="width", values=f"0;{width:g}")
+
+    def _animated(self, element: Element, tag: str, **how: str) -> None:
+        lasts = f"{self.lasts * SECONDS:g}s"
+        made = shape(element, tag)
+        for name, value in {**how, "dur": lasts, "repeatCount": "indefinite"}.items():
+            made.set(name, value)
+
+    def _share(self, time: float) -> str:
+        return f"{time / self.lasts:.5f}".rstrip("0")
+
+
+def _alike(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
+    """Lanes that hold the same, as one."""
+    return tuple(lanes[:1] if len(set(lanes)) == 1 else lanes)
+
+
+def _still(picture: Picture, into: Element, size: tuple[float, float]) -> None:
+    """Some rounds side by side, the first and the last among them, as large as they fit."""
+    last, (width, height) = len(picture.frames) - 1, picture.size
+    count = min(last + 1, _MOST_STILL)
+    chosen = sorted({round(i * last / max(count - 1, 1)) for i in range(count)})
+
+    def scale(columns: int) -> float:
+        rows = ceil(len(chosen) / columns)
+        return min((size[0] - 16) / (columns * width), (size[1] - 56) / (rows * height))
+
+    columns = max(range(1, len(chosen) + 1), key=scale)
+    by = scale(columns)
+    left = (size[0] - columns * width * by) / 2
+    label(into, (size[0] / 2, 30), picture.plan.title, 15, font_weight="600")
+    for i, number in enumerate(chosen):
+        x, y = left + i % columns * width * by, 48 + i // columns * height * by
+        place = f"translate({x:.1f} {y:.1f}) scale({by:.3f})"
+        picture.draw(shape(into, "g", transform=place), number)

@@ -1,0 +1,52 @@
+"""Pages: one file of HTML with its style, script and data in it, which asks for no other."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+
+def page(title: str, body: str, scripts: Sequence[str], data: Any = None) -> str:
+    """The text of a page in the style that all our pages share.
+
+    Args:
+        title: of the window.
+        body: HTML.
+        scripts: run in this order; they find the data in the element `data`.
+        data: anything that JSON can write.
+    """
+    # A text in a script ends at "</": so none of its own has that.
+    written = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return Template(shared("page.html")).substitute(
+        title=escape(title),
+        style=shared("page.css"),
+        body=body,
+        data=written,
+        script="\n".join(scripts),
+    )
+
+
+def part(package: str, name: str, **values: str) -> str:
+    """A file of a package; its $names are replaced if values are given."""
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    return Template(text).substitute(values) if values else text
+
+
+def shared(name: str, **values: str) -> str:
+    """A file of what several pages share: `player.html`, `player.js`."""
+    return part("ringcoll.io", f"web/{name}", **values)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts; the first row and the first column are heads."""
+    head, *body = rows
+    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    lines = [
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in body
+    ]
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

@@ -1,0 +1,61 @@
+"""Timelines as one page: zoom, the line of source of each part, two programs on one axis."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from ringcoll.io.page import page, part
+from ringcoll.overlap.chart import LOOKS
+from ringcoll.overlap.timeline import Segment
+from ringcoll.overlap.tracks import tracks
+
+
+class Drawn(NamedTuple):
+    """What is drawn of a report; times are in seconds.
+
+    rows are the collectives, the most exposed first: where, name, kind, times, wire, exposed.
+    """
+
+    title: str
+    totals: Sequence[str]
+    total: float
+    exposed: float
+    rows: Sequence[tuple[str, str, str, int, float, float]]
+    segments: Sequence[Segment]
+
+
+def as_page(reports: Sequence[Drawn]) -> str:
+    """HTML: the timelines one above the other, with one axis of time."""
+    data = {
+        "looks": [[kind, colour, legend] for kind, (_, colour, legend) in LOOKS.items()],
+        "reports": [_report(made) for made in reports],
+    }
+    title = " above ".join(made.title for made in reports)
+    body = part("ringcoll.overlap", "page.html", title=escape(title))
+    return page(title, body, [part("ringcoll.overlap", "page.js")], data)
+
+
+def _report(made: Drawn) -> dict[str, Any]:
+    kinds = list(LOOKS)
+    labels = {s.label: (s.label, s.at, s.source) for s in made.segments}
+    index = {label: i for i, label in enumerate(labels)}
+    return {
+        "title": made.title,
+        "totals": made.totals,
+        "total": made.total * 1e6,
+        "labels": list(labels.values()),
+        "tracks": [
+            {
+                "name": track.name,
+                "segments": [
+                    [kinds.index(s.row), s.start * 1e6, (s.stop - s.start) * 1e6, index[s.label]]
+                    for s in track.segments
+                ],
+            }
+            for track in tracks(made.segments)
+        ],
+        "rows": [
+            [at, name, kind, count, wire * 1e6, exposed * 1e6]
+            for at, name, kind, count, wire, exposed in made.rows
+        ],
+    }

@@ -1,0 +1,53 @@
+"""Timelines as a trace, in the JSON that Perfetto and Chrome read."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from ringcoll.overlap.page import Drawn
+from ringcoll.overlap.tracks import tracks
+
+#: Chrome's names of colours, by the row of a segment; of others it chooses.
+_COLOURS = {"exposed": "terrible", "memory": "bad", "skipped": "grey"}
+
+
+def as_trace(reports: Sequence[Drawn]) -> str:
+    """A process for each report, and in it a thread for each track; times are in microseconds."""
+    events = [event for pid, made in enumerate(reports, 1) for event in _events(pid, made)]
+    totals = [
+        {"name": made.title, "total_us": made.total * 1e6, "exposed_us": made.exposed * 1e6}
+        for made in reports
+    ]
+    trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"reports": totals}}
+    return json.dumps(trace)
+
+
+def _events(pid: int, made: Drawn) -> Iterator[dict]:
+    yield _named("process_name", pid, 0, made.title)
+    for tid, track in enumerate(tracks(made.segments), 1):
+        yield _named("thread_name", pid, tid, track.name)
+        yield {
+            "name": "thread_sort_index",
+            "ph": "M",
+            "pid": pid,
+            "tid": tid,
+            "args": {"sort_index": tid},
+        }
+        for segment in track.segments:
+            exposed = segment.row == "exposed"
+            event = {
+                "name": f"exposed: {segment.label}" if exposed else segment.label,
+                "cat": segment.row,
+                "ph": "X",
+                "ts": segment.start * 1e6,
+                "dur": (segment.stop - segment.start) * 1e6,
+                "pid": pid,
+                "tid": tid,
+                "args": {"source": segment.source, "at": segment.at},
+            }
+            if segment.row in _COLOURS:
+                event["cname"] = _COLOURS[segment.row]
+            yield event
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,286 @@
+"""`with ringcoll.replacing(jax.lax):`: which calls are ours, where, and that all is put back."""
+
+import threading
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import MAIN
+from jax.sharding import PartitionSpec as P
+from support import assert_same, data, make_mesh, per_rank
+
+import ringcoll
+from ringcoll import debug, lax
+from ringcoll.collectives.table import Table, TableRow
+from ringcoll.runtime import built_in
+
+N = 3
+MESH = make_mesh(N)
+NAMES = lax.__all__
+
+
+def library(source):
+    """A module of someone else's."""
+    module = ModuleType("library")
+    exec(source, vars(module))
+    return module
+
+
+BY_MODULE = library(
+    "import jax\nfrom jax import lax\n"
+    "def total(x): return jax.lax.psum(x, 'x')\n"
+    "def mean(x): return lax.pmean(x, 'x')\n"
+)
+BY_NAME = library("from jax.lax import psum as add\ndef total(x): return add(x, 'x')\n")
+
+
+def mapped(call):
+    return jax.shard_map(call, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+
+
+def permutes(call, dtype=jnp.float32):
+    """How many messages a program holds that runs a call."""
+    text = jax.jit(mapped(call)).lower(jnp.ones((N * N, 2), dtype)).as_text()
+    return text.count("stablehlo.collective_permute")
+
+
+@pytest.fixture(autouse=True)
+def _is_put_back():
+    yield
+    for name in NAMES:
+        assert getattr(jax.lax, name) is getattr(built_in, name)
+    assert BY_NAME.add is built_in.psum
+
+
+RING = 2 * (N - 1)  # messages of an all-reduce
+
+
+def test_calls_of_others_are_ours_inside_and_lax_s_outside():
+    for total in (BY_MODULE.total, BY_MODULE.mean):
+        assert permutes(total) == 0
+        with ringcoll.replacing(jax.lax, algorithm="ring"):
+            assert permutes(total) == RING
+        assert permutes(total) == 0
+
+
+def test_a_module_that_has_a_copy_is_passed_too():
+    with ringcoll.replacing(jax.lax, algorithm="ring"):
+        assert permutes(BY_NAME.total) == 0
+        with ringcoll.replacing(jax.lax, BY_NAME, algorithm="ring"):
+            assert permutes(BY_NAME.total) == RING
+    with ringcoll.replacing(BY_NAME, algorithm="ring"):
+        assert permutes(BY_NAME.total) == RING
+        assert permutes(BY_MODULE.total) == 0
+
+
+def test_the_innermost_that_names_a_function_decides():
+    with ringcoll.replacing(jax.lax, algorithm="ring"):
+        with ringcoll.replacing(jax.lax, algorithm="recursive_doubling", only="pmean"):
+            assert permutes(BY_MODULE.mean) == 2
+            assert permutes(BY_MODULE.total) == RING
+            with ringcoll.replacing(jax.lax, algorithm="lax", only=["psum"]):
+                assert permutes(BY_MODULE.total) == 0
+        assert permutes(BY_MODULE.mean) == RING
+    with ringcoll.replacing(jax.lax, algorithm="ring", only=iter(["pmean"])):
+        assert jax.lax.psum is built_in.psum
+        assert permutes(BY_MODULE.total) == 0
+        assert permutes(BY_MODULE.mean) == RING
+
+
+def test_what_says_auto_goes_by_what_is_set_around_it_and_a_call_s_own_word_wins():
+    with ringcoll.replacing(jax.lax):
+        assert permutes(BY_MODULE.total) == 0
+        with ringcoll.algorithm("ring"):
+            assert permutes(BY_MODULE.total) == RING
+    with ringcoll.replacing(jax.lax, algorithm="ring"):
+        with ringcoll.algorithm("bruck"):
+            assert permutes(BY_MODULE.total) == RING
+        assert permutes(lambda x: jax.lax.psum(x, "x", algorithm="recursive_doubling")) == 2
+        assert permutes(lambda x: jax.lax.all_to_all(x, "x", 0, 0, tiled=True)) == 0
+    row = TableRow("psum", "*", "ring", ranks=(N, N + 1))
+    with ringcoll.replacing(jax.lax, algorithm=Table((row,))):
+        assert permutes(BY_MODULE.total) == RING
+        assert permutes(lambda x: jax.lax.ppermute(x, "x", [(0, 1)])) == 1
+
+
+def test_sums_are_wide_if_it_says_so():
+    x = np.array([[1], [256], [1]], jnp.bfloat16)  # the ring adds them up from the second
+    for wide, sums in ((None, 256), ("float32", 258)):
+        with ringcoll.replacing(jax.lax, algorithm="ring", accumulate_dtype=wide):
+            made = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
+            greatest = per_rank(MESH, lambda x: jax.lax.pmax(x, "x"), x)  # takes no such argument
+        assert float(made[0, 0]) == sums
+        assert float(greatest[1, 0]) == 256
+
+
+def test_an_exception_puts_all_back_and_a_decorator_opens_a_region_for_every_call():
+    with pytest.raises(ZeroDivisionError), ringcoll.replacing(jax.lax, BY_NAME):
+        raise ZeroDivisionError
+    assert jax.lax.psum is built_in.psum
+
+    @ringcoll.replacing(jax.lax, BY_NAME, algorithm="ring")
+    def totals(x, depth=1):
+        return totals(x, depth - 1) if depth else BY_MODULE.total(x) + BY_NAME.total(x)
+
+    x = np.arange(N * 2.0, dtype=np.float32).reshape(N, 2)
+    for _ in range(2):
+        np.testing.assert_array_equal(per_rank(MESH, totals, x)[1], 2 * x.sum(0))
+    assert permutes(lambda x: totals(x * 2) + x) == RING  # both sums of one value: once
+    assert permutes(BY_MODULE.total) == 0
+
+
+def test_what_someone_sets_inside_stays():
+    def own(x, axis_name):
+        return x
+
+    with ringcoll.replacing(BY_NAME, algorithm="ring"):
+        BY_NAME.add = own
+    assert BY_NAME.add is own
+    BY_NAME.add = built_in.psum
+
+
+def test_other_threads_call_lax_s_and_the_last_region_puts_all_back():
+    inside, may_close, seen = threading.Event(), threading.Event(), {}
+
+    def other():
+        seen["outside"] = permutes(BY_MODULE.total)
+        with ringcoll.replacing(jax.lax, algorithm="recursive_doubling"):
+            inside.set()
+            may_close.wait(60)
+            seen["inside"] = permutes(BY_MODULE.total)
+        seen["after"] = jax.lax.psum is built_in.psum
+
+    thread = threading.Thread(target=other)
+    with ringcoll.replacing(jax.lax, algorithm="ring"):
+        thread.start()
+        assert inside.wait(60)
+        assert permutes(BY_MODULE.total) == RING
+    assert jax.lax.psum is not built_in.psum  # the other's region is open
+    assert permutes(BY_MODULE.total) == 0
+    may_close.set()
+    thread.join(60)
+    assert seen == {"outside": 0, "inside": 2, "after": True}
+
+
+def test_jit_traces_again_inside_also_what_it_has_traced_outside():
+    traced = []
+
+    @jax.jit
+    def inner(x):
+        traced.append("inner")
+        return BY_MODULE.total(x)
+
+    def body(carry, x):
+        return carry, inner(x)
+
+    @jax.jit
+    def program(x):
+        traced.append("program")
+        return mapped(lambda x: jax.lax.scan(body, 0, x[None])[1][0])(x)
+
+    x = jnp.ones((N, 2))
+    compiled = program.lower(x).compile()
+    for _ in range(2):  # the second time, both are known
+        assert program.lower(x).as_text().count("stablehlo.collective_permute") == 0
+        with ringcoll.replacing(jax.lax, algorithm="ring"):
+            assert program.lower(x).as_text().count("stablehlo.collective_permute") == RING
+            np.testing.assert_array_equal(program(x), N * x)
+            assert "collective-permute" not in compiled.as_text()  # as it was
+    assert traced.count("program") == 2
+    assert traced.count("inner") == 2
+
+
+def test_a_gradient_goes_by_the_algorithm_of_its_function_and_a_custom_one_by_its_region():
+    @jax.custom_vjp
+    def own(x):
+        return jax.lax.psum(x, "x")
+
+    own.defvjp(lambda x: (own(x), None), lambda _, ct: (jax.lax.psum(ct, "x"),))
+
+    def later(call):
+        def both(x):
+            with ringcoll.replacing(jax.lax, algorithm="ring"):
+                _, pull_back = jax.vjp(call, x)
+            return pull_back(x)[0]
+
+        return both
+
+    assert permutes(later(BY_MODULE.total)) == RING  # of the forward sum nothing is left
+    assert permutes(later(own)) == 0
+    with ringcoll.replacing(jax.lax, algorithm="ring"):
+        assert permutes(later(own)) == RING
+
+
+@pytest.mark.parametrize("algorithm", ["bruck", "lax"])
+def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
+    """Forward, backward, and under a deadline, whose check of all ranks gathers too."""
+    n = 4
+    mesh = make_mesh(n)
+    # lax's own of the rest do not run on CPU.
+    cases = [case for case in MAIN if case.name not in ("pbroadcast", "ragged_all_to_all")]
+    operands = [data((n, *case.shape(n)), ranks=n) for case in cases]
+
+    def calls(*xs):
+        pairs = list(zip(cases, xs, strict=True))
+        y = [case.by_lax(x, "x", n) for case, x in pairs]
+        gathered, pull_back = jax.vjp(lambda x: jax.lax.all_gather(x, "x"), xs[0])
+        return y, pull_back(gathered)
+
+    expected = per_rank(mesh, calls, *operands)
+    with ringcoll.replacing(jax.lax, algorithm=algorithm):
+        for name in NAMES:
+            assert getattr(jax.lax, name) is not getattr(built_in, name)
+        assert_same(per_rank(mesh, calls, *operands), expected)
+        jaxpr = str(jax.make_jaxpr(lambda *xs: per_rank(mesh, calls, *xs))(*operands))
+        for name in (case.name for case in cases):
+            if name not in ("pmean", "pswapaxes", "pshuffle"):  # made of others
+                assert f"ringcoll_{name}" in jaxpr
+        monkeypatch.setattr(jax, "process_count", lambda: 2)  # then ranks compare what they begin
+        with debug.deadline(300):
+            total = per_rank(mesh, lambda x: jax.lax.psum(x, "x"), operands[0])
+        if algorithm != "lax":  # which does not run on CPU
+            sent = per_rank(mesh, lambda x: jax.lax.pbroadcast(x, "x", 2), operands[0])
+            assert_same(sent[1], jnp.asarray(operands[0][2]))
+    assert_same(total[1], jnp.asarray(operands[0].sum(0)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "words"),
+    [
+        ((), {}, TypeError, "missing 1 required positional argument: 'module'"),
+        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is no module; pass such as jax.lax"),
+        (
+            (jnp,),
+            {},
+            ValueError,
+            r"replacing\(jax.numpy\): .* none of jax.lax's all_gather",
+        ),
+        ((BY_NAME,), {"only": "pmax"}, ValueError, "none of jax.lax's pmax; pass jax.lax"),
+        ((jax.lax, jnp), {}, ValueError, r"replacing\(jax.numpy\)"),
+        (
+            (jax.lax,),
+            {"only": ["psum", "psums"]},
+            ValueError,
+            "only='psums' is no .*; pass all_ga",
+        ),
+        ((jax.lax,), {"only": [jax.lax.psum]}, TypeError, "only has <function psum.*; pass names"),
+        (
+            (jax.lax,),
+            {"algorithm": "rign"},
+            ValueError,
+            "algorithm='rign'.* choose from auto",
+        ),
+        (
+            (jax.lax,),
+            {"algorithm": None},
+            TypeError,
+            "algorithm=None is neither a name nor",
+        ),
+        ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "accumulate_dtype='f33' is no dtype"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_nothing_is_replaced(arguments, options, kind, words):
+    with pytest.raises(kind, match=words), ringcoll.replacing(*arguments, **options):
+        raise AssertionError

@@ -1,0 +1,208 @@
+"""Collective matmuls whose messages are encoded: bounds, who decodes what, what is refused."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import SIZES, make_mesh, mostly_exhaustive, per_rank
+
+import ringcoll
+from ringcoll import Wire, precision
+from ringcoll.matmuls import auto
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+
+#: By name: the call, and the shapes of a rank's factors on n ranks.
+FORMS = {
+    "gathered rows": (ringcoll.all_gather_matmul, lambda n: ((3, 8), (8, 5))),
+    "gathered contraction": (
+        partial(ringcoll.all_gather_matmul, dimension=-1),
+        lambda n: ((5, 3), (3 * n, 4)),
+    ),
+    "scattered rows": (ringcoll.matmul_reduce_scatter, lambda n: ((3 * n, 8), (8, 5))),
+    "scattered columns": (
+        partial(ringcoll.matmul_reduce_scatter, scatter_dimension=-1),
+        lambda n: ((3, 8), (8, 2 * n)),
+    ),
+    "sum": (ringcoll.matmul_all_reduce, lambda n: ((5, 8), (8, 4))),
+}
+HOWS = ("auto", "lax")
+
+
+def there_and_back(call, how, x, w, ct):
+    """The result, and the gradients of a loss whose cotangent is `ct`."""
+
+    def loss(x, w):
+        y = call(x, w, axis_name="x", **how)
+        return (y * ct).sum(), y
+
+    (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+    return y, *gradients
+
+
+def bound(collective, algorithm, n, wire):
+    """Relative to the largest magnitudes, and some roundings of the products."""
+    if n == 1:
+        return 1e-5
+    algorithm = "direct" if algorithm in HOWS else algorithm
+    eps = float(jnp.finfo(jnp.float32).eps)
+    return precision.error_bound(collective, algorithm, (n,), eps, wire=wire) + 1e-5
+
+
+def hows(name, n):
+    """Algorithms by name, and of a gather one that gathers again. (On CPU "auto" is "lax".)"""
+    made = {how: {"algorithm": how} for how in ("auto", "direct", "bidirectional_ring")}
+    if name.startswith("gathered"):
+        made["ring/regather"] = {"algorithm": "ring", "residuals": "regather"}
+    return made
+
+
+def cases():
+    some = [(n, codes, vma) for n in SIZES for codes in ("int8", "float8_e4m3fn") for vma in (0, 1)]
+    return mostly_exhaustive(some, lambda *one: one in [(3, "int8", 1), (4, "float8_e4m3fn", 0)])
+
+
+@pytest.mark.parametrize(("n", "codes", "check_vma"), cases())
+def test_values_and_gradients_are_within_the_bound(n, codes, check_vma):
+    wire, mesh, rng = Wire(codes, 8), make_mesh(n), np.random.default_rng(n)
+    operands = {}
+    for name, (call, shapes) in FORMS.items():
+        x, w = (rng.normal(size=(n, *s)).astype(np.float32) for s in shapes(n))
+        like = jax.eval_shape(partial(per_rank, mesh, partial(call, axis_name="x")), x, w)
+        ct = rng.normal(size=like.shape).astype(np.float32)
+        operands[name] = x, w, np.stack([ct[0]] * n) if name.startswith("sum") else ct
+
+    def program(operands):
+        made = {}
+        for name, factors in operands.items():
+            call, of = FORMS[name][0], hows(name, n)
+            made[name] = {h: there_and_back(call, of[h] | {"wire": wire}, *factors) for h in of}
+            made[name]["plain"] = there_and_back(call, {"algorithm": "lax"}, *factors)
+        return made
+
+    done = per_rank(mesh, program, operands, check_vma=bool(check_vma))
+    for name, by in done.items():
+        (x, w, ct), plain = operands[name], by.pop("plain")
+        largest = lambda a: abs(a).max()  # noqa: E731
+        along = lambda a, dim: abs(a).sum(dim).max()  # noqa: E731
+        for how, found in by.items():
+            algorithm = how.partition("/")[0]
+            of = {c: bound(c, algorithm, n, wire) for c in ("all_gather", "psum_scatter", "psum")}
+            gather, scatter, psum = of.values()
+            if name.startswith("gathered"):
+                back = sum(largest(ct[r] @ w[r].T) for r in range(n))
+                bounds = (
+                    gather * largest(x) * along(w, 1),
+                    scatter * back,
+                    gather * largest(x) * along(ct, 1),
+                )
+            else:
+                summed = psum if name.startswith("sum") else scatter
+                sent = gather * largest(ct) * (n if name.startswith("sum") else 1)
+                if name.startswith("sum") and not check_vma:
+                    sent = psum * n * largest(ct)
+                bounds = (
+                    summed * sum(largest(x[r] @ w[r]) for r in range(n)),
+                    sent * along(w, 2),
+                    sent * along(x, 1),
+                )
+            for what, got, wanted, most in zip("yxw", found, plain, bounds, strict=True):
+                off = largest(np.asarray(got) - wanted)
+                assert off <= most + 1e-5, (name, how, what, off, most)
+            assert (largest(np.asarray(found[0]) - plain[0]) > 1e-4) == (n > 1), (name, how)
+
+
+def test_a_gathered_shard_is_what_all_ranks_decode_and_the_gradient_has_a_wire_of_its_own():
+    mesh, rng = make_mesh(4), np.random.default_rng(0)
+    x = rng.normal(size=(4, 3, 8)).astype(np.float32)
+    ct = rng.integers(-1, 2, (4, 12, 8)).astype(np.float32)
+
+    def program(x, ct):
+        shards = ringcoll.all_gather(x, "x", tiled=True, wire="int8")
+        made = {}
+        for algorithm in ("lax", "ring", "bidirectional_ring"):
+            how = {"algorithm": algorithm, "wire": "int8"}
+            for back in ("same", None):
+                call = partial(ringcoll.all_gather_matmul, gradient_wire=back)
+                made[f"{algorithm} {back}"] = there_and_back(call, how, x, jnp.eye(8), ct * 0.37)
+        wires = jax.vjp(lambda x: ringcoll.all_gather(x, "x", tiled=True), x)[1](ct * 0.37)
+        return shards, made, wires[0]
+
+    shards, made, exact = per_rank(mesh, program, x, ct, check_vma=False)
+    for name, (y, of_x, _) in made.items():
+        if not name.startswith("bidirectional"):  # whose halves have blocks of their own
+            np.testing.assert_array_equal(y, shards, name)
+        off = abs(of_x - exact).max()
+        assert off <= 1e-6 if name.endswith("None") else off <= 0.02, (name, off)
+
+
+def test_what_is_refused():
+    mesh = make_mesh(2)
+    x, w = np.ones((2, 2, 2), np.float32), np.ones((2, 2, 2), np.float32)
+    random = Wire("int8", stochastic=jax.random.key(0))
+    for call in ringcoll.all_gather_matmul, ringcoll.matmul_reduce_scatter:
+        for kind, words, how, of in [
+            (TypeError, "int32 is not encoded", {"wire": "int8"}, np.int32),
+            (TypeError, "int32 is not encoded", {"gradient_wire": "int8"}, np.int32),
+            (ValueError, "'int4' has no codes", {"wire": "int4"}, np.float32),
+            (TypeError, "no wire", {"wire": 8}, np.float32),
+            (ValueError, "rounds to nearest alone", {"wire": random}, np.float32),
+        ]:
+            with pytest.raises(kind, match=words) as caught:
+                per_rank(mesh, partial(call, axis_name="x", **how), x.astype(of), w.astype(of))
+            assert "ringcoll." in str(caught.value)
+
+
+def test_the_price_knows_the_bytes():
+    """On v6e the wire of this gather is longer than its products in bfloat16."""
+    x = jax.ShapeDtypeStruct((1024, 8192), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((8192, 3584), jnp.bfloat16)
+    product = Product("kf", "mf", np.dtype(jnp.bfloat16))
+    model = auto.machine("TPU v6 lite")
+    plain, narrow = (
+        auto.gather_seconds(Gather("m", "mk", (product,), wire), x, [w], (8,), model)
+        for wire in (None, Wire("int8"))
+    )
+    assert min(narrow.values()) < 0.99 * min(plain.values())
+    assert narrow["lax"] < 0.9 * plain["lax"]
+    terms = (("mk", "kf"),)
+    scatter = Scatter("m", "mf", terms, product.dtype, None, Wire("int8"))
+    assert auto.to_scatter(scatter, [(x, w)], (8,), model) == "lax"  # each contribution once
+
+
+@pytest.mark.parametrize("algorithm", ["lax", "ring", "bidirectional_ring"])
+def test_only_bytes_travel(algorithm):
+    """Forward and backward, in the program that is lowered: no float, and at most 0.53 of bf16."""
+    mesh, ins = make_mesh(4), (P("x"), P(None, "x"), P("x"))
+
+    def loss(x, w, v, how):
+        y = ringcoll.all_gather_matmul(x, w, "x", algorithm=algorithm, **how)
+        z = ringcoll.matmul_reduce_scatter(y, v, "x", algorithm=algorithm, **how)
+        return (z**2).sum()
+
+    def sent(**how):
+        function = jax.grad(partial(loss, how=how), (0, 1, 2))
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=ins)
+        shapes = (64, 512), (512, 256), (256, 512)
+        operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        return jax.jit(mapped).lower(*operands).as_text()
+
+    kinds = "all_gather|all_to_all|collective_permute|reduce_scatter|all_reduce"
+    narrow, wide = (collectives(sent(**how), kinds) for how in ({"wire": "int8"}, {}))
+    assert {dtype for *_, dtype in narrow} == {"ui8"}
+
+    def count(found):
+        """The elements of whole vectors; a reduce-scatter results in a part of four."""
+        sizes = [np.prod([int(d) for d in shape[:-1].split("x")]) for _, shape, _ in found]
+        times = [4 if name == "reduce_scatter" else 1 for name, *_ in found]
+        return np.dot(sizes, times)
+
+    assert 0.5 * 2 * count(wide) < count(narrow) <= 0.53 * 2 * count(wide)
+
+
+def collectives(text, kinds):
+    """The name of each collective of a program, and the shape and dtype of its result."""
+    return re.findall(rf'"stablehlo\.({kinds})".*?-> tensor<([0-9x]+)(\w+)>', text, re.S)

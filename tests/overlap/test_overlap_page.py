@@ -1,0 +1,197 @@
+"""Timelines as a trace for Perfetto, and as a page: what is in them, and how one moves in them."""
+
+import json
+from collections import defaultdict
+
+import pytest
+from browsing import DESK, PHONE, needs_a_browser
+from hlo_texts import BACK, CHIP, blocking, done, dot, loop, program, start
+
+from ringcoll import overlap
+from ringcoll.overlap.network import Network
+from ringcoll.overlap.tracks import tracks
+
+FRAMES = """FileNames
+1 "/home/me/train.py"
+
+FileLocations
+1 {file_name_id=1 line=41 end_line=41 column=4 end_column=9}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+"""
+HIDDEN = program(
+    start("s"), dot("y"), done("d", "s"), start("t", "d", BACK), dot("z", "d"), done("e", "t")
+)
+_BARE = program(
+    *(dot("y"), start("s", "y") + ', metadata={op_name="jit(f)/ppermute" stack_frame_id=1}'),
+    *(done("d", "s"), dot("z", "d"), blocking("all-reduce", "z")),
+)
+BARE = _BARE.replace("%matmul (", FRAMES + "%matmul (", 1)
+
+
+@pytest.fixture(scope="module")
+def both():
+    return overlap.report(BARE, chip=CHIP), overlap.report(HIDDEN, chip=CHIP)
+
+
+def test_a_trace_has_a_track_of_the_chip_and_one_of_each_direction(both):
+    trace = json.loads(both[0].to_perfetto(both[1]))
+    assert trace["displayTimeUnit"] in ("ns", "ms")
+    named, sums, ends = {}, defaultdict(float), defaultdict(float)
+    for event in trace["traceEvents"]:
+        assert {"name", "ph", "pid", "tid"} <= event.keys()
+        assert event["ph"] in "MX"
+        key = event["pid"], event["tid"]
+        if event["ph"] == "M":
+            named[event["name"], *key] = event["args"]
+            continue
+        assert event["dur"] > 0
+        assert event["ts"] >= ends[key] - 1e-6  # or a viewer would nest it in the one before
+        ends[key] = event["ts"] + event["dur"]
+        sums[key] += event["dur"]
+        sums[event["pid"], event["cat"]] += event["dur"]
+        assert event["name"].startswith("exposed: ") == (event["cat"] == "exposed")
+    for pid, made in enumerate(both, 1):
+        assert named["process_name", pid, 0]["name"] == "jit_f on 4 x toy"
+        wanted = ["compute", "links axis 0 +", "links axis 0 -"]
+        assert [named["thread_name", pid, tid]["name"] for tid in (1, 2, 3)] == wanted
+        assert [sums[pid, 1], ends[pid, 1]] == pytest.approx([made.total * 1e6] * 2)
+        assert sums[pid, "exposed"] == pytest.approx(made.exposed * 1e6)
+        assert sums[pid, "compute"] == pytest.approx(made.compute * 1e6)
+        assert max(sums[pid, 2], sums[pid, 3]) == pytest.approx(made.communication * 1e6)
+        assert trace["otherData"]["reports"][pid - 1]["total_us"] == pytest.approx(made.total * 1e6)
+    (sent,) = [e for e in trace["traceEvents"] if e["name"] == "s" and e["pid"] == 1]
+    assert sent["args"] == {"source": "/home/me/train.py:41", "at": "train.py:41 ppermute"}
+
+
+def test_turns_that_are_not_simulated_are_a_part_of_the_track():
+    text = loop("", start("s"), done("next", "s"), bound="40")
+    made = overlap.report(text, chip=CHIP)
+    (chip, *_) = tracks(made.segments)
+    assert chip.segments[-1].stop == pytest.approx(made.total)
+    assert any(segment.row == "skipped" for segment in chip.segments)
+    (event,) = [e for e in json.loads(made.to_perfetto())["traceEvents"] if "more" in e["name"]]
+    assert event["cat"] == "skipped"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_directions_of_links(size):
+    ring = Network.ring(size)
+    for pair, way in (((0, 1), "+"), ((1, 0), "-")):
+        assert ring.ways(frozenset([pair_of(pair)])) == (f"axis 0 {way}",)
+    if size > 2:  # over the end of the ring
+        assert ring.ways(frozenset([pair_of((size - 1, 0))])) == ("axis 0 +",)
+        assert ring.ways(frozenset([pair_of((0, size - 1))])) == ("axis 0 -",)
+    assert ring.ways(frozenset([((0,), (0,))])) == ("port",)
+    assert ring.ways(frozenset()) == ()
+
+
+def pair_of(pair):
+    return (pair[0],), (pair[1],)
+
+
+def test_transfers_in_one_direction_at_once_have_tracks_of_their_own():
+    made = overlap.report(HIDDEN, chip=CHIP)
+    wires = [segment for segment in made.segments if segment.row == "wire"]
+    twice = tracks([*made.segments, wires[0]])
+    assert [track.name for track in twice] == [
+        *("compute", "links axis 0 +", "links axis 0 + (2)", "links axis 0 -")
+    ]
+
+
+def test_without_times_there_is_neither():
+    made = overlap.report(HIDDEN.replace(":T(8,128)", "").replace(":T(128)", ""))
+    for write in (made.to_perfetto, made.to_html):
+        with pytest.raises(ValueError, match=f"{write.__name__}: jit_f has no times to draw"):
+            write()
+
+
+# -- the page, in a browser --
+
+
+@pytest.fixture
+def opened(visit, both, tmp_path):
+    def open_page(**options):
+        file = tmp_path / "timelines.html"
+        file.write_text(both[0].to_html(both[1]), encoding="utf-8")
+        return visit(file, **options)
+
+    return open_page
+
+
+def span(page):
+    """From when to when, in microseconds."""
+    first, _, last, _ = page.locator("#span").inner_text().replace(",", "").split()
+    return float(first), float(last)
+
+
+@needs_a_browser
+def test_two_programs_are_shown_on_one_axis(opened, both):
+    page = opened(viewport={"width": DESK[0], "height": DESK[1]})
+    assert page.locator(".timeline").count() == 2
+    total = both[0].total * 1e6
+    assert span(page) == (0, pytest.approx(total, rel=1e-3))
+    strips = page.locator(".strip[aria-label=compute]")
+    for strip, made in zip(strips.all(), both, strict=True):
+        whole, bars = strip.bounding_box(), strip.locator("rect").all()
+        assert len(bars) == sum(s.row != "wire" for s in made.segments)
+        end = max(b["x"] + b["width"] for b in (bar.bounding_box() for bar in bars))
+        share = (end - whole["x"]) / whole["width"]
+        assert share == pytest.approx(made.total * 1e6 / total, abs=0.01)
+    assert f"exposed {both[0].exposed * 1e6:.0f} us" in page.locator(".totals").first.inner_text()
+
+
+@needs_a_browser
+def test_zoom_by_keys_buttons_wheel_and_table(opened, both):
+    page, total = opened(), both[0].total * 1e6
+    near = pytest.approx
+    page.keyboard.press("+")
+    assert span(page) == (near(total / 4, rel=1e-3), near(total * 3 / 4, rel=1e-3))
+    page.keyboard.press("ArrowRight")
+    assert span(page)[0] == near(total * 3 / 8, rel=1e-3)
+    for _ in range(9):
+        page.keyboard.press("ArrowRight")
+    assert span(page)[1] == near(total, rel=1e-3)  # not beyond the end
+    page.click("#fit")
+    assert span(page) == (0, near(total, rel=1e-3))
+    page.click("#closer")
+    page.click("#farther")
+    assert span(page) == (0, near(total, rel=1e-3))
+    strip = page.locator(".strip").first
+    strip.hover(position={"x": 1, "y": 10})
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    page.wait_for_function("!document.getElementById('span').textContent.startsWith('0 to 4,752')")
+    assert span(page)[1] == near(0.8 * total, rel=0.01)
+    page.click("#fit")
+    page.locator("#tables button", has_text="train.py:41 ppermute").first.click()
+    assert span(page)[1] - span(page)[0] == near(3003, rel=0.01)
+    assert page.locator("rect.marked").count() >= 2  # on the wire, and exposed
+
+
+@needs_a_browser
+def test_what_is_under_the_pointer_is_told(opened):
+    page = opened()
+    assert not page.locator("#tip").is_visible()
+    page.locator(".strip[aria-label=compute] rect").nth(1).hover()
+    said = page.locator("#tip").inner_text().split("\n")
+    assert said[0] == "train.py:41 ppermute"
+    assert said[1].startswith("wait for the wire: exposed: 1,001 us from 1,000")
+    assert said[-1] == "/home/me/train.py:41"
+    page.mouse.move(1, 1)
+    assert not page.locator("#tip").is_visible()
+
+
+@needs_a_browser
+def test_it_fits_a_phone_in_light_and_dark(opened):
+    grounds = set()
+    for scheme in ("light", "dark"):
+        page = opened(color_scheme=scheme)
+        for width, height in (PHONE, DESK):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == 2

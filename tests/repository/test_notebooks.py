@@ -1,0 +1,120 @@
+"""Lessons and tutorials as notebooks: they can be opened anywhere, and fold their solutions."""
+
+import ast
+import re
+import symtable
+import sys
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support import HERE, python
+
+from ringcoll import learn
+
+pytest.importorskip("jupytext", reason="pip install 'ringcoll[docs]'")
+pytest.importorskip("nbclient", reason="pip install 'ringcoll[docs]'")
+sys.path.insert(0, str(HERE / "docs" / "site"))
+import links
+import notebooks
+
+SOURCES = sorted((HERE / "examples").glob("lessons/[0-9]*.py"))
+SOURCES += sorted(p for p in (HERE / "examples").glob("tutorials/*.py") if p.stem != "__init__")
+#: What the wheel brings; the rest of the repository is not there on Colab.
+THERE = {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_needs_nothing_but_the_wheel(source):
+    cells = notebooks.read(source).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    nodes = [*ast.walk(ast.parse(code))]
+    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert {name.split(".")[0] for name in names} <= THERE
+    assert "start(8)" in code or source.stem == "mesh_chooser"  # which runs nothing
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_has_two_exercises_with_folded_solutions(source):
+    notebook = notebooks.read(source)
+    opened = notebooks.for_readers(notebook, source.stem, "https://host/us/ringcoll")
+    text = "\n".join(cell.source for cell in opened.cells if cell.cell_type == "markdown")
+    assert re.findall(r"^## Exercise (\d)", text, re.M) == ["1", "2"]
+    solutions = [cell.source for cell in notebook.cells if notebooks.is_solution(cell)]
+    assert len(solutions) == 2
+    assert all(re.search(r"\b(claim|assert|agree|both|row|run)\b", code) for code in solutions)
+    code = "\n".join(cell.source for cell in opened.cells if cell.cell_type == "code")
+    assert not any(solution in code for solution in solutions)
+    assert text.count("<details>") == text.count("</details>") == 2
+    assert opened.cells[0].source.endswith('@ git+https://host/us/ringcoll"\n')
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_nothing_needs_a_solution_but_itself(source):
+    """Who writes a solution of their own runs the rest of the notebook with it."""
+    cells = [cell for cell in notebooks.read(source).cells if cell.cell_type == "code"]
+    used = [names(cell.source) for cell in cells]
+    for i, cell in enumerate(cells):
+        if notebooks.is_solution(cell):
+            others = [*used[:i], *used[i + 1 :]]
+            only_here = used[i][0].difference(*(bound for bound, _ in others))
+            assert not only_here & set().union(*(needed for _, needed in others))
+
+
+def names(code):
+    """The names that a cell binds for others, and those that it needs of others."""
+    top = symtable.symtable(code, "cell", "exec")
+    bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
+
+    def needed(scope):
+        for one in scope.get_symbols():
+            if one.is_referenced() and (scope is top or one.is_global()):
+                yield one.get_name()
+        for inner in scope.get_children():
+            yield from needed(inner)
+
+    return bound, {*needed(top)} - bound
+
+
+def test_what_a_cell_needs_of_others_is_found():
+    assert names("def f(x):\n    y = a + x\n    return y\nb = f(c)") == ({"f", "b"}, {"a", "c"})
+
+
+def test_a_page_has_a_badge_where_the_repository_has_an_address():
+    notebook = notebooks.read(SOURCES[0])
+    page = notebooks.as_markdown(notebook, "lessons/a.md", "https://github.com/us/ringcoll.git")
+    assert (
+        "(https://colab.research.google.com/github/us/ringcoll/blob/gh-pages/lessons/a.ipynb)"
+        in page
+    )
+    assert '??? success "Solution"' in page
+    assert "colab" not in notebooks.as_markdown(notebook, "lessons/a.md", "")
+
+
+def test_links_are_those_of_the_site():
+    text = "[a](docs/limits.md) ![b](benchmarks/pages/scale.svg) [c](ringcoll/lax.py) [d](#e)"
+    wanted = "[a](limits.md) ![b](evidence/scale.svg) {} [d](#e)"
+    assert links.rewritten(text, "README.md", "") == wanted.format("c")
+    there = "[c](https://host/us/blob/main/ringcoll/lax.py)"
+    assert links.rewritten(text, "README.md", "https://host/us") == wanted.format(there)
+    assert links.rewritten("```\n[a](b)\n```", "README.md", "") == "```\n[a](b)\n```"
+
+
+def test_what_to_restart_is_said():
+    program = (
+        "import jax; jax.config.update('jax_num_cpu_devices', 2); jax.devices();"
+        "from ringcoll.learn import start; start(8)"
+    )
+    done = python("-c", program)
+    assert (
+        "start: JAX has started with 2 cpu device(s), and 8 are needed; restart it" in done.stderr
+    )
+
+
+def test_ways_are_compared_on_every_device():
+    mesh = learn.make_mesh(x=4)
+    right = np.arange(8.0, dtype=np.float32)
+    wrong = learn.place(mesh, right + (right == 7), P("x"))
+    with pytest.raises(AssertionError, match=r"sums: ours is 1\.0e\+00 off numpy"):
+        learn.agree("sums", numpy=right, ours=wrong)
