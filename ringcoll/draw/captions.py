@@ -90,6 +90,8 @@ def counted(plan: Plan) -> str:
     if len(plan.phases) < 2:
         return whole
     each = (f"{len(phase.rounds)} of {phase.name}" for phase in plan.phases)
+    if plan.tour:
+        return f"{whole}: {' and '.join(each)}, side by side"
     return f"{whole}: {', then '.join(each)}"
 
 

@@ -120,9 +120,7 @@ class Film:
         self.between(arrows, number, number + 1 + (number == self.last))
         for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
             of = self._of_messages(post)
-            picture.arrow(
-                self._mark(shape(arrows, "g"), of), post[0], route, picture.is_dense(number)
-            )
+            picture.arrow(self._mark(shape(arrows, "g"), of), post, route, picture.is_dense(number))
             glyph = self._mark(shape(travelling, "g"), of)
             if not picture.is_dense(number):  # where a page shows it when nothing moves
                 glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
@@ -132,7 +130,8 @@ class Film:
 
     def _middle(self, rank: int, post: Sequence[Message]) -> tuple[float, float]:
         """The middle of the cells of what messages carry."""
-        places = [self.picture.place(rank, p.column) for message in post for p in message.pieces]
+        columns = [piece.column for message in post for piece in message.pieces]
+        places = [self.picture.place(rank, column) for column in columns]
         x = sum(x + width / 2 for x, _, width, _ in places) / len(places)
         y = sum(y + height / 2 for _, y, _, height in places) / len(places)
         return x, y
@@ -150,15 +149,15 @@ class Film:
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
         """From when on, what is held, and whether it is marked as new."""
-        frames = self.picture.frames
-        shown: tuple[Sequence[RankSet], bool] = _alike(self.picture.held(0, rank, column)), False
+        frames, seen = self.picture.frames, self.picture.seen
+        shown: tuple[Sequence[RankSet], bool] = _alike(seen(frames[0], rank, column)), False
         yield 0.0, *shown
         for frame in frames[1:]:
-            was, now = (
-                self.picture.held(number, rank, column)
-                for number in (frame.number - 1, frame.number)
-            )
-            kept = [w & now[i % len(now)] for i, w in enumerate(was)]  # what is not sent away
+            was, now = (seen(f, rank, column) for f in (frames[frame.number - 1], frame))
+            # What is not sent away; a tour drops a shard only when the round's addition is done.
+            kept = [
+                w if self.picture.is_shard(i) else w & now[i % len(now)] for i, w in enumerate(was)
+            ]
             for time, held, is_new in (
                 (frame.number, was, False),
                 (frame.number + LEAVE, kept, False),
@@ -206,7 +205,7 @@ class Film:
         )
 
     def _travels(self, glyph: Element, post: Sequence[Message], route: Route, number: int) -> None:
-        """Move messages out of their cells, over their arrow, and into the cells of the receiver.
+        """Move messages out of their cells, over their arrow, and into the receiver's cells.
 
         All messages of a round are as far on their arrows at any time.
         """

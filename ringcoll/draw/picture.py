@@ -99,7 +99,7 @@ class Picture:
 
     def draw(self, into: Element, number: int, headed: bool = True) -> None:
         """One frame, its upper left corner at the origin."""
-        width, height = self.size
+        frame, (width, height) = self.frames[number], self.size
         if headed:
             label(into, (width / 2, 14), self.heading(number), 13, fill=style.FAINT)
         top = _TITLE if headed else (height - self.extent[1]) / 2
@@ -107,11 +107,12 @@ class Picture:
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         dense = self.is_dense(number)
         for post, route in zip(self.posts[number], self.routes[number], strict=True):
-            self.arrow(inner, post[0], route, dense)
+            self.arrow(inner, post, route, dense)
+        before = self.frames[max(number - 1, 0)]
         for rank in range(self.plan.size):
             self.box(inner, rank)
             for column in range(len(self.cells)):
-                now, was = (self.held(at, rank, column) for at in (number, max(number - 1, 0)))
+                now, was = (self.seen(f, rank, column) for f in (frame, before))
                 self.column(inner, rank, column, now, is_more(now, was))
         for post, route in zip(self.posts[number], self.routes[number], strict=True):
             if not dense:
@@ -131,15 +132,17 @@ class Picture:
             name = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
 
-    def held(self, number: int, rank: int, column: int) -> list[RankSet]:
-        """By lane, the stripes of what a rank has in a column after a round."""
-        lanes = self.frames[number].of(rank, column)
-        return [self._stripes(held, lane) for lane, held in enumerate(lanes)]
+    def seen(self, frame: Frame, rank: int, column: int) -> Sequence[RankSet]:
+        """By lane, the stripes of what a rank holds of a column."""
+        return [self._shown(held, i) for i, held in enumerate(frame.of(rank, column))]
 
-    def _stripes(self, held: RankSet, lane: int) -> RankSet:
-        """A shard of a tour has all stripes, as it is complete."""
-        is_shard = self.plan.tour and lane < self.plan.tour.out.lanes
-        return frozenset(range(self.plan.size)) if held and is_shard else held
+    def _shown(self, held: RankSet, lane: int) -> RankSet:
+        """The stripes of what is held in a lane: a shard of a tour has all, as it is complete."""
+        return frozenset(range(self.plan.size)) if held and self.is_shard(lane) else held
+
+    def is_shard(self, lane: int) -> bool:
+        """Whether a lane has the shards of a tour, which are complete, and not its sums."""
+        return self.plan.tour is not None and lane < self.plan.tour.out.lanes
 
     def place(self, rank: int, column: int) -> style.Box:
         """Where a rank has its data of a column."""
@@ -175,11 +178,12 @@ class Picture:
 
     # -- messages --
 
-    def arrow(self, into: Element, message: Message, route: Route, dense: bool) -> None:
-        """The way of a message; of many, in the colour of what it carries."""
+    def arrow(self, into: Element, post: Sequence[Message], route: Route, dense: bool) -> None:
+        """The way of messages; where there are many, in the colour of what they carry."""
         colour = style.LINE
-        if dense and len(message.pieces) == 1 and not self.plan.whole:
-            colour = self.colours(message.pieces[0].column)[0]
+        pieces = [piece for message in post for piece in message.pieces]
+        if dense and len(pieces) == 1 and not self.plan.whole:
+            colour = self.colours(pieces[0].column)[0]
         for way in route.ways:
             dashed = {"stroke_dasharray": "3 3"} if way is not route.ways[-1] else {}
             (ax, ay), (tx, ty), (bx, by) = way.start, way.towards, way.end
@@ -193,7 +197,7 @@ class Picture:
     def glyph(
         self, into: Element, post: Sequence[Message], route: Route, at: tuple[float, float]
     ) -> None:
-        """What the messages on one arrow carry, around a point."""
+        """What messages on one arrow carry, around a point."""
         pieces = [(piece, message.lane) for message in post for piece in message.pieces]
         count = len(pieces)
         width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
@@ -213,7 +217,7 @@ class Picture:
         for i, (piece, lane) in enumerate(pieces):
             column, row = i % columns, i // columns
             box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
-            held = [self._stripes(piece.contributors, lane)]
+            held = [self._shown(piece.contributors, lane)]
             style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 

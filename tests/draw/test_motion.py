@@ -20,6 +20,7 @@ from ringcoll.draw.style import Element
 pytestmark = pytest.mark.quick
 
 TAG = "{http://www.w3.org/2000/svg}"
+MOVING = [*SHOWN, ("tour", "ring", (4,)), ("tour", "bidirectional_ring", (5,))]
 
 
 def seen(element, share):
@@ -43,7 +44,7 @@ def drawn(groups):
     )
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), MOVING)
 def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, shape):
     made = plan(collective, algorithm, shape)
     film = Film(made)
@@ -68,7 +69,15 @@ def test_what_is_sent_away_is_gone_in_flight_but_a_shard_stays():
         assert len(at[-1][0][0]) == left
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
+def test_a_tour_keeps_a_shard_until_it_has_added_and_lets_go_of_its_sum():
+    film = Film(plan("tour", "ring", (4,)))
+    for number, sizes in ((2, [4, 0]), (3, [0])):  # it forwards the shard, then the sum
+        flying = number + (LEAVE + ARRIVE) / 2
+        held = [held for start, held, _ in film._states(1, 0) if start <= flying][-1]
+        assert [len(lane) for lane in held] == sizes
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), MOVING)
 def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     collective, algorithm, shape
 ):
@@ -76,7 +85,13 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     film = Film(made)
     root = Element("svg")
     film.draw(root)
-    messages = [(f.number, m) for f in frames(made) for m in f.messages]
+    # Of messages that share an arrow, the first: they travel as one.
+    messages = [
+        (number, post[0]) for number, posts in enumerate(film.picture.posts) for post in posts
+    ]
+    assert sum(len(post) for posts in film.picture.posts for post in posts) == sum(
+        len(f.messages) for f in frames(made)
+    )
     moved = [e for e in root.iter() if e.find("animateMotion") is not None]
     assert len(moved) == len(messages)
     width, height = film.picture.machine.box
