@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import benchmarks.__main__ as measuring
 import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
-from ringcoll import precision, pricing
+from ringcoll import cost, precision, pricing
 from ringcoll.commands import arguments
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +133,15 @@ def test_bounds_and_bytes_of_the_precision_page_are_those_of_the_model():
                 f"{precision.error_bound(*call, narrow, wide):.4f}",
                 f"{float((2 * price.sent - price.raw) / 8):.3f}",
             ]
+
+
+def test_gains_of_a_wire_on_the_precision_page_are_those_of_the_model():
+    """The built-in's seconds without a wire, over those with one, by each algorithm."""
+    rows = re.findall(r"^\| (v5\w) ([\dx]+) \| (.+) \|$", PAGES["docs/precision.md"], re.MULTILINE)
+    assert len(rows) == 2
+    for device, shape, cells in rows:
+        ranks = tuple(map(int, shape.split("x")))
+        call = partial(cost.predict, "psum", 2**26, ranks, device, dtype="bfloat16")
+        algorithms = "lax", "direct", "torus", "hamiltonian"
+        gains = [call() / call(algorithm=name, wire="int8") for name in algorithms]
+        assert cells == " | ".join(f"{gain:.2f}" for gain in gains)
