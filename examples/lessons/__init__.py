@@ -1,4 +1,4 @@
-"""Ring collectives in an hour: twelve lessons, each with one idea more than the last.
+"""Ring collectives in an hour: thirteen lessons, each with one idea more than the last.
 
     python -m examples.lessons.01_ring_by_hand
 
@@ -21,4 +21,5 @@ solutions.
 | `10_attention_as_a_ring` | keys pass by; their gradients follow them home |
 | `11_experts` | tokens go around, and what experts made of them follows |
 | `12_narrow_wire` | a byte for each float: encoded once by a gather, at every hop by a sum |
+| `13_same_bits` | one tree of additions, whoever adds: the same bits on any number of ranks |
 """

@@ -1,0 +1,188 @@
+# %% [markdown]
+"""
+# Lesson 13: the same bits on any number of ranks
+
+Train on one device, and then on eight: the losses differ in their last digits, and after some steps
+in more. Nothing is wrong. A float sum is rounded after every addition, so its bits depend on the
+order of the additions, and that order depends on the number of ranks.
+
+a + b is the same to the bit as b + a. But (a + b) + c is not a + (b + c). So the bits of a sum are
+those of its *tree*: what is added to what. Fix one tree, whatever the number of ranks is, and the
+bits are fixed.
+"""
+
+# %%
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from ringcoll import algorithms, precision
+from ringcoll.learn import claim, make_mesh, start
+
+start(8)
+LEAVES, S = 8, 1000
+SIZES = 1, 2, 4, 8
+rng = np.random.default_rng(0)
+leaves = rng.standard_normal((LEAVES, S), np.float32)  # eight vectors to add
+
+
+def bits(x: Array) -> bytes:
+    return np.asarray(x).tobytes()
+
+
+# %% [markdown]
+"""
+## Two orders, two results
+"""
+
+# %%
+chain, backward = leaves[0], leaves[-1]
+for i in range(1, LEAVES):
+    chain, backward = chain + leaves[i], backward + leaves[-1 - i]
+print(
+    f"{(chain != backward).sum()} of {S} sums differ, by {abs(chain - backward).max():.1e} at most"
+)
+claim("from the front and from the back: other bits", bits(chain) != bits(backward))
+claim("yet a + b is b + a", bits(leaves[0] + leaves[1]) == bits(leaves[1] + leaves[0]))
+
+# %% [markdown]
+"""
+## A tree that any number of ranks can share
+
+Add neighbours, then neighbours of these sums, and so on. Rank r of n has the leaves from 8/n r on:
+neighbours. So it can add the lower levels of the tree by itself. The upper levels have one sum for
+each rank, and the nearest are added first: rank r exchanges sums with rank r xor 1, then with
+r xor 2, then with r xor 4.
+"""
+
+# %%
+
+
+def by_pairs(x: Array) -> Array:
+    """The sum over the first dimension, whose size is a power of two."""
+    while len(x) > 1:
+        x = x[::2] + x[1::2]
+    return x[0]
+
+
+def tree_sum(x: Array) -> Array:
+    """The sum over the ranks' leaves, on every rank."""
+    total, n, distance = by_pairs(x), lax.axis_size("x"), 1
+    while distance < n:
+        total += lax.ppermute(total, "x", [(r, r ^ distance) for r in range(n)])
+        distance *= 2
+    return total[None]
+
+
+def on_ranks(function: Callable[[Array], Array], n: int, x: np.ndarray) -> Array:
+    """A row for each rank."""
+    mapped = jax.shard_map(function, mesh=make_mesh(x=n), in_specs=P("x"), out_specs=P("x"))
+    return jax.jit(mapped)(x)
+
+
+def results(function: Callable[[Array], Array], x: np.ndarray) -> set[bytes]:
+    """What there is on any rank, on any number of ranks."""
+    return {bits(row) for n in SIZES for row in on_ranks(function, n, x)}
+
+
+claim("by the tree: one result", len(results(tree_sum, leaves)) == 1)
+
+
+def plain_sum(x: Array) -> Array:
+    return lax.psum(x.sum(0), "x")[None]
+
+
+found = results(plain_sum, leaves)
+print(f"by psum of plain sums: {len(found)} results on {SIZES} ranks")
+claim("by psum of plain sums: several", len(found) > 1)
+
+# %% [markdown]
+"""
+## The tree of a schedule
+
+A schedule says which sums meet where, so its tree can be read off it, by running it on symbols.
+`check_balanced` proves that all ranks add by the balanced tree, or says which does not.
+"""
+
+# %%
+ring, doubling = algorithms.ring(4), algorithms.recursive_doubling(4)
+print("ring:              ", precision.tree(ring))
+print("recursive doubling:", precision.tree(doubling))
+claim("a ring adds one after the other", precision.tree(ring) == (0, (1, (2, 3))))
+claim("recursive doubling adds by pairs", precision.tree(doubling) == ((0, 1), (2, 3)))
+precision.check_balanced(algorithms.recursive_doubling(8))
+
+# %% [markdown]
+"""
+## ringcoll's
+
+`order="tree"` takes an algorithm that adds by this tree, and refuses others. The lower levels are
+yours: a rank passes the sum of its own leaves.
+"""
+
+
+# %%
+def ours(x: Array) -> Array:
+    return ringcoll.psum(by_pairs(x), "x", order="tree", leaves=LEAVES)[None]
+
+
+claim("the bits of the tree by hand", results(ours, leaves) == results(tree_sum, leaves))
+try:
+    jax.eval_shape(
+        lambda x: on_ranks(lambda x: ringcoll.psum(x, "x", algorithm="ring", order="tree"), 8, x),
+        leaves,
+    )
+except ValueError as error:
+    print(f"ValueError: {error}")
+    claim("a ring is refused", "ring" in str(error))
+
+# %% [markdown]
+"""
+## Exercise 1: who else?
+
+Which algorithms of `ringcoll.psum_scatter` add by the balanced tree on 8 ranks?
+`algorithms.names("psum_scatter")` lists them, `algorithms.build` makes their schedules, and
+`precision.check_balanced` raises if it is another tree.
+"""
+
+# %% tags=["solution"]
+balanced = []
+for name in algorithms.names("psum_scatter"):
+    try:
+        precision.check_balanced(algorithms.build("psum_scatter", name, (8,)))
+        balanced.append(name)
+    except ValueError:
+        pass
+print(*balanced)
+claim("recursive doubling alone", balanced == ["recursive_doubling"])
+
+# %% [markdown]
+"""
+## Exercise 2: a matmul
+
+The contraction of x @ w is cut over the ranks, and `ringcoll.matmul_reduce_scatter` adds their
+products. With `order="tree"` a rank multiplies leaf by leaf. Compare its bits on 1, 2, 4 and 8
+ranks, with and without `order`.
+"""
+
+
+# %% tags=["solution"]
+def product(n: int, order: str | None) -> bytes:
+    mapped = jax.shard_map(
+        lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", order=order, leaves=LEAVES),
+        mesh=make_mesh(x=n),
+        in_specs=(P(None, "x"), P("x")),
+        out_specs=P("x"),
+    )
+    return bits(jax.jit(mapped)(x, w))
+
+
+x, w = (rng.standard_normal(shape, np.float32) for shape in ((16, 512), (512, 16)))
+claim("by the tree: one result", len({product(n, "tree") for n in SIZES}) == 1)
+without = len({product(n, None) for n in SIZES})
+print(f"without it: {without} results")
+claim("without it: several", without > 1)
