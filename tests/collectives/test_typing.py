@@ -8,7 +8,7 @@ import pytest
 from support import python
 from test_doctests import public
 
-from ringcoll import debug, overlap
+from ringcoll import debug, learn, overlap
 
 USER = """\
 import jax
@@ -73,12 +73,12 @@ def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
 
 
 def test_public_functions_name_their_options():
-    """`**options` would hide `algorithm=` from an editor. Two hand on what the caller invents."""
+    """`**options` would hide `algorithm=` from an editor. Some hand on what the caller invents."""
     hidden = {
         function
         for function in public()
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.VAR_KEYWORD
     }
-    # The arguments of the caller's function; the names of the caller's axes.
-    assert hidden == {debug.check_consistent, overlap.mesh}
+    # The arguments of the caller's function; the names of the caller's axes, and of its ways.
+    assert hidden == {debug.check_consistent, overlap.mesh, learn.make_mesh, learn.agree}
