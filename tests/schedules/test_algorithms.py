@@ -232,7 +232,7 @@ def test_build_takes_a_name_a_schedule_stages_or_a_function():
     assert build("all_gather", ring, (4, 2)) == ring
     assert build("all_gather", my_ring, (4, 2)) == ring
     assert build("psum", "recursive_doubling", (4, 2)) == stages
-    assert build("psum", stages, (4, 2)) is stages
+    assert build("psum", stages, (4, 2)) == stages
     assert build("pmax", STAGED["recursive_doubling"], (4, 2)) == stages
     assert build("psum", "one_shot", (1,)) == ()
     # "bruck" names one algorithm of either kind
