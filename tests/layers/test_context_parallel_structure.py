@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from math import prod
 
@@ -65,6 +66,9 @@ def bytes_of(shape, dtype):
 
 
 @pytest.mark.tpu_aot
+@pytest.mark.skipif(
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+)
 @pytest.mark.parametrize(
     ("n", "gradients"),
     mostly_exhaustive(
