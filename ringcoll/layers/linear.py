@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike
+from ringcoll.collectives.wires import WireLike, settled_to_nearest
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied, for_tokens
 from ringcoll.matmuls.functions import (
@@ -268,6 +268,7 @@ def rows(
         check_sequence(function, x.shape[-2], axis_name)
         multiplied = partial(matmul_reduce_scatter, gradient_wire=options.gradient_wire)
     else:
+        settled_to_nearest(options.gradient_wire)  # refused if it is none, though it is not used
         multiplied = partial(matmul_all_reduce, fused=fused)
     y = multiplied(
         x,

@@ -76,4 +76,16 @@ def test_tensor_parallel_layers_take_both_wires():
             assert 1e-6 < abs(got - wanted).max() / abs(wanted).max() < 0.05
     with pytest.raises(ValueError, match="rounds to nearest alone"):
         gradients(wire=Wire("int8", stochastic=jax.random.key(0)))
+    whole = {"sequence_parallel": False, "gradient_wire": "int3"}  # not used there, yet no wire
+    with pytest.raises(ValueError, match="int3"):
+        jax.eval_shape(
+            jax.shard_map(
+                lambda y, down: tp.row_linear({"kernel": down}, y, "x", **whole),
+                mesh=mesh,
+                in_specs=(P(None, "x"), P("x")),
+                out_specs=P(),
+            ),
+            np.ones((8, 32), np.float32),
+            down,
+        )
     assert jnp.isfinite(value)
