@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ringcoll import algorithms
 from ringcoll.cost import DEVICES
 from ringcoll.costs.matmul import Work
-from ringcoll.matmuls import auto
+from ringcoll.matmuls import auto, options
 from ringcoll.matmuls.auto import (
     hiding_algorithms,
     joining,
@@ -204,6 +205,31 @@ def test_over_several_axes_the_links_of_all_axes_are_used():
     assert by(V5E, (4, 2), 8192, 8192, 3584)[0] == several
     assert by(V6E, (4, 2), 8192, 8192, 3584) == ("lax", "lax")
     assert by(V5E, (4, 4), 32768, 8192, 1792) == (several, several)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "of", "axes"),
+    [("TPU v5p", 8, 16, 2), ("TPU v5p", 8, 8, 3), ("TPU v5p", 8, 64, 3), ("TPU v5 lite", 8, 16, 2)],
+)
+def test_ranks_beside_others_are_a_plane_of_a_small_slice(kind, ranks, of, axes):
+    assert machine(kind, ranks, of).axes == axes
+
+
+def test_a_matmul_knows_how_many_ranks_are_beside_its_own(monkeypatch):
+    monkeypatch.setattr(options, "device_kind", lambda: "TPU v5p")
+    found = []
+
+    def axes_of(*names):
+        found.append(options.Options(names, "auto").model().axes)
+
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    for names in (("model",), ("data", "model")):
+        jax.eval_shape(
+            jax.shard_map(
+                lambda names=names: axes_of(*names), mesh=mesh, in_specs=(), out_specs=None
+            )
+        )
+    assert found == [2, 3]
 
 
 def test_halves_of_columns_are_whole_tiles():
