@@ -103,7 +103,8 @@ def _compiled_from(
     """The topology, the function, its operands, and the options of the compiler."""
     function, operands = make(**which)
     topology = which["topology"]
-    return topology, function, operands, tuning(topology, which["algorithm"]) | (options or {})
+    every = {**tuning(topology, which["algorithm"]), **(options or {})}
+    return topology, function, operands, every
 
 
 def compile_one(
