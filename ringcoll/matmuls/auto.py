@@ -174,8 +174,14 @@ def _by_joining(
 ) -> dict[str, float]:
     """Seconds of a gather under its products, by how they are joined; see `joining`."""
     # Apart, sums would be added to once for each part. Of three products it was slower than
-    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943.
-    may_be_apart = len(works) < 3 and not any(work.added for work in works)
+    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943. So it is
+    # of halves that travel for longer than their products take, if x is kept for the gradient:
+    # 8192 x 8192 x 14336 with both gradients on v5e:4x2 takes 4874 us, fused 4336.
+    first = made[:2][-1]  # of one rank there is its own shard alone
+    hop = model.latency + model.beta * sent * shard_bytes * first.load
+    products = sum(piece_seconds(w, first.shards / ranks, model, False) for w in works)
+    is_late = first.parts > first.shards and hop > products
+    may_be_apart = not is_late and len(works) < 3 and not any(work.added for work in works)
     return {
         how: hidden_seconds(works, shard_bytes, ranks, model, made, how, sent)
         for how in (FUSED, COPIED, *((APART,) if may_be_apart else ()))

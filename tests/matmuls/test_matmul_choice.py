@@ -355,6 +355,13 @@ def test_two_shards_of_a_round_read_the_other_factor_twice_if_they_are_apart():
     assert joined_as(gather, x, [w], 8, DEVICES["v5p"], TWO_ENDED) == "copied"
 
 
+def test_halves_that_travel_for_longer_than_their_products_take_are_joined():
+    x, tpu7x = array(1024, 8192), DEVICES["tpu7x"]
+    assert joined_as(ROWS, x, [array(8192, 3584)], 8, V5E) == "apart"
+    assert joined_as(ROWS, x, [array(8192, 1792)], 8, V5E) == "fused"
+    assert joined_as(ROWS, x, [array(8192, 3584)], 8, tpu7x) == "copied"
+
+
 def test_what_is_added_up_is_joined():
     gather = Gather("k", "kf", (Product("mk", "mf", TWO_BYTES),))
     assert joined_as(gather, array(1024, 8192), [array(65536, 8192)], 8, V5E) != "apart"
