@@ -103,6 +103,18 @@ def test_pictures_are_drawn(opened):
     assert all(sizes)
 
 
+def test_pictures_on_a_phone_scroll_and_can_be_read(opened):
+    page = opened("how")
+    page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
+    scales = page.evaluate(
+        "[...document.querySelectorAll('article img')].map((i) =>"
+        " i.getBoundingClientRect().width / i.naturalWidth)"
+    )
+    assert min(scales) * 9.5 >= 11  # the smallest letters of `ringcoll.draw`
+    scrolls = "document.querySelector('article p:has(> img)').scrollWidth"
+    assert page.evaluate(scrolls) > PHONE[0]
+
+
 def test_the_page_to_play_with_is_a_click_away(opened):
     page = opened("learn")
     page.get_by_role("link", name="Play with them").click()
