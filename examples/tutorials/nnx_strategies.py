@@ -272,13 +272,13 @@ for name, of in STRATEGIES.items():
     ways = {"jit": loss_whole, "ringcoll": loss_over(mesh, specs)}
     found = {way: measured(name, way, loss, *operands) for way, loss in ways.items()}
     temporaries = [memory for memory, _ in found.values()]
-    bytes_sent = [f"{sends.bytes:.0f}" for _, sends in found.values()]
+    bytes_sent = [f"{kind.bytes:.0f}" for _, kind in found.values()]
     rows.append([name, f"{of.data} x {of.model}", kept, *temporaries, *bytes_sent])
-    kinds[name] = {way: sends for way, (_, sends) in found.items()}
+    kinds[name] = {way: kind for way, (_, kind) in found.items()}
 heads = ["", "data\nx model", "\nparameters", "temporaries\nby jit", "\nringcoll"]
 show("Compiled: bytes of a device", [*heads, "sent in a step\nby jit", "\nringcoll"], rows)
-for name, ways in kinds.items():
-    print(f"{name}:", *(f"{way} sends {sends}" for way, sends in ways.items()), sep="\n  ")
+for name, sends in kinds.items():
+    print(f"{name}:", *(f"{way} sends {kind}" for way, kind in sends.items()), sep="\n  ")
 
 # %% [markdown]
 """

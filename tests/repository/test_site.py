@@ -52,6 +52,12 @@ def test_no_page_is_wider_than_its_screen(opened):
         assert page.locator("h1").count() == 1, name
 
 
+def test_the_logo_leads_to_the_first_page(opened, site):
+    page = opened("lessons/01_ring_by_hand")
+    (link,) = page.locator("header a.md-logo").all()
+    assert link.evaluate("(a) => a.href") == (site / "index.html").as_uri()
+
+
 def test_search_finds_a_page_without_a_server(opened):
     page = opened("index")
     page.set_viewport_size(dict(zip(("width", "height"), DESK, strict=True)))
