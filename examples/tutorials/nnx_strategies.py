@@ -237,7 +237,7 @@ In float32 every way adds in its own order, so losses are equal but for rounding
 """
 
 # %%
-ALLOWED = 1e-4
+ALLOWED = 1e-5
 
 
 def placed(name: str) -> tuple[jax.sharding.Mesh, Any, tuple[Any, Array]]:
