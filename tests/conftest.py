@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, and JAX as strict as it can be."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,7 +28,9 @@ from browsing import visit as visit
 from hypothesis import HealthCheck, settings
 
 _INHERITED = os.environ["XLA_FLAGS"]
-if jax.__version_info__ < (0, 11):  # nor by MLIR, which later there is no way around
+# All kernels of a program in one module of LLVM; nor by MLIR, which later there is no way around.
+os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
+if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 
@@ -35,6 +38,13 @@ def pytest_configure() -> None:
     """Start JAX, which reads the flags; libtpu, of processes or loaded later, knows not all."""
     jax.devices()
     os.environ["XLA_FLAGS"] = _INHERITED
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported stays: the collector of garbage need not look at it ever again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
