@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, and JAX as strict as it can be."""
 
+import fcntl
 import gc
 import os
 import sys
@@ -57,6 +58,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ringcoll")
+
+
+@pytest.fixture(scope="session")
+def printed(tmp_path_factory):
+    """Runs a script once for all workers, the others wait: what it prints."""
+    from support import python
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # of all workers
+
+    def run(*arguments: str) -> str:
+        said = folder / f"{'-'.join(arguments).replace('/', '-')}.txt"
+        with open(f"{said}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not said.exists():
+                done = python(*arguments)
+                assert done.returncode == 0, done.stderr[-3000:]
+                said.write_text(done.stdout, encoding="utf-8")
+        return said.read_text(encoding="utf-8")
+
+    return run
 
 
 @pytest.fixture
