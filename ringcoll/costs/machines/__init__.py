@@ -14,7 +14,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.costs.curves import Curve
+from ringcoll.costs.curves import Curve, down_to
 from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
 
@@ -49,6 +49,7 @@ class Device:
         ranks_a_host: as many ranks are joined by one switch; 0 on a torus.
         between: the network between its hosts; "" if none is known.
         like: a device whose curves and matmuls stand in where it has none; "" for none.
+        switch_adds: whether the switch adds in an all-reduce (NVLink SHARP).
         built_in_share: of the links that a group of ranks has, what a built-in collective gets.
         curves: by collective, whether ranks are on several hosts, and their number.
         matmuls: measured, by the bytes of an element; empty if nobody measured any.
@@ -62,6 +63,7 @@ class Device:
     ranks_a_host: int
     between: str
     like: str
+    switch_adds: bool
     built_in_share: float
     curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
     matmuls: Mapping[int, Matmuls]
@@ -94,7 +96,7 @@ def device_of(data: Mapping[str, Any]) -> Device:
     for one in data.get("curves", ()):
         key = one["collective"], one["hosts"] > 1
         knots = tuple((float(size), seconds) for size, seconds in one["knots"])
-        curves.setdefault(key, {})[one["ranks"]] = Curve(knots)
+        curves.setdefault(key, {})[one["ranks"]] = down_to(Curve(knots), rates["start_seconds"])
     matmuls = {
         _WIDTHS[one["dtype"]]: Matmuls(
             one["start_seconds"], 1 / one["flops_per_second"], one["error"], one["points"]
@@ -113,6 +115,7 @@ def device_of(data: Mapping[str, Any]) -> Device:
         data.get("ranks_a_host", 0),
         data.get("between", ""),
         data.get("like", ""),
+        data.get("switch_adds", False),
         rates.get("built_in_share", 1.0),
         MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
         MappingProxyType(matmuls),
