@@ -15,7 +15,7 @@ from ringcoll.costs import encoding, machines
 from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
 from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
-from ringcoll.costs.model import seconds, seconds_on_hosts
+from ringcoll.costs.model import Model, seconds, seconds_on_hosts
 from ringcoll.costs.places import Place, place_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import DTYPES
@@ -46,7 +46,16 @@ _WAYS: Mapping[str, Way] = {
     "all_to_all": Way.DIRECT,
     PERMUTE: Way.RING,
 }
-_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+#: XLA's names, and those of nccl-tests.
+_DTYPES = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+}
 
 
 def predict(
@@ -100,7 +109,11 @@ def predict(
     if name not in (*COLLECTIVES, TOUR, PERMUTE):
         known = ", ".join((*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {collective!r} is not known; there are {known}")
-    if not 0 <= nbytes < float("inf"):
+    try:
+        counted = 0 <= nbytes < float("inf")
+    except TypeError:
+        counted = False
+    if not counted:
         raise ValueError(f"predict: nbytes {nbytes!r} is not a number of bytes; give 0 or more")
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
@@ -202,10 +215,13 @@ def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place)
     if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
-        return _in_a_ring(name, nbytes, place)
+        network = MACHINES[place.between] if place.between else place.device
+        return _in_a_ring(name, nbytes, place.ranks, network.model)
     measured = _measured(name, nbytes, place.ranks, place.hosts > 1, place.device)
     if measured is not None:
         return measured
+    if place.hosts == 1:
+        return _in_a_ring(name, nbytes, place.ranks, place.device.model)
     return _between_hosts(name, nbytes, place)
 
 
@@ -234,12 +250,15 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     return seconds(paid, nbytes / n, model)
 
 
-def _in_a_ring(name: str, nbytes: float, place: Place) -> float:
-    model = MACHINES[place.between or place.device.name].model
+def _in_a_ring(name: str, nbytes: float, ranks: int, model: Model) -> float:
     if name == PERMUTE:
-        return model.alpha + model.beta * nbytes
+        return _by_wire(nbytes, model)
     schedule = "pairwise" if name == "all_to_all" else "ring"
-    return seconds(_price(name, schedule, (place.ranks,)), nbytes / place.ranks, model)
+    return seconds(_price(name, schedule, (ranks,)), nbytes / ranks, model)
+
+
+def _by_wire(nbytes: float, model: Model) -> float:
+    return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
 
 
 def _measured(

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -220,6 +221,19 @@ def _plain(name: str) -> str:
 _NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.also)}
 
 
+#: Words that say no more about a machine than its name does.
+_MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx", "dgx", "nvl72"}
+
+
+def _named(name: str) -> str:
+    """The machine of a name, however it is spelled; "" if there is none."""
+    known = _NAMES.get(_plain(name), "")
+    rest = {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _MORE}
+    rest = {word for word in rest if not re.fullmatch(r"\d+gb|hbm\d\w*", word)}
+    spelled = {_NAMES.get(word, "") for word in rest}
+    return known or (spelled.pop() if len(spelled) == 1 else "")
+
+
 def find(name: str) -> Device:
     """A machine by its name, or by another name that its file gives it; or by the path of a file.
 
@@ -229,7 +243,7 @@ def find(name: str) -> Device:
     >>> machines.find("NVIDIA H100 80GB HBM3").name
     'h100'
     """
-    if known := _NAMES.get(_plain(name)):
+    if known := _named(name):
         return MACHINES[known]
     if name.endswith(".json"):
         return read(name)
@@ -241,7 +255,7 @@ def find(name: str) -> Device:
 
 def path_of(name: str) -> Path:
     """The file of a machine, which is named as for `find`."""
-    known = _NAMES.get(_plain(name))
+    known = _named(name)
     return FOLDER / f"{known}.json" if known else Path(name)
 
 
@@ -252,11 +266,31 @@ def read(path: str) -> Device:
         ValueError: there is no such file, or it is not of a machine.
     """
     try:
-        return device_of(contents(Path(path)))
+        return _checked(device_of(contents(Path(path))))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ValueError(
             f"{path} is not the file of a machine ({error}); python -m ringcoll machine --fit "
             "writes one"
         ) from None
+
+
+def _checked(device: Device) -> Device:
+    """A machine whose figures can be multiplied.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    model = device.model
+    rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
+    if not all(0 <= rate < float("inf") for rate in rates):
+        raise ValueError("a rate is not above 0")
+    for curve in (one for some in device.curves.values() for one in some.values()):
+        if not all(size >= 0 and 0 < taken < float("inf") for size, taken in curve.knots) or any(
+            a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)
+        ):
+            raise ValueError("the knots of a curve do not rise")
+    if device.like and device.like not in MACHINES:
+        raise ValueError(f"like: no machine is named {device.like!r}")
+    return device
