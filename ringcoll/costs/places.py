@@ -20,6 +20,8 @@ class Place:
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
     between: str = ""
+    #: Hosts of a built-in collective, which need not have as many ranks each; 0: `hosts`.
+    uneven: int = 0
 
     @property
     def ranks(self) -> int:
@@ -43,12 +45,13 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
         return _on_a_slice(shape, device, topology, words)
     sizes, switch = _sizes(words), re.search(r"switch|nvl", words)
     hosts = shape[0] if len(shape) > 1 else device.hosts(shape[0])
+    uneven = -(-shape[0] // (device.ranks_a_host or shape[0])) if len(shape) == 1 else 0
     if found := re.search(r"(\d+)\s*(?:nodes?|hosts?)\b", words):
-        hosts = int(found[1])
+        hosts, uneven = int(found[1]), 0
     elif sizes:
-        hosts = sizes[0]
+        hosts, uneven = sizes[0], 0
     elif switch:
-        hosts = 1
+        hosts, uneven = 1, 0
     between = _network_in(words, device.name)
     if topology is not None and not (found or sizes or between or switch):
         raise ValueError(_unknown(topology))
@@ -60,7 +63,7 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
             f"predict: {device.name} names no network between hosts ({between!r}); give a topology "
             f"with one of {', '.join(_networks())}, or put it into the file as `between`"
         )
-    return Place(device, shape, hosts, between=between)
+    return Place(device, shape, hosts, between=between, uneven=uneven)
 
 
 def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, words: str) -> Place:

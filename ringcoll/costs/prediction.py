@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import log2
+from math import ceil, log2
 from typing import Any
 
 from ringcoll.costs import encoding, machines
@@ -88,9 +88,10 @@ def predict(
             `algorithms.build` takes it.
         dtype: of the elements; sums are taken to be kept in it.
         topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on as few hosts
-            as have them. Otherwise words that say it: the chips of a slice ("4x4"; if the ranks
-            are fewer, they are one of its axes), "line" or "ring", "switch", the hosts ("4
-            hosts"), a network between hosts ("ethernet100").
+            as have them (for an algorithm of ours, hosts of as many ranks each). Otherwise words
+            that say it: the chips of a slice ("4x4"; if the ranks are fewer, they are one of its
+            axes), "line" or "ring", "switch", the hosts ("4 hosts"), a network between hosts
+            ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
         offsets: as for `pricing.price`; for an algorithm, without a wire.
@@ -217,12 +218,13 @@ def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
         network = MACHINES[place.between] if place.between else place.device
         return _in_a_ring(name, nbytes, place.ranks, network.model)
-    measured = _measured(name, nbytes, place.ranks, place.hosts > 1, place.device)
+    hosts = place.uneven or place.hosts
+    measured = _measured(name, nbytes, place.ranks, hosts > 1, place.device)
     if measured is not None:
         return measured
-    if place.hosts == 1:
+    if hosts == 1:
         return _in_a_ring(name, nbytes, place.ranks, place.device.model)
-    return _between_hosts(name, nbytes, place)
+    return _between_hosts(name, nbytes, hosts, place)
 
 
 def _on_tpus(name: str, nbytes: float, place: Place) -> float:
@@ -311,17 +313,16 @@ def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
     )
 
 
-def _between_hosts(name: str, nbytes: float, place: Place) -> float:
+def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
     """Of GPUs on several hosts that nobody measured, from one host and the network.
 
     What crosses hosts goes by a port for each rank, beside what stays within a host. Each rank
     starts a message for every other of its ring; an all-reduce of a small vector goes up and down
     a tree of hosts instead, which is what NCCL does.
     """
-    device, n, hosts = place.device, place.ranks, place.hosts
-    outer = MACHINES[place.between].model
-    local = n // hosts
-    within = _measured(name, nbytes, local, False, device) if local > 1 else None
+    device, n = place.device, place.ranks
+    outer, local = MACHINES[place.between].model, n / hosts
+    within = _measured(name, nbytes, ceil(local), False, device) if local > 1 else None
     inner = within or device.model.alpha
     if name == PERMUTE:
         return max(inner, outer.alpha + outer.beta * nbytes)

@@ -92,6 +92,9 @@ def test_hosts_and_the_network_between_them():
     assert predict(*of, topology="4x4") > predict(*of)
     ten, hundred = (predict(*of, topology=f"2 hosts, ethernet{n}") for n in (10, 100))
     assert ten == pytest.approx(10 * hundred, rel=0.1)
+    # Eleven ranks are on two hosts, of six and five.
+    times = [predict("psum", 2**28, n, "h100") for n in (10, 11, 12)]
+    assert times == sorted(times, reverse=True)  # more ports, and two hosts for each
     psum = ("psum", 2**16, 2, "cpu")
     assert predict(*psum, topology="2 hosts, InfiniBand verbs") == predict(*psum[:3], "ibverbs")
     assert predict("psum", 2**20, 4, "cpu", "ring") == predict("psum", 2**20, 4, "gloo", "ring")
