@@ -58,6 +58,15 @@ def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     assert predict("all_gather", 2**30, 8, str(made), "ring") == pytest.approx(seven, rel=0.05)
 
 
+def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
+    table, made = tmp_path / "large.csv", tmp_path / "large.json"
+    header, *rows = CSV.splitlines()
+    large = [row for row in rows if int(row.split(",")[1]) >= 2**20]
+    table.write_text("\n".join([header, *large]))
+    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
+    assert predict("all_gather", 8, 8, str(made)) == pytest.approx(10e-6, rel=0.05)
+
+
 def test_algorithms_of_ours_give_rates():
     data, lines = fit_machine("mine", read_timings(OURS))
     alpha, _ = data["rates"]["start_seconds"]

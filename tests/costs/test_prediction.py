@@ -92,6 +92,18 @@ def test_hosts_and_the_network_between_them():
     assert predict(*of, topology="4x4") > predict(*of)
     ten, hundred = (predict(*of, topology=f"2 hosts, ethernet{n}") for n in (10, 100))
     assert ten == pytest.approx(10 * hundred, rel=0.1)
+    # By ports of 100 Gbit/s, one for each rank: two hosts swap their sums, more send two each.
+    two, four = (
+        predict("psum", 2**33, 8 * h, "h100", topology=f"{h} hosts, ethernet100") for h in (2, 4)
+    )
+    assert two == pytest.approx(2**33 / 8 / 12.5e9, rel=0.01)
+    assert four == pytest.approx(2 * two, rel=0.01)
+    alps = predict(*of, topology="2 hosts, slingshot alps")
+    assert alps == predict(*of, topology="2 hosts, slingshot200")
+    assert alps < predict(*of, topology="2 hosts, slingshot") / 2
+    # A rank alone on its host starts its messages as any other does.
+    alone = predict("ppermute", 8, 8, "h100", topology="8 hosts")
+    assert alone >= MACHINES["h100"].model.alpha
     # Eleven ranks are on two hosts, of six and five.
     times = [predict("psum", 2**28, n, "h100") for n in (10, 11, 12)]
     assert times == sorted(times, reverse=True)  # more ports, and two hosts for each
