@@ -20,11 +20,11 @@ from benchmarks.collectives import ragged, references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
 from ringcoll.collectives.table import BUILT_INS, GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
+from ringcoll.costs.wire import ENCODED
 from ringcoll.schedules.registry import Algorithm
 
 AXIS = "x"
-#: The collectives whose messages may be encoded, and the dtypes.
-ENCODED = ("all_gather", "psum_scatter", "psum", "all_to_all", "ragged_all_to_all")
+#: The dtypes of which messages may be encoded.
 ENCODED_TYPES = ("float32", "bfloat16", "float16")
 #: By default, algorithms of few rounds are timed up to so many bytes.
 SMALL = 2**18
