@@ -29,13 +29,16 @@ def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, De
 
     That is in float32 at least.
     """
-    blocks = jnp.stack(jnp.split(x, ranks.size, split))
-    messages = jax.vmap(partial(encode, wire))(blocks)
+    blocks = jnp.split(x, ranks.size, split)
+    if ranks.size > UNROLL_UP_TO:
+        messages = jax.vmap(partial(encode, wire))(jnp.stack(blocks))
+    else:  # TPUs would copy stacked blocks, and their float32, too
+        messages = jnp.stack([encode(wire, block) for block in blocks])
     arrived = built_in.all_to_all(
         messages, ranks.axes, 0, 0, axis_index_groups=ranks.groups, tiled=True
     )
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    return arrived, partial(decode, wire, shape=blocks.shape[1:], dtype=wide)
+    return arrived, partial(decode, wire, shape=blocks[0].shape, dtype=wide)
 
 
 def swapped(x: Array, split: int, concat: int, ranks: Ranks, wire: Wire) -> Array:
