@@ -18,10 +18,10 @@ def seconds(
     """The seconds that one rank encodes, decodes and adds, by its main memory.
 
     If the memory beside the core holds the codes and a shard's sum, the main memory is read for the
-    operand and written for the result, once. (Compiled: `psum` of 64 MiB of bf16 on v5e:4x2 computes
-    for 165 us by "hamiltonian" and 354 by "torus"; by this 166.) Else nothing is taken to be fused with other
-    work: a gather encodes a shard and decodes all; a sum or an exchange encodes and decodes a
-    vector; an all-reduce does both. By stages more is encoded, which is left out.
+    operand and written for the result, once. (Compiled: `psum` of 64 MiB of bf16 on v5e:4x2
+    computes for 165 us by "hamiltonian" and 354 by "torus"; by this 166.) Else nothing is taken to
+    be fused with other work: a gather encodes a shard and decodes all; a sum or an exchange encodes
+    and decodes a vector; an all-reduce does both. By stages more is encoded, which is left out.
 
     Args:
         collective: by the name of `jax.lax`.
