@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.measuring import processes, report
 from examples import curve, text, training
@@ -35,6 +36,9 @@ from examples.transformer import TOP_K, Config
 from examples.writing import write
 from ringcoll.costs.wire import CODES
 from ringcoll.io import files
+
+#: Batches of held-out text whose mean loss is that of the last step; of the steps before, one.
+HELD_OUT = 32
 
 
 def flags(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -180,7 +184,8 @@ def learn(
         if saved:
             saved.save(i + 1, trainer.state, is_last)
         if is_last or not (i + 1) % max(1, args.steps // 10):
-            held_out_losses[i] = float(trainer.losses(batch(held_out, step=0)).mean())
+            unseen = [batch(held_out, step=n) for n in range(HELD_OUT if is_last else 1)]
+            held_out_losses[i] = float(np.mean([trainer.losses(some) for some in unseen]))
             report.console().print(f"step {i + 1}: {said}, held out {held_out_losses[i]:.3f}")
     return train_losses, held_out_losses
 

@@ -6,7 +6,7 @@ rank's operand or result, whichever is larger. So the operand of `all_gather` ha
 and the operand of any other collective has all of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,10 +19,13 @@ from jax import lax as jax_lax
 from benchmarks.collectives import ragged, references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
-from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
+from ringcoll.collectives.table import BUILT_INS, GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
+from ringcoll.costs.wire import ENCODED
 from ringcoll.schedules.registry import Algorithm
 
 AXIS = "x"
+#: The dtypes of which messages may be encoded.
+ENCODED_TYPES = ("float32", "bfloat16", "float16")
 #: By default, algorithms of few rounds are timed up to so many bytes.
 SMALL = 2**18
 
@@ -81,6 +84,13 @@ class Case:
         known = choices(self.name) if self.name in COLLECTIVES else ()
         return tuple(name for name in known if name in wanted)
 
+    def with_wire(self, algorithms: Sequence[str], dtype: Any, wire: str | None) -> list[str]:
+        """The algorithms, and after them their forms with a wire, if there are any."""
+        if wire is None or self.name not in ENCODED or jnp.dtype(dtype).name not in ENCODED_TYPES:
+            return list(algorithms)
+        encoded = [LAX, *(name for name in algorithms if not name.endswith(BUILT_INS))]
+        return [*algorithms, *(f"{name}:{wire}" for name in encoded)]
+
     def timed(self, size: int) -> tuple[str, ...]:
         """The algorithms timed by default."""
         return ("auto", *(self.best if size <= SMALL else self.best[:1]))
@@ -88,7 +98,10 @@ class Case:
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
         """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
         if algorithm != LAX:
-            how = {"algorithm": self.schedule(algorithm)} if self.name in COLLECTIVES else {}
+            name, wire = on_wire(algorithm)
+            how: dict[str, Any] = {"wire": wire} if wire else {}
+            if self.name in COLLECTIVES:
+                how["algorithm"] = self.schedule(name)
             return self.call(our_lax, x, **how)
         # If lax has none, what people write.
         if self.name == "ragged_all_to_all" and platform == "cpu":
@@ -97,6 +110,12 @@ class Case:
             mine = jnp.where(jax_lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))
             return jax_lax.psum(mine, AXIS)
         return self.call(jax_lax, x)
+
+
+def on_wire(algorithm: str) -> tuple[str, str | None]:
+    """The rest of `ring:int8`, and what its messages hold; None for the operand's own elements."""
+    name, _, wire = algorithm.partition(":")
+    return name, wire or None
 
 
 def on_shape(algorithm: str) -> tuple[str, tuple[int, ...]]:

@@ -7,7 +7,8 @@ First all algorithms run on an odd number of elements. Then the best of them run
   count     elements of a block where there are blocks, else of the vector
   time      microseconds of one jitted call, median; +- half of what the middle half spans
   algbw     size over time; busbw: that, made comparable over n (nccl-tests' factors)
-  #wrong    elements on all ranks that differ in any bit from NumPy's or lax's result
+  #wrong    elements on all ranks that differ in any bit from NumPy's or lax's result; with
+            --wire int8, of ring:int8, those that are further off than the bound
   vs_lax    time over lax's, median of the rounds: below 1 is faster than lax
   predicted microseconds by alpha a message + beta a byte sent + gamma a byte added, fitted
             to this run, and how far that is from the time
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, how long, and where to write it."""
     options.add_sizes(parser)
     options.add_datatypes(parser)
+    options.add_wire(parser)
     options.add_machine(parser, budget=130)
     processes.add_arguments(parser)
     add = parser.add_argument
@@ -102,6 +104,7 @@ def _check_all(
     for (case, dtype, size), _ in report.progress(shares, len(points), "checking", report.point):
         wanted = args.algorithm[case.name] if args.algorithm else case.choices(mesh.size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
+        names = case.with_wire(names, dtype, args.wire)
         rows += check(Point(case, dtype, size, mesh), [LAX, *names])
 
 
@@ -130,4 +133,5 @@ def _time_all(
         point = Point(case, dtype, size, mesh)
         wanted = args.algorithm[case.name] if args.algorithm else case.timed(size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
+        names = case.with_wire(names, dtype, args.wire)
         rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))

@@ -4,7 +4,8 @@ First all results are compared with NumPy's; sums of small integers are exact. T
 run in turn, and a ratio to plain is between times of one round. Temporaries are what one rank holds
 beside operands and results, by the compiler's count. A chunk is one rank's part of the array that
 is sent (its shard of x or w, its block of the result). The forms and their shapes, m x k x f, are
-those of `python -m benchmarks overlap`; float32.
+those of `python -m benchmarks overlap`; float32. With --wire int8 the forms whose messages hold
+codes run in turn with the others, forward, and their results have to be within the wire's bound.
 
 With --trace the profiler measures how long a rank sends messages in a call, how long it works,
 and how much of the shorter of the two overlaps. For several processes, start it in each, or let
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from benchmarks.collectives.cases import on_wire
 from benchmarks.compiled.programs import (
     DIRECTIONS,
     FORMS,
@@ -31,10 +33,12 @@ from benchmarks.compiled.programs import (
     with_gradient,
 )
 from benchmarks.measuring import files, options, processes, report, trace
-from benchmarks.measuring.data import count_wrong, exact
+from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import in_a_line
+from ringcoll.costs.wire import Wire
+from ringcoll.precision import error_bound
 
 SHAPES = ("256x512x512", "1024x1024x1024")
 
@@ -76,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="m x k x f",
     )
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
+    options.add_wire(parser)
     options.add_machine(parser, budget=120, rounds=30)
     processes.add_arguments(parser)
     add("--trace", action="store_true", help="measure how much of the messages overlaps with work")
@@ -119,6 +124,8 @@ def _measured(
     """Plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, args.algorithm)]
+    if args.wire and direction == "forward":
+        names += [f"{name}:{args.wire}" for name in names[1:] if "/" not in name]
     operands = _operands(form, shape)
     ready = {name: _ready(mesh, form, direction, shape, name, operands) for name in names}
     programs = {name: one.program for name, one in ready.items()}
@@ -134,7 +141,10 @@ def _measured(
             direction,
             shape,
             name,
-            sum(_wrong(*pair) for pair in zip(results[name], truths, strict=True)),
+            sum(
+                _wrong(*pair, _allowed(form, name, x, w, mesh.size))
+                for pair in zip(results[name], truths, strict=True)
+            ),
             Quartiles.of(times[name]),
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
@@ -169,9 +179,27 @@ def _operands(form: str, shape: str) -> list[np.ndarray]:
     return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
 
 
-def _wrong(result: jax.Array, truth: np.ndarray) -> int:
+def _allowed(form: str, algorithm: str, x: np.ndarray, w: np.ndarray, n: int) -> float:
+    """How far off a result with a wire may be: the bound of its collective; 0 without one."""
+    name, wire = on_wire(algorithm)
+    if wire is None:
+        return 0.0
+    name = "direct" if name == "auto" else name  # contributions are encoded once
+    eps, shape = float(np.finfo(np.float32).eps), (n,)
+    if form == "matmul_reduce_scatter":
+        terms = zip(np.split(x, n, 1), np.split(w, n), strict=True)
+        bound = error_bound("psum_scatter", name, shape, eps, wire=Wire(wire))
+        return bound * float(sum(np.abs(a @ b).max() for a, b in terms))
+    moving, still, axis = (x, w, 0) if FORMS[form].travels == 0 else (w, x, 1)
+    bound = error_bound("all_gather", name, shape, eps, wire=Wire(wire))
+    return bound * float(np.abs(moving).max() * np.abs(still).sum(axis).max())
+
+
+def _wrong(result: jax.Array, truth: np.ndarray, allowed: float) -> int:
     """The number of wrong elements, over all processes. (+ 0: a zero may have either sign.)"""
     pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
+    if allowed:
+        return processes.total(sum(count_outside(*pair, allowed) for pair in pairs))
     return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
 
 

@@ -19,7 +19,14 @@ extra gpu) a second table counts the collectives with a matmul under them.
 import argparse
 
 from benchmarks.compiled import block_halves, compiling, grid, ring_formulations, rivals
-from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, FORMS, OURS, algorithms_of
+from benchmarks.compiled.programs import (
+    BUILT_IN,
+    DIRECTIONS,
+    ENCODED,
+    FORMS,
+    OURS,
+    algorithms_of,
+)
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from benchmarks.measuring import options
 
@@ -34,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
-    every = (*known, *rivals.RIVALS, *SWITCH_FORMS, *ring_formulations.NAMES)
+    every = (*known, *ENCODED, *rivals.RIVALS, *SWITCH_FORMS, *ring_formulations.NAMES)
     add(
         "--algorithm",
         type=listed(*every),

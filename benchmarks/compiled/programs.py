@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
+from benchmarks.collectives.cases import on_wire
 from benchmarks.compiled import ring_formulations
 from benchmarks.compiled.rivals import ARRANGED, RIVALS
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
@@ -29,6 +30,8 @@ TUNING = {
     "gpu": {"xla_gpu_threshold_for_windowed_einsum_mib": "0"},
 }
 DIRECTIONS = ("forward", "both")  # the second: with both gradients
+#: Ours with messages of codes.
+ENCODED = ("auto:int8", "bidirectional_ring:int8")
 OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 
 
@@ -151,9 +154,11 @@ def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any
 
 
 def options_of(algorithm: str) -> dict[str, str]:
-    """The arguments of our functions for one of `OURS`."""
+    """The arguments of our functions for one of `OURS`, or `ENCODED`."""
+    algorithm, wire = on_wire(algorithm)
     algorithm, _, residuals = algorithm.partition("/")
-    return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {})}
+    given = {"algorithm": algorithm, "residuals": residuals, "wire": wire}
+    return {name: value for name, value in given.items() if value}
 
 
 def tuning(topology: str, algorithm: str) -> dict[str, str]:

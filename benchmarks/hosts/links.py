@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from math import ceil
 
 import numpy as np
 
-from benchmarks.collectives.cases import CASES, Case, on_shape
+from benchmarks.collectives.cases import CASES, Case, on_shape, on_wire
 from benchmarks.measuring.model import paid
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES, build
 from ringcoll.collectives.table import BUILT_INS
+from ringcoll.costs import wire as costs
 from ringcoll.pricing import Price
 from ringcoll.schedules.phases import phases
 from ringcoll.schedules.registry import EXCHANGES
@@ -70,10 +72,14 @@ class Wire:
 
     def price(self, row: Measurement) -> float | None:
         """Bytes that the busiest link carries by the row's schedule; None for a built-in."""
-        if row.resolved.endswith(BUILT_INS) or row.collective not in COLLECTIVES:
+        name, codes = on_wire(row.resolved)
+        if name.endswith((*BUILT_INS, "auto")) or row.collective not in COLLECTIVES:
             return None
         loads = sum(loads for loads, _ in self._moves(row))
-        return float(np.max(loads)) * row.size / row.ranks
+        shard = row.size / row.ranks
+        if codes:
+            shard = costs.Wire(codes).nbytes(ceil(shard / np.dtype(row.type).itemsize))
+        return float(np.max(loads)) * shard
 
     def paid(self, row: Measurement) -> Price | None:
         """The price for the fit of a model: as `model.paid`, except the bytes on the link.
@@ -89,7 +95,7 @@ class Wire:
 
     def _moves(self, row: Measurement) -> Iterator[tuple[np.ndarray, bool]]:
         """For each move: shards on every link, by sender and side; and whether two ranks swap."""
-        name, shape = on_shape(row.resolved)
+        name, shape = on_shape(on_wire(row.resolved)[0])
         made = build(row.collective, name, shape or (row.ranks,))
         for phase in phases(row.collective, made):
             for move in (move for moves in phase.rounds for move in moves):

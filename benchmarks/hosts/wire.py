@@ -11,7 +11,7 @@ Start it in a process on every host, or let `python -m benchmarks cluster` make 
 
 `ring@4x2` is the ring on 4 hosts of 2 ranks. It gathers between hosts first (and sums between
 them last), so the fewest bytes cross the links. Each result is compared with NumPy's on every
-rank.
+rank. With --wire int8, the forms whose messages hold codes run in turn with the others: ring:int8.
 
 With --algorithm auto, the choice of "auto" runs in turn with lax and all other algorithms. The last
 table has its time over lax's, and over the best one's.
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to measure, on which links, and where to write it."""
     options.add_sizes(parser, least="16M", most="16M")
     options.add_datatypes(parser)
+    options.add_wire(parser)
     options.add_machine(parser, budget=300, rounds=10)
     processes.add_arguments(parser)
     add = parser.add_argument
@@ -120,7 +121,8 @@ def _measure(
     shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
-        some = measure(point, algorithms[case.name], share, args.iters, args.warmup_iters, True)
+        names = case.with_wire(algorithms[case.name], dtype, args.wire)
+        some = measure(point, names, share, args.iters, args.warmup_iters, True)
         by_link = [network.sent_by(point.program(row.algorithm)) for row in some]
         rows += some
         sent += by_link
@@ -198,7 +200,11 @@ def _print_auto(rows: Sequence[Measurement]) -> None:
     heads = "type", "size", "auto", "over lax", "best", "over best"
     made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
-        times = {row.algorithm: (row.vs_lax.median, row) for row in some if row.vs_lax}
+        times = {
+            row.algorithm: (row.vs_lax.median, row)
+            for row in some
+            if row.vs_lax and not row.is_encoded
+        }
         if "auto" not in times or len(times) < 3:
             continue
         ratio, auto = times["auto"]

@@ -1,7 +1,8 @@
 """Data whose sums are exact in any order, and the count of wrong elements.
 
 Sums are exact for any number of ranks and any order of additions. So a right result is right to the
-last bit, and there is no tolerance.
+last bit, and there is no tolerance. With a wire, a result has to be within the bound that is known
+before the run.
 """
 
 from collections.abc import Sequence
@@ -49,6 +50,14 @@ def exact(
     most = min(largest(kind) // ranks, 2**62)
     values = np.random.default_rng(seed).integers(0, most, _PERIOD, endpoint=True)
     return np.resize(values.astype(kind), prod(shape)).reshape(shape)
+
+
+def count_outside(result: np.ndarray, truth: np.ndarray, allowed: float) -> int:
+    """How many elements are further off than allowed, or not finite; all, as for `count_wrong`."""
+    if (result.shape, result.dtype) != (truth.shape, truth.dtype):
+        return max(result.size, 1)
+    off = np.abs(result.astype(np.float64) - truth.astype(np.float64))
+    return int(np.count_nonzero(~(off <= allowed)))
 
 
 def count_wrong(result: np.ndarray, *truths: np.ndarray) -> int:

@@ -28,8 +28,11 @@ class Fitted(NamedTuple):
 
 
 def paid(row: Measurement) -> Price | None:
-    """The price of a row's algorithm in units of 1/n of its size; None for a built-in."""
-    if row.resolved.endswith(BUILT_INS) or row.ranks == 1:
+    """The price of a row's algorithm in units of 1/n of its size; None for a built-in.
+
+    None with a wire, too: the time to encode is in no price.
+    """
+    if row.resolved.endswith(BUILT_INS) or row.ranks == 1 or row.is_encoded:
         return None
     if row.collective in COLLECTIVES:
         name, shape = on_shape(row.resolved)

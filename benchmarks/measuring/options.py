@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from benchmarks.collectives.cases import AXIS
 from ringcoll.algorithms import in_lax, listed_name
 from ringcoll.commands.arguments import SIZES, File, collective, shape, size
+from ringcoll.costs.wire import CODES
 
 #: Datatypes that need no `jax_enable_x64`, and those that do.
 DATATYPES = (
@@ -141,6 +142,16 @@ def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) 
         default=budget,
         metavar="SECONDS",
         help=f"the time for everything; fewer rounds, then fewer sizes, keep to it ({budget})",
+    )
+
+
+def add_wire(parser: argparse.ArgumentParser) -> None:
+    """--wire."""
+    parser.add_argument(
+        "--wire",
+        choices=CODES,
+        metavar="CODES",
+        help=f"also with messages of codes, as ring:int8, where there are: {', '.join(CODES)}",
     )
 
 

@@ -56,6 +56,11 @@ class Measurement:
     vs_lax: Quartiles | None = None
     predicted: float | None = None
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether messages held codes: `ring:int8`."""
+        return ":" in self.resolved
+
     def algbw(self, seconds: float) -> float:
         """Bytes per second of a call that takes so many seconds."""
         return self.size / seconds

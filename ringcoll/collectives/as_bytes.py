@@ -1,15 +1,19 @@
 """Collectives with a wire by the built-ins of `jax.lax`: what they send is bytes."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ringcoll.runtime import built_in
+from ringcoll.runtime.engine import UNROLL_UP_TO
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.wire import Wire, decode, encode
+
+#: One message to floats.
+Decode = Callable[[Array], Array]
 
 
 def gathered(x: Array, dim: int, ranks: Ranks, wire: Wire) -> Array:
@@ -20,27 +24,38 @@ def gathered(x: Array, dim: int, ranks: Ranks, wire: Wire) -> Array:
     return _joined(shards, dim)
 
 
-def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> Array:
-    """All-to-all: the blocks for this rank, `[n, *block]`, in float32 at least."""
-    blocks = jnp.stack(jnp.split(x, ranks.size, split))
-    messages = jax.vmap(partial(encode, wire))(blocks)
+def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, Decode]:
+    """All-to-all: the messages for this rank, `[n, bytes]`, and what decodes one of them.
+
+    That is in float32 at least.
+    """
+    blocks = jnp.split(x, ranks.size, split)
+    if ranks.size > UNROLL_UP_TO:
+        messages = jax.vmap(partial(encode, wire))(jnp.stack(blocks))
+    else:  # TPUs would copy stacked blocks, and their float32, too
+        messages = jnp.stack([encode(wire, block) for block in blocks])
     arrived = built_in.all_to_all(
         messages, ranks.axes, 0, 0, axis_index_groups=ranks.groups, tiled=True
     )
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    return jax.vmap(lambda each: decode(wire, each, blocks.shape[1:], wide))(arrived)
+    return arrived, partial(decode, wire, shape=blocks[0].shape, dtype=wide)
 
 
 def swapped(x: Array, split: int, concat: int, ranks: Ranks, wire: Wire) -> Array:
     """All-to-all: the blocks for this rank, end to end along `concat`."""
-    return _joined(exchanged(x, split, ranks, wire), concat).astype(x.dtype)
+    arrived, decoded = exchanged(x, split, ranks, wire)
+    return _joined(jax.vmap(decoded)(arrived), concat).astype(x.dtype)
 
 
 def scattered(
     x: Array, dim: int, ranks: Ranks, wire: Wire, widen: Callable[[Array], Array]
 ) -> Array:
     """Reduce-scatter: all ranks' blocks for this rank, widened and added."""
-    return jnp.sum(widen(exchanged(x, dim, ranks, wire)), 0)
+    arrived, decoded = exchanged(x, dim, ranks, wire)
+    if ranks.size > UNROLL_UP_TO:
+        return jnp.sum(widen(jax.vmap(decoded)(arrived)), 0)
+    # XLA:CPU decodes as it adds, where a `sum` would read what was decoded from memory.
+    return reduce(lax.add, (widen(decoded(each)) for each in arrived))
 
 
 def _joined(blocks: Array, dim: int) -> Array:

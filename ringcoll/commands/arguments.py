@@ -11,8 +11,9 @@ from functools import wraps
 from math import prod
 from typing import Any
 
+from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import figure, files
-from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR
+from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -132,6 +133,24 @@ def add_algorithm(which: Any) -> None:
     which.add_argument(
         "--function", type=algorithm, metavar="MODULE:FUNCTION", help="your own schedule"
     )
+
+
+def add_wire(parser: argparse.ArgumentParser) -> None:
+    """--wire."""
+    known = ", ".join(CODES)
+    how = f"what messages hold in place of bfloat16: {known}"
+    parser.add_argument("--wire", choices=CODES, metavar="DTYPE", help=how)
+
+
+def wire(codes: str | None, collective: str) -> Wire | None:
+    """What messages of a collective hold in place of floats, if they do.
+
+    Raises:
+        ValueError: the collective has no wire.
+    """
+    if codes and in_lax(collective) not in ENCODED:
+        raise ValueError(f"--wire {codes}: {collective} has no wire; leave it out")
+    return Wire(codes) if codes else None
 
 
 def size(text: str) -> int:

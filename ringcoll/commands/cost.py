@@ -25,7 +25,7 @@ from ringcoll.costs import encoding
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.model import Range, fastest
-from ringcoll.costs.wire import CODES, Wire
+from ringcoll.costs.wire import Wire
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
 from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names
 
@@ -63,8 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="compare this one too: it maps the sizes of the axes to a Schedule",
     )
-    known = ", ".join(CODES)
-    add("--wire", choices=CODES, metavar="DTYPE", help=f"of messages, for bfloat16: {known}")
+    arguments.add_wire(parser)
     machine.add_arguments(parser)
     where = "time against size; of several rows, against ranks (svg, png)"
     add("--plot", type=arguments.PictureFile, metavar="FILE", help=where)
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     refused: dict[str, None] = {}
     try:
         algorithms = _chosen(args, collective)
-        wire = _wire(args, collective)
+        wire = arguments.wire(args.wire, args.collective)
         rows = [_priced(m, collective, algorithms, refused, wire) for m in machine.machines(args)]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
@@ -123,17 +122,6 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
         own = args.function.__name__
         chosen[own if own not in chosen else f"{own} (--function)"] = args.function
     return chosen
-
-
-def _wire(args: argparse.Namespace, collective: str) -> Wire | None:
-    """What messages hold in place of floats, if they do.
-
-    Raises:
-        ValueError: the collective has no wire.
-    """
-    if args.wire and collective in ("pmax", "pmin", "pbroadcast"):
-        raise ValueError(f"--wire {args.wire}: {args.collective} has no wire; leave it out")
-    return Wire(args.wire) if args.wire else None
 
 
 def _encoded(m: Machine, collective: str, paid: Price | HostsPrice, wire: Wire) -> Seconds:

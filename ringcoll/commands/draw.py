@@ -5,6 +5,7 @@
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --animate ring.svg  # .gif, .mp4
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
     python -m ringcoll draw tour --algorithm ring -n 4
+    python -m ringcoll draw all_reduce --algorithm ring -n 4 --wire int8
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
 
 In a tour, a partial result follows each shard and comes home, as in the gradient of attention.
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the number of ranks; for several axes 4x2, major first",
     )
+    arguments.add_wire(parser)
     parser.add_argument(
         "--svg", type=arguments.Svg, metavar="FILE", help="all rounds as one picture"
     )
@@ -85,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     """Draw; returns the exit status."""
     algorithm = args.function if args.algorithm is None else args.algorithm
     try:
-        made = plan(args.collective, algorithm, args.ranks)
+        wire = arguments.wire(args.wire, args.collective)
+        made = plan(args.collective, algorithm, args.ranks, wire)
         if args.round is not None and not args.svg:
             raise ValueError("--round selects a round of a picture: give --svg too")
         if args.follow is not None and not (args.animate or args.html):

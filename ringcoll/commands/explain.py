@@ -2,6 +2,7 @@
 
     python -m ringcoll explain
     python -m ringcoll explain ring
+    python -m ringcoll explain ring --wire int8
     python -m ringcoll explain --markdown
 
 Formulas are for n ranks on one axis, and are recognised from counts. Over several axes, rounds and
@@ -10,10 +11,14 @@ messages add up. Bytes are what a rank sends, in units of the full vector.
 
 import argparse
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ringcoll.commands import arguments
 from ringcoll.costs.closed_forms import at, closed_form, prices, recognised
+from ringcoll.costs.wire import ENCODED, Wire
+from ringcoll.draw.captions import in_codes
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned
 from ringcoll.schedules.registry import (
@@ -64,12 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=", ".join(known),
     )
+    arguments.add_wire(parser)
     parser.add_argument("--markdown", action="store_true", help="the tables of docs/algorithms.md")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print; returns the exit status."""
-    lines = whole(args.name) if args.name else markdown() if args.markdown else index()
+    if args.wire and not args.name:
+        args.error(f"--wire {args.wire}: of which algorithm? Give its NAME")
+    lines = whole(args.name, args.wire) if args.name else markdown() if args.markdown else index()
     print(*lines, sep="\n")
     return 0
 
@@ -102,8 +110,11 @@ def markdown() -> Iterator[str]:
         yield ""
 
 
-def whole(name: str) -> Iterator[str]:
-    """All about the algorithms of a name: what they say, their schedule, their prices."""
+def whole(name: str, codes: str | None = None) -> Iterator[str]:
+    """All about the algorithms of a name: what they say, their schedule, their prices.
+
+    And what messages of `codes` change.
+    """
     for title, (served, kind) in LISTS.items():
         its_name = listed_name(served[0], name)
         if its_name not in kind:
@@ -117,6 +128,11 @@ def whole(name: str) -> Iterator[str]:
         rows = [row for collective in served for row in _prices(collective, algorithm)]
         yield from (f"  {line}" for line in aligned(rows, left=4))
         yield ""
+        for collective in served:
+            if codes and collective in ENCODED:
+                told = in_codes(Wire(codes), collective, algorithm, (SHOWN,))
+                yield from textwrap.wrap(f"{collective}, with a wire, at n = {SHOWN}: {told}", 100)
+                yield ""
 
 
 def _names(kind: Mapping[str, Any], name: str, quote: str = "") -> str:

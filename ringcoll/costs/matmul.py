@@ -143,7 +143,7 @@ def hidden_seconds(
             filled = far - near
     total = filled
     for came, going in zip_longest(made, made[1:]):
-        pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits)
+        pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits, ratio != 1)
         seconds = sum(piece.seconds for piece in pieces)
         slicing = sliced * came.shards / ranks * model.memory
         # Codes are read from the main memory, and what they are decoded to stays beside the core.
@@ -152,7 +152,8 @@ def hidden_seconds(
         if going:
             sent = ratio * shard_bytes * going.load
             hop = model.latency + model.beta * sent
-            under = _covered(pieces, sent, model)
+            whole = ratio != 1 and joining in (FUSED, COPIED)  # compilers decode, start, multiply
+            under = seconds if whole else _covered(pieces, sent, model)
             if came is made[0] and joining and under >= seconds:
                 under += filled
             # A scatter sends what it has added, so the next hop waits for the addition.
@@ -175,10 +176,11 @@ def _pieces(
     model: Model,
     joining: str | None,
     waits: bool,
+    decodes: bool,
 ) -> list[_Piece]:
     """The operations on the shards of a round, in order; the next hop starts before the last ones.
 
-    Compilers put small products last.
+    Compilers put small products last. What is decoded is written where its copy would be.
     """
     parts = came.parts if joining == APART else 1
     share, is_near = came.shards / ranks / parts, model.holds(sum(work.again for work in works))
@@ -196,7 +198,7 @@ def _pieces(
             fits = model.holds(work.placed + 2 * shard_bytes)
             places.append(_Piece(0.0 if fits else work.placed * share * model.memory, reckoned))
     copies = []
-    if is_joined and joining == COPIED and came.load:
+    if is_joined and joining == COPIED and came.load and not decodes:
         copies.append(_Piece(2 * came.shards * shard_bytes * model.memory, 0.0))
     return copies + sorted(products, reverse=True) * parts + places
 

@@ -14,6 +14,9 @@ SCALE = 4
 #: Codes are computed in float32, and some platforms round twice on the way to a float8.
 _SLACK = 1 + 2**-6
 
+#: The collectives whose messages may hold codes.
+ENCODED = ("all_gather", "psum_scatter", "psum", "pmean", "all_to_all", "ragged_all_to_all")
+
 
 class Codes(NamedTuple):
     """The codes of a dtype: the largest, and its distance from the one before."""

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.costs.counts import Price, price
+from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import (
     TOUR,
@@ -31,7 +32,7 @@ class Plan:
     `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
     schedule, or the stages; `function` made it, or is None. In a drawing there is a column for
     each shard (or block, by the rank that gets it), or one column of whole vectors. The phases of
-    a `tour` run in step.
+    a `tour` run in step. With a `wire`, messages hold codes.
     """
 
     collective: str
@@ -41,6 +42,7 @@ class Plan:
     made: Schedule | Stages
     function: Callable[..., Any] | None
     tour: Tour | None = None
+    wire: Wire | None = None
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows: who holds what after each round."""
@@ -76,7 +78,8 @@ class Plan:
     def title(self) -> str:
         """The collective, the algorithm and the ranks, in words."""
         ranks = "x".join(map(str, self.shape)) + (" rank" if self.size == 1 else " ranks")
-        return f"{self.collective} by {self.algorithm} on {ranks}"
+        codes = f", {self.wire.dtype} codes in messages" if self.wire else ""
+        return f"{self.collective} by {self.algorithm} on {ranks}{codes}"
 
     def numbered(self) -> Iterator[tuple[int, list[Running]]]:
         """Every round: its number from 1, and what runs: of a tour, two phases, one or none."""
@@ -91,13 +94,16 @@ class Plan:
         yield from enumerate(every, 1)
 
 
-def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
+def plan(
+    collective: str, algorithm: Algorithm, shape: Sequence[int], wire: Wire | None = None
+) -> Plan:
     """The phases of a collective.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or `all_reduce` or `reduce_scatter`; or `tour`.
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
+        wire: what messages hold in place of floats; it changes captions alone.
 
     Raises:
         ValueError: as `algorithms.build`.
@@ -112,8 +118,8 @@ def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     way = tour(made) if kind == TOUR and isinstance(made, Schedule) else None
     if isinstance(algorithm, str):
         name = listed_name(kind, algorithm)
-        return Plan(collective, name, shape, run, made, algorithms_of(kind)[name], way)
+        return Plan(collective, name, shape, run, made, algorithms_of(kind)[name], way, wire)
     if not callable(algorithm):
-        return Plan(collective, "a schedule", shape, run, made, None, way)
+        return Plan(collective, "a schedule", shape, run, made, None, way, wire)
     name = getattr(algorithm, "__name__", "a function")
-    return Plan(collective, name, shape, run, made, algorithm, way)
+    return Plan(collective, name, shape, run, made, algorithm, way, wire)

@@ -3,8 +3,8 @@
 Every tensor-parallel layer is these two, with local work between them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from math import prod
 from string import ascii_lowercase, ascii_uppercase
@@ -38,10 +38,15 @@ class LayerOptions:
     precision: Any
     preferred_element_type: DTypeLike | None
     accumulate_dtype: DTypeLike | None
-    wire: WireLike | None = None
-    gradient_wire: WireLike | None = None
-    order: str | None = None
-    leaves: int = LEAVES
+    wire: WireLike | None
+    gradient_wire: WireLike | None
+    order: str | None
+    leaves: int
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> "LayerOptions":
+        """Those among the arguments of a layer, by name."""
+        return cls(**{option.name: arguments[option.name] for option in fields(cls)})
 
     def tree(self) -> dict[str, Any]:
         """The arguments that say in which order is added."""
@@ -93,18 +98,7 @@ def column_linear(
      [ 1.  5.  9. 13.]
      [ 1.  5.  9. 13.]]
     """
-    options = LayerOptions(
-        sequence_parallel,
-        algorithm,
-        residuals,
-        precision,
-        preferred_element_type,
-        accumulate_dtype,
-        wire,
-        gradient_wire,
-        order,
-        leaves,
-    )
+    options = LayerOptions.among(locals())
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
 
@@ -151,18 +145,7 @@ def row_linear(
     [[ 7. 23. 39. 55.]
      [ 7. 23. 39. 55.]]
     """
-    options = LayerOptions(
-        sequence_parallel,
-        algorithm,
-        residuals,
-        precision,
-        preferred_element_type,
-        accumulate_dtype,
-        wire,
-        gradient_wire,
-        order,
-        leaves,
-    )
+    options = LayerOptions.among(locals())
     return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused)
 
 
@@ -220,6 +203,7 @@ def columns(
         )
     else:  # nothing is gathered, so options of the gather do not apply
         rank_count(axis_name)  # raises NameError if an axis is not bound
+        check_wires(options)
         dtype = options.preferred_element_type
         exact = {"precision": options.precision, "preferred_element_type": dtype}
         copy = partial(
@@ -268,7 +252,7 @@ def rows(
         check_sequence(function, x.shape[-2], axis_name)
         multiplied = partial(matmul_reduce_scatter, gradient_wire=options.gradient_wire)
     else:
-        settled_to_nearest(options.gradient_wire)  # refused if it is none, though it is not used
+        check_wires(options)
         multiplied = partial(matmul_all_reduce, fused=fused)
     y = multiplied(
         x,
@@ -287,6 +271,12 @@ def rows(
         return with_bias(function, y, shared)
     blocks = leaves_of_rank(function, y.shape[-2], sharded, options.leaves)
     return with_bias(function, y, for_tokens(shared, y.shape[-2], blocks))
+
+
+def check_wires(options: LayerOptions) -> None:
+    """Refuse what is no wire, also where no message would hold it."""
+    for wire in (options.wire, options.gradient_wire):
+        settled_to_nearest(wire)
 
 
 def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int:

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ringcoll.collectives.front_door import LEAVES, AxisName
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.linear import LayerOptions, columns, rows
 from ringcoll.layers.parameters import field, refusal
 
@@ -31,6 +32,8 @@ def mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
@@ -50,16 +53,7 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    options = LayerOptions(
-        sequence_parallel,
-        algorithm,
-        residuals,
-        precision,
-        preferred_element_type,
-        accumulate_dtype,
-        order=order,
-        leaves=leaves,
-    )
+    options = LayerOptions.among(locals())
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
     return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, options)
 
@@ -76,6 +70,8 @@ def gated_mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
@@ -98,16 +94,7 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    options = LayerOptions(
-        sequence_parallel,
-        algorithm,
-        residuals,
-        precision,
-        preferred_element_type,
-        accumulate_dtype,
-        order=order,
-        leaves=leaves,
-    )
+    options = LayerOptions.among(locals())
     linears = [(name, field(params, name)) for name in ("gate", "up")]
     gate, up = columns("gated_mlp", linears, x, axis_name, options)
     hidden = activation(gate) * up
@@ -129,6 +116,8 @@ def attention(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
@@ -160,16 +149,7 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    options = LayerOptions(
-        sequence_parallel,
-        algorithm,
-        residuals,
-        precision,
-        preferred_element_type,
-        accumulate_dtype,
-        order=order,
-        leaves=leaves,
-    )
+    options = LayerOptions.among(locals())
     linears = [(name, field(params, name)) for name in ("query", "key", "value")]
     query, key, value = columns("attention", linears, x, axis_name, options)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"

@@ -1,5 +1,8 @@
 """A vocabulary with one part on each rank: from tokens to losses, without whole logits."""
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,13 +10,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.all_gather import psum_scatter
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.runtime.tree_sums import rounded, summed
+from ringcoll.runtime.value_types import varying
 
 
 def embed(
@@ -23,6 +28,8 @@ def embed(
     *,
     sequence_parallel: bool = True,
     algorithm: Algorithm = "auto",
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
 ) -> Array:
     """The row of each token in a table; each rank has some rows of it.
 
@@ -32,7 +39,10 @@ def embed(
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
-    Gradient: an all-gather, or nothing; then each rank adds to its own rows.
+    Gradient: an all-gather, or nothing; then each rank adds to its own rows. `wire` is what the
+    sum's messages hold, and `gradient_wire` those of that all-gather (see `ringcoll.Wire`). With
+    `sequence_parallel=False` it is as for `row_linear`. NaNs spread to what shares a block with
+    them.
 
     Raises:
         TypeError: the tokens are no integers.
@@ -49,14 +59,44 @@ def embed(
     table = jnp.asarray(field(params, "embedding"))
     tokens = _integers("embed", "tokens", tokens)
     mine, row = _own(tokens, table.shape[0], axis_name)
+    wires = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
     if not sequence_parallel:
-        return psum(found, axis_name, algorithm=algorithm)
+        return psum(found, axis_name, algorithm=algorithm, wire=wires[0])
     check_sequence("embed", tokens.shape[-1], axis_name)
-    dim = tokens.ndim - 1
-    return psum_scatter(found, axis_name, scatter_dimension=dim, tiled=True, algorithm=algorithm)
+    axes, dim = axes_of(axis_name), tokens.ndim - 1
+    return _scattered(_Scattering(axes, dim, algorithm, *wires), varying(found, axes))
+
+
+@dataclass(frozen=True)
+class _Scattering:
+    """How rows are summed and scattered along `dim`; what messages and the gradient's hold."""
+
+    axes: tuple[Hashable, ...]
+    dim: int
+    algorithm: Algorithm
+    wire: Wire | None
+    gradient_wire: Wire | None
+
+    def sum(self, x: Array) -> Array:
+        """This rank's part of the sum."""
+        how: dict[str, Any] = {"scatter_dimension": self.dim, "tiled": True}
+        return psum_scatter(x, self.axes, algorithm=self.algorithm, wire=self.wire, **how)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scattered(how: _Scattering, x: Array) -> Array:
+    return how.sum(x)
+
+
+def _scattered_backward(how: _Scattering, _: None, ct: Array) -> tuple[Array]:
+    algorithm, wire = how.algorithm, how.gradient_wire
+    return (all_gather(ct, how.axes, axis=how.dim, tiled=True, algorithm=algorithm, wire=wire),)
+
+
+_scattered.defvjp(lambda how, x: (how.sum(x), None), _scattered_backward)
 
 
 def unembed(
@@ -70,6 +110,8 @@ def unembed(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    gradient_wire: WireLike | None = None,
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
@@ -86,16 +128,7 @@ def unembed(
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    options = LayerOptions(
-        sequence_parallel,
-        algorithm,
-        residuals,
-        precision,
-        preferred_element_type,
-        accumulate_dtype,
-        order=order,
-        leaves=leaves,
-    )
+    options = LayerOptions.among(locals())
     linear = [("unembedding", field(params, "unembedding"))]
     (logits,) = columns("unembed", linear, x, axis_name, options)
     return logits
@@ -113,8 +146,9 @@ def cross_entropy(
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
     `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. No
-    logits are sent. The gradient keeps the logits themselves, not a softmax of them. A label
-    outside the vocabulary gives a NaN.
+    logits are sent. The messages are two floats for each label, so they take no `wire`: a label
+    whose sum is small beside that of another label in its block would lose it. The gradient keeps
+    the logits themselves, not a softmax of them. A label outside the vocabulary gives a NaN.
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 

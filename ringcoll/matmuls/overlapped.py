@@ -38,7 +38,14 @@ from ringcoll.runtime.contributions import Contributions, Shard, Slot
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
 from ringcoll.runtime.progress import marked
-from ringcoll.runtime.slicing import Shares, buffer_after, concatenated, placed, sliced_along
+from ringcoll.runtime.slicing import (
+    Shares,
+    buffer_after,
+    concatenated,
+    end_to_end,
+    placed,
+    sliced_along,
+)
 from ringcoll.runtime.tree_sums import added, summed
 from ringcoll.runtime.value_types import device_kind, empty, explicit_spec, varying, zeros
 
@@ -205,7 +212,10 @@ class _Visitor:
         dim = self.gather.moving.index(label)
         for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
             places = self.shares.places(together)
-            piece = concatenated([shard.value for shard in together], dim)
+            values = [shard.value for shard in together]
+            # What is decoded is written to its place at once; a concatenation would copy it there.
+            joined = self.joining == "copied" and self.gather.wire is not None
+            piece = (end_to_end if joined else concatenated)(values, dim)
             if self.joining == "copied" and whole is None and len(shards) > 1:  # else copied there
                 piece = lax.optimization_barrier(piece)
             made = []

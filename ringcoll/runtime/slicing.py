@@ -38,6 +38,21 @@ def concatenated(pieces: Sequence[Array], dim: int) -> Array:
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
 
+def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
+    """The same, each piece written into one buffer where it is computed."""
+    if len(pieces) == 1:
+        return pieces[0]
+    size, start = sum(piece.shape[dim] for piece in pieces), 0
+    shape = (*pieces[0].shape[:dim], size, *pieces[0].shape[dim + 1 :])
+    buffer = empty(shape, pieces[0], ())
+    for piece in pieces:
+        buffer = lax.dynamic_update_slice_in_dim(
+            buffer, piece, start, dim, allow_negative_indices=False
+        )
+        start += piece.shape[dim]
+    return buffer
+
+
 def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
     """The slices of x along `label`, end to end; x itself if it has no such label."""
     if label not in labels:

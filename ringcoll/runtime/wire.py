@@ -39,11 +39,14 @@ def _grid(shape: Sequence[int], wire: Wire) -> tuple[int, int, int]:
 def encode(wire: Wire, x: Array) -> Array:
     """The bytes of a message of floats: `[blocks * (values + 4), columns]`, uint8."""
     blocks, size, columns = _grid(x.shape, wire)
-    flat = x.astype(jnp.float32).reshape(-1, columns)  # [values, columns]
+    flat = x.reshape(-1, columns)  # [values, columns]
     if missing := blocks * size - len(flat):
         flat = jnp.pad(flat, ((0, missing), (0, 0)))
     values = flat.reshape(blocks, size, columns)
-    largest = jnp.max(abs(values), 1, keepdims=True, initial=0)
+    # Both ends, because XLA:CPU writes all magnitudes to memory before it takes their maximum.
+    most, least = (f(values, 1, keepdims=True, initial=0) for f in (jnp.max, jnp.min))
+    largest = jnp.maximum(most, -least).astype(jnp.float32)
+    values = values.astype(jnp.float32)
     is_finite = largest <= jnp.finfo(jnp.float32).max  # and no NaN
     # No scale is subnormal, because platforms flush those to zero.
     scale = jnp.maximum(largest * np.float32(_LESS / wire.codes.largest), _TINY)

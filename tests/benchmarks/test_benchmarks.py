@@ -202,6 +202,33 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
 
 
+def test_messages_of_codes_run_beside_the_others_and_keep_to_their_bound(tmp_path, capsys):
+    chosen = ["--collective", "psum,pmax,all_to_all", "--algorithm", "ring,pairwise,auto"]
+    flags = ["-b", "4K", "-e", "4K", "-n", "2", "-g", "3", "-d", "bfloat16,int32"]
+    path = tmp_path / "json"
+    assert main([*flags, *chosen, "--wire", "int8", "-J", str(path)]) == 0
+    assert "bit by bit, or with a wire within its bound" in capsys.readouterr().out
+    rows = json.loads(path.read_text())["rows"]
+    coded = {(row["collective"], row["type"], row["algorithm"]) for row in rows}
+    coded = {one for one in coded if ":" in one[2]}
+    names = {"psum": ("lax", "auto", "ring"), "all_to_all": ("lax", "auto", "pairwise")}
+    assert coded == {(of, "bfloat16", f"{n}:int8") for of, some in names.items() for n in some}
+    assert {row["wrong"] for row in rows} == {0}
+
+
+@pytest.mark.parametrize("name", ["all_gather", "psum_scatter", "psum", "all_to_all"])
+def test_what_is_outside_the_bound_of_a_wire_is_wrong(name):
+    point = Point(BY_NAME[name], np.dtype(jnp.bfloat16), 12288, mesh_of(4))
+    allowed = point.allowed("lax:int8")
+    assert 0 < allowed < point.allowed("lax:float8_e5m2")
+    right = point.program("lax:int8")()
+    assert point.wrong("lax:int8", right) == 0
+    assert np.any(np.asarray(right) != np.asarray(point.program(LAX)()))  # it was encoded
+    further = right.at[7].add(2 * allowed + 1).at[-1].set(jnp.nan)
+    # Of a sum on all ranks, three differ from the first in one place, and one in the other.
+    assert point.wrong("lax:int8", further) == (6 if name == "psum" else 2)
+
+
 MATMUL = ["matmul", "--shape", "16x16x16", "-g", "2", "-n", "3", "--algorithm", "ring,auto"]
 
 
@@ -215,6 +242,21 @@ def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     assert {row["wrong"] for row in rows} == {0}
     chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
+
+
+def test_a_matmul_with_a_wire_keeps_to_its_bound(monkeypatch, tmp_path):
+    path = tmp_path / "json"
+    flags = [*MATMUL, "--direction", "forward", "--wire", "int8", "-J", str(path)]
+    assert main(flags) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["algorithm"] for row in rows} == {"plain", "auto", "ring", "auto:int8", "ring:int8"}
+    assert {row["wrong"] for row in rows} == {0}
+    for name, form in programs.FORMS.items():  # x or w, with a factor of n rows or columns of ones
+        wrong = replace(form, ours=lambda x, w, form=form, **how: form.ours(x, w, **how) + 1)
+        monkeypatch.setitem(programs.FORMS, name, wrong)
+    assert main(flags) == 1
+    rows = json.loads(path.read_text())["rows"]
+    assert all(row["wrong"] for row in rows if row["algorithm"] != "plain")
 
 
 def test_overlapping_spans_count_once():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,15 @@ def test_bytes_and_time_on_a_link(local, links, collective, algorithm, price, pa
     wire = Wire(4, local, links, 1, 1)
     assert wire.price(row) == price
     assert wire.paid(row).link == paid
+
+
+def test_bytes_of_codes_on_a_link():
+    """Two rounds of three shards of 256 values, each in 2 blocks of 128 and their scales."""
+    n, count = 4, 1024
+    row = Measurement("psum", "sum", "bfloat16", n, "x", "ring:int8", 1, 2 * count, count, 1, 1.5)
+    wire = Wire(n, 1, "star", 1, 1)
+    assert wire.price(row) == 6 * 2 * (128 + 4)
+    assert wire.paid(row) is wire.price(replace(row, resolved="auto:int8")) is None
 
 
 def test_each_collective_runs_by_its_own_algorithms():

@@ -68,3 +68,15 @@ def test_a_closed_pipe_is_no_error():
     done = subprocess.run(command, cwd=HERE, stdout=writes, stderr=subprocess.PIPE, check=False)
     os.close(writes)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_with_a_wire_it_says_how_often_values_are_encoded(capsys):
+    assert main(["explain", "ring", "--wire", "int8"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for collective, times in ("all_gather", "1 time;"), ("psum_scatter", "3 times;"):
+        told = f"{collective}, with a wire, at n = 4: A message holds int8 codes"
+        assert said.partition(told)[2].partition("at most ")[2].startswith(times)
+    assert "tour, with a wire" not in said
+    with pytest.raises(SystemExit):
+        main(["explain", "--wire", "int8"])
+    assert "--wire int8: of which algorithm? Give its NAME" in capsys.readouterr().err

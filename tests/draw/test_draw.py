@@ -318,3 +318,13 @@ def test_the_command_refuses_in_words(arguments, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["draw", *arguments.split()])
     assert said in capsys.readouterr().err
+
+
+def test_a_wire_is_in_the_title_and_the_captions(capsys):
+    assert main(["draw", "psum", "--algorithm", "direct", "-n", "4", "--wire", "int8"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("psum by direct on 4 ranks, int8 codes in messages")
+    assert "1.031 bytes a value, 0.516 of bfloat16. A value is encoded at most 2 times;" in said
+    with pytest.raises(SystemExit):
+        main(["draw", "pmax", "--algorithm", "direct", "-n", "4", "--wire", "int8"])
+    assert "pmax has no wire" in capsys.readouterr().err

@@ -1,15 +1,18 @@
 """Layers with a wire: what is gathered and summed is encoded; what stays exact stays exact."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import layer_references as reference
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import SIZES, make_mesh, mostly_exhaustive
 
-from ringcoll import Wire
+import ringcoll
+from ringcoll import Wire, precision
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
@@ -89,3 +92,155 @@ def test_tensor_parallel_layers_take_both_wires():
             down,
         )
     assert jnp.isfinite(value)
+
+
+D, K = 8, 4
+#: Layers that gather, compute and scatter, and the same on one device.
+LAYERS = {
+    "mlp": (tp.mlp, reference.mlp),
+    "gated_mlp": (tp.gated_mlp, reference.gated_mlp),
+    "attention": (partial(tp.attention, attend=reference.attend), reference.attention),
+}
+
+
+def parameters(n):
+    rng = np.random.default_rng(n)
+    shapes = {"gate": (D, 3 * n), "up": (D, 3 * n), "down": (3 * n, D)}
+    shapes |= {"query": (D, 2 * n, K), "key": (D, n, K), "value": (D, n, K), "out": (2 * n, K, D)}
+    shapes |= {"embedding": (4 * n, D), "unembedding": (D, 4 * n)}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def of_ranks(params, n):
+    """Each rank's part. The sum over ranks of a layer's results of these is that of the whole."""
+    dims = {**tp.COLUMNS, **tp.ROWS}
+    parts = {name: np.split(x, n, dims[name] % x.ndim) for name, x in params.items()}
+    return [{name: part[r] for name, part in parts.items()} for r in range(n)]
+
+
+def bound(collective, n, wire):
+    """Relative to the sum of the ranks' largest magnitudes: encoded once, and float32 roundings."""
+    if n == 1:
+        return 2.0**-18
+    return precision.error_bound(collective, "direct", (n,), 2.0**-23, wire=wire) + 2.0**-18
+
+
+def check(got, terms, most, what):
+    """That `got` is the sum of the terms, but for `most` of the sum of their magnitudes."""
+    off, allowed = np.abs(got - sum(terms)).max(), most * sum(np.abs(x).max() for x in terms)
+    assert off <= allowed, (what, off, allowed)
+
+
+def cases():
+    every = [
+        (n, codes, sequence_parallel, check_vma)
+        for n in SIZES
+        for codes in ("int8", "float8_e4m3fn", "float8_e5m2")
+        for sequence_parallel in (True, False)
+        for check_vma in (True, False)
+    ]
+    usual = [(3, "int8", True, True), (4, "float8_e4m3fn", True, False), (2, "int8", False, True)]
+    return mostly_exhaustive(every, lambda *case: case in usual)
+
+
+@pytest.mark.parametrize(("n", "codes", "sequence_parallel", "check_vma"), cases())
+def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, check_vma):
+    """What is gathered is what `all_gather` decodes; what is summed is within the sum's bound."""
+    wires = {"wire": Wire(codes, 8), "gradient_wire": Wire(codes, 4)}
+    wire, back = wires.values()
+    mode = {"axis_name": "z", "sequence_parallel": sequence_parallel, **wires}
+    mesh, params, rng = make_mesh(n, names="z"), parameters(n), np.random.default_rng(1)
+    x, ct = rng.normal(size=(2, 3, 2 * n, D)).astype(np.float32)
+    tokens = rng.integers(0, 4 * n, (3, 2 * n))
+    spec = P(None, "z") if sequence_parallel else P()
+
+    def program(params, x, ct):
+        def decoded(x, wire):
+            return ringcoll.all_gather(x, "z", axis=1, tiled=True, wire=wire)
+
+        made = {
+            name: jax.vjp(partial(call, **mode), params, x) for name, (call, _) in LAYERS.items()
+        }
+        made["embed"] = jax.vjp(lambda params: tp.embed(params, tokens, **mode), params)
+        logits, pull = jax.vjp(partial(tp.unembed, **mode), params, x)
+        if sequence_parallel or check_vma:  # else a gradient is a rank's own share
+            done = {name: (y, pull_back(ct)) for name, (y, pull_back) in made.items()}
+            done["unembed"] = logits, pull(jnp.cos(logits))
+        else:
+            done = {name: (y, None) for name, (y, _) in made.items()} | {"unembed": (logits, None)}
+        if not sequence_parallel:
+            return done, jnp.zeros(n), jnp.zeros(n)
+        return done, decoded(x, wire)[None], decoded(ct, back)[None]
+
+    specs = tp.partition_specs(params, "z")
+    gradients = (specs, spec) if sequence_parallel or check_vma else None
+    outs = dict.fromkeys(LAYERS, (spec, gradients))
+    outs |= {"embed": (spec, gradients and gradients[:1])}
+    outs |= {"unembed": (P(None, None, "z"), gradients)}
+    mapped = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=(specs, spec, spec),
+        out_specs=(outs, P("z"), P("z")),
+        check_vma=check_vma,
+    )
+    with jax.numpy_rank_promotion("allow"):
+        done, xs, cts = jax.device_get(jax.jit(mapped)(params, x, ct))
+        gathered, ct_gathered = (xs[0], cts[0]) if sequence_parallel else (x, ct)
+        for each in (xs, cts):
+            assert (each == each[:1]).all()
+        collective = "psum_scatter" if sequence_parallel else "psum"
+        parts = of_ranks(params, n)
+
+        def check_gradients(name, calls, gradients, of_parts):
+            """Each rank's call of its part of the parameters, and its part of the cotangent."""
+            of_params, of_x = gradients
+            pulled = [
+                jax.vjp(call, part, gathered)[1](ct)
+                for call, part, ct in zip(calls, parts, of_parts, strict=True)
+            ]
+            got = of_ranks(of_params, n)
+            for r, (wanted, _) in enumerate(pulled):
+                for leaf in wanted:
+                    check(got[r][leaf], [wanted[leaf]], 2.0**-16, (name, leaf))
+            check(of_x, [term for _, term in pulled], bound(collective, n, back), (name, "x"))
+
+        for name, (_, call) in LAYERS.items():
+            y, gradients = done[name]
+            terms = [np.asarray(call(part, gathered)) for part in parts]
+            check(y, terms, bound(collective, n, wire), name)
+            assert (np.abs(y - call(params, x)).max() > 1e-3) == (n > 1)
+            if gradients is not None:
+                check_gradients(name, [call] * n, gradients, [ct_gathered] * n)
+
+        y, gradients = done["embed"]
+        owners = [tokens // 4 == r for r in range(n)]
+        terms = [params["embedding"][tokens] * mine[..., None] for mine in owners]
+        check(y, terms, bound(collective, n, wire), "embed")
+        if gradients is not None:
+            wanted = np.zeros_like(params["embedding"])
+            np.add.at(wanted, tokens, ct_gathered)
+            check(gradients[0]["embedding"], [wanted], 2.0**-16, "embedding")
+        logits, gradients = done["unembed"]
+        check(logits, [gathered @ params["unembedding"]], 2.0**-16, "unembed")
+        if gradients is not None:
+            of_parts = np.split(np.cos(logits), n, -1)
+            check_gradients("unembed", [reference.unembed] * n, gradients, of_parts)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("argument", ["wire", "gradient_wire"])
+@pytest.mark.parametrize("name", ["column_linear", "row_linear", *LAYERS, "embed", "unembed"])
+def test_what_is_no_wire_is_refused(name, argument, sequence_parallel):
+    params = {**parameters(2), "kernel": np.ones((D, D), np.float32)}
+    x = np.zeros((2, 4), int) if name == "embed" else np.ones((2, 4, D), np.float32)
+    refused = [("int3", ValueError, "int3"), (8, TypeError, "no wire")]
+    refused += [(Wire("int8", stochastic=jax.random.key(0)), ValueError, "rounds to nearest alone")]
+    for wire, kind, words in refused:
+        how = {"sequence_parallel": sequence_parallel, argument: wire}
+        call = partial(getattr(tp, name), axis_name="z", **how)
+        mapped = jax.shard_map(
+            call, mesh=make_mesh(2, names="z"), in_specs=P(), out_specs=P(), check_vma=False
+        )
+        with pytest.raises(kind, match=words):
+            jax.eval_shape(mapped, params, x)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from support import SIZES, every_rank, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
-from ringcoll import Wire, precision
+from ringcoll import Wire, algorithms, precision
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
@@ -170,6 +170,13 @@ def test_the_price_knows_the_bytes():
     )
     assert min(narrow.values()) < 0.99 * min(plain.values())
     assert narrow["lax"] < 0.9 * plain["lax"]
+    gather = Gather("m", "mk", (product,), Wire("int8"))
+    assert set(narrow) == {"lax", "bidirectional_ring"}  # two whole shards are decoded too late
+    assert auto.to_gather(gather, x, [w], (8,), model) == ("bidirectional_ring", ())
+    # As compiled: 660 us. Joined before the product, where what is decoded is written at once.
+    halves = algorithms.bidirectional_ring(8)
+    assert auto.joining(gather, x, [w], halves, model) == "copied"
+    assert 0.9 * 660e-6 < narrow["bidirectional_ring"] < 1.1 * 660e-6
     terms = (("mk", "kf"),)
     scatter = Scatter("m", "mf", terms, product.dtype, None, Wire("int8"))
     assert auto.to_scatter(scatter, [(x, w)], (8,), model) == "lax"  # each contribution once
@@ -208,3 +215,20 @@ def test_only_bytes_travel(algorithm):
 def collectives(text, kinds):
     """The name of each collective of a program, and the shape and dtype of its result."""
     return re.findall(rf'"stablehlo\.({kinds})".*?-> tensor<([0-9x]+)(\w+)>', text, re.S)
+
+
+def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
+    """As on TPUs, where "copied" is chosen; on CPU the products are the same to the last bit."""
+    mesh, rng = make_mesh(4), np.random.default_rng(0)
+    x, w = (rng.normal(size=(4, *s)).astype(np.float32) for s in ((6, 16), (16, 8)))
+
+    def program(x, w):
+        how = {"algorithm": "bidirectional_ring", "wire": "int8"}
+        return ringcoll.all_gather_matmul(x, w, "x", **how)
+
+    made = []
+    for joining in ("fused", "copied"):
+        monkeypatch.setattr(auto, "joining", lambda *_, joining=joining: joining)
+        made.append(per_rank(mesh, program, x, w))
+    np.testing.assert_array_equal(*made)
+    assert np.abs(made[0]).min() > 0
