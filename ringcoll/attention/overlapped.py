@@ -142,8 +142,13 @@ def _attend_backward(options, residuals, ct):
     def visit(dq: list[Array], shards: Sequence[Shard]) -> tuple[list[Array], list[Array]]:
         dq, made = list(dq), []
         for shard in shards:
-            lane = shard.lane
-            dq[lane], dkv = work.differentiated(of_lanes[lane], dq[lane], shard, rows[lane][0])
+            lane, first, count = shard.lane, shard.first, len(shard.value)
+            given, so_far = jax.tree.map(
+                lambda x, first=first, count=count: lax.slice_in_dim(x, first, first + count),
+                (of_lanes[lane], dq[lane]),
+            )
+            added, dkv = work.differentiated(given, so_far, shard, rows[lane][0] + first)
+            dq[lane] = lax.dynamic_update_slice_in_dim(dq[lane], added, first, 0)
             made.append(dkv)
         return dq, made
 
