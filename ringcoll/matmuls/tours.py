@@ -37,5 +37,6 @@ def toured(x: Array, make: Make, axes: tuple[Hashable, ...], algorithm: str) -> 
         return carry, make(parts)
 
     with named("tour", algorithm, "all_gather"):
-        _, sums = engine.tour(tour(schedule), ranks, own, visit, None, order=order_of_work())
+        how = {"order": order_of_work(), "halves": True}
+        _, sums = engine.tour(tour(schedule), ranks, own, visit, None, **how)
     return concatenated(sums, 0)

@@ -316,11 +316,9 @@ def tour(
     carry: Carry,
     *,
     order: Order = _ANY,
+    halves: bool = False,
 ) -> tuple[Carry, list[Array]]:
     """Gather shards, and bring home what every rank adds for each of them.
-
-    A rank's own shard is visited in two halves of its rows, one under the first message and one
-    under the last, which have nothing else to go under.
 
     Args:
         tour: the two gathers, which run in step.
@@ -328,6 +326,8 @@ def tour(
         visit: `(carry, shards) -> (carry, contributions)`, one for each shard, with as many rows,
             which are added up.
         order: as for `gather`.
+        halves: whether a rank's own shard is visited in two halves of its rows: one under the first
+            message, and one under the last, which has nothing else to go under.
 
     Returns:
         What the last visit returned, and the sum for this rank's shard, a share for each lane.
@@ -337,7 +337,7 @@ def tour(
     came, sums = list[Key](), dict[Key, Array]()
     there, home = planned(tour.out), planned(tour.back)[::-1]
     last = max(tour.rounds, 1)
-    halves: list[list[Array]] = [[] for _ in own]
+    of_own: list[list[Array]] = [[] for _ in own]
     for time in range(1, last + 1):
         out = there[time - 1] if time <= len(there) else None
         back = home[time - 1 - tour.delay] if 0 < time - tour.delay <= len(home) else None
@@ -349,30 +349,30 @@ def tour(
             for key in chain(*back.arrived):
                 del sums[key]
         shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in came]
-        if time in (1, last):
-            shards += _halves(own, ranks, None if last == 1 else time == last)
+        if time == 1 or (halves and time == last):
+            shards += _own_shards(own, ranks, time == last if halves and last > 1 else None)
         if shards:
             carry, made = visit(carry, shards)
             made = [varying(x, ranks.axes) for x in made]
             sums |= zip(came, made[: len(came)], strict=True)
             for shard, x in zip(shards[len(came) :], made[len(came) :], strict=True):
-                halves[shard.lane].append(x)
-        carry, arriving, received, sums, halves = order.tied(
-            (carry, arriving, received, sums, halves)
+                of_own[shard.lane].append(x)
+        carry, arriving, received, sums, of_own = order.tied(
+            (carry, arriving, received, sums, of_own)
         )
         for key, value in zip(chain(*back.sent) if back else (), chain(*received), strict=True):
             sums[key] = lax.add(value, sums[key]) if key in sums else value
         came = list(chain(*out.arrived)) if out else []
         held |= zip(came, chain(*arriving), strict=True)
-    totals = [concatenated(made, 0) for made in halves]
+    totals = [concatenated(made, 0) for made in of_own]
     for lane, total in enumerate(totals):
         if Key(lane, 0) in sums:
             totals[lane] = lax.add(sums[Key(lane, 0)], total)
     return carry, totals
 
 
-def _halves(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list[Shard]:
-    """The first or second half of this rank's shares, or, with None, all; none is empty."""
+def _own_shards(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list[Shard]:
+    """The first or second half of this rank's shares, or, with None, the whole of them."""
     shards = []
     for lane, x in enumerate(own):
         middle = len(x) if second is None else (len(x) + 1) // 2
