@@ -164,8 +164,8 @@ def _attend_backward(options, residuals, ct):
             own = [kv_rows[start : start + count] for start, count in rows]
             path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
             # Of more ranks the last hop is a small part, and halves would make the program larger.
-            how = {"order": order_of_work(), "halves": work.ranks.size == 2}
-            dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, **how)
+            order, halves = order_of_work(), work.ranks.size == 2
+            dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order, halves=halves)
     dq_whole = back(concatenated(dq, 0)).astype(q.dtype)
     dkv_whole = concatenated(dkvs, 0)[:, :length].reshape(kv.shape).astype(kv.dtype)
     return dq_whole, dkv_whole, None

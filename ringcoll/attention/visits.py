@@ -200,7 +200,7 @@ class Work:
         def of_rows(first: Any, state: Softmax, rows_of: Callable[[Array], Array]) -> Softmax:
             queries, kv = rows_of(q), rows_of(shard.value)
 
-            def body(state: Softmax, i: Array, j: Array, seen: Array | None) -> Softmax:
+            def body(state: Softmax, i: Array, j: Array, seen: Any) -> Softmax:
                 some = lax.dynamic_slice_in_dim(queries, i, tile, 2)
                 before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
                 k, v = self.part(kv, j)

@@ -37,6 +37,6 @@ def toured(x: Array, make: Make, axes: tuple[Hashable, ...], algorithm: str) -> 
         return carry, make(parts)
 
     with named("tour", algorithm, "all_gather"):
-        how = {"order": order_of_work(), "halves": True}
-        _, sums = engine.tour(tour(schedule), ranks, own, visit, None, **how)
+        path, order = tour(schedule), order_of_work()
+        _, sums = engine.tour(path, ranks, own, visit, None, order=order, halves=True)
     return concatenated(sums, 0)
