@@ -119,7 +119,8 @@ def moe(
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as rows those that its experts may get at most:
     n t min(top_k, E/n), or n max_send. The rings hold n times less of rows, and compute them again
-    for gradients, for which they keep the blocks and sums of all rounds.
+    for gradients, for which they keep the blocks and sums of all rounds; with max_send they keep
+    the rows too.
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
     Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
@@ -236,7 +237,10 @@ def _by_ring(
     x, _ = typed_alike([x, experts.gate], axes)
     table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
 
-    @jax.checkpoint
+    # Without a bound, rows would be kept for all experts that a token may have.
+    kept = None if max_send is None else jax.checkpoint_policies.everything_saveable
+
+    @partial(jax.checkpoint, policy=kept)
     def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...]) -> Array:
         mine = replace(experts, gate=own[0], up=own[1], down=own[2])
         most = None if max_send is None else -(-max_send * len(x) // rows)
