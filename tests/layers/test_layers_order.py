@@ -49,7 +49,8 @@ def test_batch_leaf_by_leaf_under_fsdp(dtype):
     same_on_all(loss, (specs, P("x")), P(), (params, normal(16, 12, 32)))
 
 
-def test_tensor_parallel_layers():
+@pytest.mark.parametrize("sizes", [(1, 4), pytest.param((1, 2, 8), marks=pytest.mark.exhaustive)])
+def test_tensor_parallel_layers(sizes):
     shapes = {"query": (32, 8, 4), "key": (32, 8, 4), "value": (32, 8, 4), "out": (8, 4, 32)}
     shapes |= {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
     params = {name: normal(*shape).astype(jnp.bfloat16) for name, shape in shapes.items()}
@@ -64,7 +65,7 @@ def test_tensor_parallel_layers():
 
     specs = tensor_parallel.partition_specs(params, "x")
     x = normal(2, 16, 32).astype(jnp.bfloat16)
-    same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes=(1, 4, 8))
+    same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes)
 
 
 @pytest.mark.parametrize(
