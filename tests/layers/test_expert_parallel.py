@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.sharding import PartitionSpec as P
 from layer_references import moe as by_reference
-from support import make_mesh, mostly_exhaustive, paired
+from support import crossed, make_mesh, mostly_exhaustive, paired
 from test_layers import close, with_gradients
 
 from ringcoll.layers import expert_parallel as ep
