@@ -13,7 +13,16 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 # JAX reads the environment when it is imported.
 from benchmarks.collectives import candidates, scale, sweep, tune
-from benchmarks.compiled import check_claims, collectives, context, fsdp, layers, matmul, overlap
+from benchmarks.compiled import (
+    check_claims,
+    collectives,
+    context,
+    experts,
+    fsdp,
+    layers,
+    matmul,
+    overlap,
+)
 from benchmarks.hosts import cluster, failures, skew, wire
 from benchmarks.machines import fit, measured
 from benchmarks.referee import referee
@@ -33,6 +42,7 @@ COMMANDS = {
     "layers": layers,
     "fsdp": fsdp,
     "context": context,
+    "experts": experts,
     "scale": scale,
     "claims": check_claims,
     "machines": fit,

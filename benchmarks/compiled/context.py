@@ -2,7 +2,8 @@
 
 Without --topology the programs run in turn on the devices of this machine, in float32, after their
 results were compared. With --topology they are compiled in bfloat16 for chips that you need not
-have, and `ringcoll.overlap` computes their times.
+have, and `ringcoll.overlap` computes their times. `python -m benchmarks cluster` runs it between
+hosts whose links have a rate.
 
   plain      keys and values by the built-in all-gather, then attention, tile by tile
   ulysses    all-to-alls of positions for heads, before and after
@@ -26,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import DIRECTIONS, PLAIN
-from benchmarks.measuring import options, side_by_side
+from benchmarks.measuring import options, processes, side_by_side
 from benchmarks.measuring.measure import Ready
 from ringcoll import overlap
 from ringcoll.attention.layouts import LAYOUTS
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--direction", type=directions, default=list(DIRECTIONS), metavar="LIST", help="(all)"
     )
     side_by_side.add_arguments(parser, ALGORITHMS, measured=MEASURED, compiled_as=COMPILED)
+    processes.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,14 +104,14 @@ def _program(
         )
         for count in (heads, groups, groups)
     )
-    return (_with_gradients(function) if direction == "both" else function), operands
+    return (with_gradients(function) if direction == "both" else function), operands
 
 
-def _with_gradients(function: Callable) -> Callable:
+def with_gradients(function: Callable) -> Callable:
     """Forward and backward; the cotangent waits for the result, as that of a loss does."""
 
-    def both(q: Array, k: Array, v: Array) -> Any:
-        out, pull_back = jax.vjp(function, q, k, v)
+    def both(*operands: Array) -> Any:
+        out, pull_back = jax.vjp(function, *operands)
         return out, pull_back(out)
 
     return both
@@ -117,6 +119,7 @@ def _with_gradients(function: Callable) -> Callable:
 
 def _measure(args: argparse.Namespace) -> int:
     """Compare, time, report; 1 if anything was wrong."""
+    processes.start(args)
     flat = options.mesh(args)
     todo = [
         side_by_side.Task(

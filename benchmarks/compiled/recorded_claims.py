@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from benchmarks.collectives import candidates, scale
-from benchmarks.compiled import collectives, compiling, context, fsdp, grid, layers
+from benchmarks.compiled import collectives, compiling, context, experts, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.referee import referee
 from ringcoll import costs, overlap
@@ -37,6 +37,7 @@ COMPILED: Mapping[str, compiling.Make] = {
     "fsdp": fsdp.program_of,
     "collectives": collectives.program_of,
     "context": context.program_of,
+    "experts": experts.program_of,
 }
 #: The commands that only model, and functions from their flags to seconds.
 MODELLED: Mapping[str, Callable[..., float]] = {

@@ -142,8 +142,13 @@ def _attend_backward(options, residuals, ct):
     def visit(dq: list[Array], shards: Sequence[Shard]) -> tuple[list[Array], list[Array]]:
         dq, made = list(dq), []
         for shard in shards:
-            lane = shard.lane
-            dq[lane], dkv = work.differentiated(of_lanes[lane], dq[lane], shard, rows[lane][0])
+            lane, first, count = shard.lane, shard.first, len(shard.value)
+            given, so_far = jax.tree.map(
+                lambda x, first=first, count=count: lax.slice_in_dim(x, first, first + count),
+                (of_lanes[lane], dq[lane]),
+            )
+            added, dkv = work.differentiated(given, so_far, shard, rows[lane][0] + first)
+            dq[lane] = lax.dynamic_update_slice_in_dim(dq[lane], added, first, 0)
             made.append(dkv)
         return dq, made
 
@@ -158,7 +163,9 @@ def _attend_backward(options, residuals, ct):
             needed = None if options.mask.window is None else work.plan.needed()
             own = [kv_rows[start : start + count] for start, count in rows]
             path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
-            dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order_of_work())
+            # Of more ranks the last hop is a small part, and halves would make the program larger.
+            order, halves = order_of_work(), work.ranks.size == 2
+            dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order, halves=halves)
     dq_whole = back(concatenated(dq, 0)).astype(q.dtype)
     dkv_whole = concatenated(dkvs, 0)[:, :length].reshape(kv.shape).astype(kv.dtype)
     return dq_whole, dkv_whole, None

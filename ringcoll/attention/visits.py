@@ -3,14 +3,14 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.attention.softmax import Softmax, add_at, added, like, merged, wide
+from ringcoll.attention.softmax import Softmax, add_at, added, like, lowest, merged, wide
 from ringcoll.attention.tiles import Mask, Plan, rows_together
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.machines import KINDS
@@ -20,8 +20,33 @@ from ringcoll.runtime.slicing import Shares
 from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.schedule import Schedule
 
-#: (q, k, v, causal=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps `[b, s, heads]`.
+#: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
+#: `[b, s, heads]`.
 Kernel = Callable[..., tuple[Array, Array]]
+
+
+class BlockMask(NamedTuple):
+    """Which keys of a block a kernel's queries see.
+
+    Attributes:
+        causal, window: as of `attention`; they compare positions.
+        positions: of the queries and of the keys, `[s]` each; None if segments alone decide.
+        segments: of the queries and of the keys, `[b, s]` each; None if there are none.
+    """
+
+    causal: bool
+    window: int | None
+    positions: tuple[Array, Array] | None
+    segments: tuple[Array, Array] | None
+
+    def visible(self) -> Array:
+        """For every query and key whether it is seen: `[b or 1, queries, keys]`."""
+        query, key = self.positions or (jnp.zeros(1, jnp.int32),) * 2
+        seen = Mask(self.causal, self.window).visible(query[:, None], key[None, :])[None]
+        if self.segments is None:
+            return seen
+        query, key = self.segments
+        return seen & (query[:, :, None] == key[:, None, :])
 
 
 @dataclass(frozen=True)
@@ -35,6 +60,7 @@ class Options:
         layout, sizes, exchanged: which positions a rank has: see `plan`.
         scale: of the scores.
         kernel: computes a whole part of the scores, or None.
+        masks_blocks: whether the kernel gets a `BlockMask`, and not `causal`.
     """
 
     axes: tuple[Hashable, ...]
@@ -45,6 +71,7 @@ class Options:
     exchanged: tuple[int, ...]
     scale: float
     kernel: Kernel | None
+    masks_blocks: bool
 
 
 @dataclass(frozen=True)
@@ -102,8 +129,8 @@ class Work:
     def tiled(self, shard: Shard, rows: Any, body: Callable[..., Any], state: Any) -> Any:
         """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
 
-        i and j are where the tile starts among queries and keys; `visible` is None for all. `rows`
-        are the numbers of the rows.
+        i and j are where the tile starts among queries and keys; `visible` is None for all, and a
+        `BlockMask` for a kernel. `rows` are the numbers of the rows.
         """
         me = self.ranks.number()
         for masked, (table, counts, which) in self.plan.tiles(shard.offsets).items():
@@ -128,22 +155,28 @@ class Work:
 
     def visible(
         self, origin: Array, at: tuple[Array, Array], rows: Any, masked: bool
-    ) -> Array | None:
+    ) -> Array | BlockMask | None:
         """Which keys of a tile are seen: `[rows or 1, 1, queries, keys]`; None for all."""
-        tile, seen = self.plan.tile, None
+        tile, (causal, window) = (
+            self.plan.tile,
+            (self.options.mask.causal, self.options.mask.window),
+        )
         me, (i, j) = self.ranks.number(), at
+        positions = segments = None
         if masked:
             held = jnp.asarray(self.plan.positions)
             query = lax.dynamic_slice(held, (me, i), (1, tile))[0]
             key = lax.dynamic_slice(held, (origin, j), (1, tile))[0]
-            seen = self.options.mask.visible(query[:, None], key[None, :])[None, None]
+            positions = query, key
         if self.ids is not None:
             size, zero = (1, self.ids.shape[1], tile), np.int32(0)
             query = lax.dynamic_slice(self.ids, (me, zero, i), size)[0][rows // self.groups]
             key = lax.dynamic_slice(self.ids, (origin, zero, j), size)[0][rows // self.groups]
-            same = query[:, None, :, None] == key[:, None, None, :]
-            seen = same if seen is None else seen & same
-        return seen
+            segments = query, key
+        if positions is None and segments is None:
+            return None
+        mask = BlockMask(causal and masked, window if masked else None, positions, segments)
+        return mask if self.options.kernel else mask.visible()[:, None]
 
     def scores(self, q: Array, k: Array) -> Array:
         """Of a tile, scaled, in the dtype of sums."""
@@ -167,14 +200,14 @@ class Work:
         def of_rows(first: Any, state: Softmax, rows_of: Callable[[Array], Array]) -> Softmax:
             queries, kv = rows_of(q), rows_of(shard.value)
 
-            def body(state: Softmax, i: Array, j: Array, seen: Array | None) -> Softmax:
+            def body(state: Softmax, i: Array, j: Array, seen: Any) -> Softmax:
                 some = lax.dynamic_slice_in_dim(queries, i, tile, 2)
                 before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
                 k, v = self.part(kv, j)
                 if self.options.kernel is None:
                     after = added(before, self.scores(some, k), v, seen)
                 else:
-                    after = merged(before, self.by_kernel(some, k, v, seen is not None))
+                    after = merged(before, self.by_kernel(some, k, v, seen))
                 pairs = zip(state, after, strict=True)
                 return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
 
@@ -183,15 +216,20 @@ class Work:
 
         return self.by_rows(of_rows, state)
 
-    def by_kernel(self, q: Array, k: Array, v: Array, causal: bool) -> Softmax:
+    def by_kernel(self, q: Array, k: Array, v: Array, mask: BlockMask | None) -> Softmax:
         """The softmax of one part, by the caller's kernel."""
         assert self.options.kernel is not None
         queries = q.transpose(0, 2, 1, 3)
-        out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], causal=causal)
+        how = {"mask": mask} if self.options.masks_blocks else {"causal": mask is not None}
+        out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], **how)
         exact = wide(q.dtype)
         lse = lse.astype(exact).transpose(0, 2, 1)
         values = out.astype(exact).transpose(0, 2, 1, 3)
-        return Softmax(lse, jnp.ones_like(lse), values)
+        if not self.options.masks_blocks:
+            return Softmax(lse, jnp.ones_like(lse), values)
+        sees = lse > lowest(exact)  # a query of a masked block may see no key
+        values = jnp.where(sees[..., None], values, 0)
+        return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
     def differentiated(
         self, given: tuple[Array, ...], dq: Array, shard: Shard, start: int

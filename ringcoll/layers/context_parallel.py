@@ -37,7 +37,7 @@ from ringcoll.attention.auto import ULYSSES, Shape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
 from ringcoll.attention.overlapped import attend
 from ringcoll.attention.tiles import Mask
-from ringcoll.attention.visits import Kernel, Options
+from ringcoll.attention.visits import BlockMask, Kernel, Options
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
@@ -46,7 +46,7 @@ from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.layers.parameters import refusal
 from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
 
-__all__ = ["ULYSSES", "arrange", "attention", "position_ids", "restore"]
+__all__ = ["ULYSSES", "BlockMask", "arrange", "attention", "position_ids", "restore"]
 
 
 #: Gradients are sums: there are the algorithms of this collective, none that only moves data.
@@ -83,7 +83,9 @@ def attention(
         scale: of the scores; None for 1/sqrt(d).
         kernel: computes a block: `kernel(q, k, v, causal=...) -> (out, lse)` of queries
             `[b, s, h, d]`, keys `[b, s, 1, d]` and values `[b, s, 1, e]`, with the log-sum-exp
-            `[b, s, h]` of the scores, which it scales itself. Gradients do not use it.
+            `[b, s, h]` of the scores, which it scales itself. With a window, segment_ids or a
+            striped layout it is `kernel(q, k, v, mask=...)`, of None or a `BlockMask`; where a
+            query sees no key, lse is -inf. Gradients do not use it.
 
     n-1 rounds by a ring, each of the keys and values of one shard. Backward, 2 hops more, and as
     many numbers again as sums, in float32 or wider.
@@ -93,8 +95,7 @@ def attention(
     Raises:
         TypeError: an argument is no array or of another dtype, or segment_ids are no integers.
         ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
-            such layout or algorithm; a zigzag needs an even s/n; a kernel cannot mask, or returns
-            other shapes.
+            such layout or algorithm; a zigzag needs an even s/n; a kernel returns other shapes.
 
     Source: Liu et al., "Ring attention with blockwise transformers" (2023); Brandon et al.,
     "Striped attention" (2023); Jacobs et al., "DeepSpeed Ulysses" (2023).
@@ -122,7 +123,6 @@ def attention(
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # of one rank: it has no rounds
     chosen = call.ask(choice.settled, gather, OF_SUMS, gathered)
-    _check_kernel(call, kernel, mask, layout, segment_ids)
 
     ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
     q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
@@ -144,6 +144,7 @@ def attention(
         exchanged,
         float(scale if scale is not None else q.shape[-1] ** -0.5),
         kernel and _checked(call, kernel),
+        bool(ids) or mask.window is not None or layout == "striped",
     )
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
@@ -302,21 +303,11 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
     return None if algorithm == "auto" else (algorithm,) * len(call.axes)
 
 
-def _check_kernel(call: Call, kernel: Any, mask: Mask, layout: str, ids: Any) -> None:
-    """Refuse masks that a kernel of whole and causal blocks does not have."""
-    if kernel is None:
-        return
-    if mask.window is not None or ids is not None or (mask.causal and layout == "striped"):
-        words = "kernel: it computes whole blocks and causal ones"
-        cure = "leave out window and segment_ids, and use contiguous or zigzag; or no kernel"
-        raise call.refusal(ValueError, words, cure)
-
-
 def _checked(call: Call, kernel: Kernel) -> Kernel:
     """The kernel, whose results must fit its operands."""
 
-    def checked(q: Array, k: Array, v: Array, *, causal: bool) -> tuple[Array, Array]:
-        made = kernel(q, k, v, causal=causal)
+    def checked(q: Array, k: Array, v: Array, **how: Any) -> tuple[Array, Array]:
+        made = kernel(q, k, v, **how)
         wanted = [(*q.shape[:3], v.shape[3]), q.shape[:3]]
         if (shapes := [jnp.shape(x) for x in jax.tree.leaves(made)]) != wanted:
             given = ", ".join(str([*shape]) for shape in shapes) or "nothing"

@@ -24,8 +24,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +35,6 @@ from jax.tree_util import keystr
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
-from ringcoll.collectives.permute import ppermute
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.experts import (
     Experts,
@@ -54,15 +51,14 @@ from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
-from ringcoll.matmuls.experts import GATHER, RAGGED, Mixture, fastest
+from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest
+from ringcoll.matmuls.tours import toured
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
-__all__ = ["ALGORITHMS", "WAYS", "Routed", "moe", "partition_specs", "shard"]
+__all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
 
-#: Of a ring: which way each share of the tokens goes.
-WAYS: Mapping[str, Sequence[int]] = MappingProxyType({"ring": (1,), "bidirectional_ring": (1, -1)})
 #: What `algorithm` may be.
-ALGORITHMS = ("auto", GATHER, *WAYS, RAGGED)
+ALGORITHMS = ("auto", GATHER, *RINGS, RAGGED)
 
 
 class Routed(NamedTuple):
@@ -102,9 +98,10 @@ def moe(
             `top_k=1`, or the output has no gradient for the router.
         activation: of the gate.
         algorithm: see above.
-        max_send: the most rows that one rank may have for another, which bounds messages and
-            buffers of "ragged_all_to_all", and is for it alone. If a rank has more, no row is
-            dropped in silence: the output of all ranks is NaN.
+        max_send: the most rows that one rank may have for another, which bounds buffers, and the
+            messages of "ragged_all_to_all". A block of a part of its tokens may have that part of
+            them. If there are more, no row is dropped in silence: the output is NaN, on all ranks,
+            or, by a ring, for the tokens of that round.
         precision: of the experts' products, as in `jax.lax.dot`.
         kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
             gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows
@@ -121,10 +118,10 @@ def moe(
     Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as rows those that its experts may get at most:
-    n t min(top_k, E/n). The rings hold n times less of rows, and compute them again for gradients,
-    for which they keep the blocks and sums of all rounds.
-    "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather", or
-    n max_send.
+    n t min(top_k, E/n), or n max_send. The rings hold n times less of rows, and compute them again
+    for gradients, for which they keep the blocks and sums of all rounds; with max_send they keep
+    the rows too.
+    "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
     Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
     is sent.
@@ -155,10 +152,8 @@ def moe(
     top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
     if max_send is not None:
         max_send = _integer("moe", "max_send", max_send)
-        if max_send < 1 or algorithm not in ("auto", RAGGED):
-            words = f"max_send={max_send}, algorithm={algorithm!r}"
-            cure = f"pass 1 or more, and algorithm={RAGGED!r}"
-            raise refusal(ValueError, "moe", words, cure)
+        if max_send < 1:
+            raise refusal(ValueError, "moe", f"max_send={max_send}", "pass 1 or more, or None")
     how = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
@@ -169,13 +164,13 @@ def moe(
     if form == "auto":
         count, d, f = own.gate.shape
         mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
-        form = fastest(mixture, device_kind()) if max_send is None else RAGGED
+        form = fastest(mixture, device_kind())
     if form == GATHER:
-        y = _by_gather(tokens, routing, own, axes)
+        y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
-        y = _by_ring(tokens, routing, own, axes, n, ways=WAYS[form])
+        y = _by_ring(tokens, routing, own, axes, max_send, form)
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 
@@ -213,67 +208,55 @@ def _integer(function: str, name: str, value: Any) -> int:
         raise refusal(TypeError, function, words, "pass a Python int") from error
 
 
-def _by_gather(x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...]) -> Array:
+def _by_gather(
+    x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], max_send: int | None
+) -> Array:
     """All tokens to all ranks; each weighs and sums what its own experts make of them."""
     everywhere = partial(all_gather, axis_name=axes, axis=0, tiled=True)
-    x, ids, weights = everywhere((x, routing.ids, routing.weights))
+    whole, ids, weights = everywhere((x, routing.ids, routing.weights))
     first = lax.axis_index(axes) * experts.count
-    y, _ = experts.weighted(x, *slots_of(ids, weights, first, experts.count))
+    most = None if max_send is None else max_send * len(whole) // max(len(x), 1)
+    y = experts.weighted(whole, *slots_of(ids, weights, first, experts.count), most)
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
 
 
 def _by_ring(
-    x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], n: int, ways: Sequence[int]
+    x: Array,
+    routing: Routing,
+    experts: Experts,
+    axes: tuple[Any, ...],
+    max_send: int | None,
+    algorithm: str,
 ) -> Array:
     """Blocks of tokens travel around the ring, and behind each the sum of what it has got so far.
 
-    `ways` has 1 or -1 for each share of the tokens: they travel at once. While the experts work on
-    one round's tokens, the next ones arrive, and the sums of the last ones are sent on. A rank's
-    own tokens are multiplied under the first hop and under the last, one half each.
+    While the experts work on one round's tokens, the next ones arrive, and the sums of the last
+    ones are sent on.
     """
-    me, count = lax.axis_index(axes), experts.count
+    me, count, rows = lax.axis_index(axes), experts.count, max(len(x), 1)
     x, _ = typed_alike([x, experts.gate], axes)
     table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
-    ends = np.linspace(0, len(x), len(ways) + 1, dtype=int)
-    shares = [slice(int(a), int(b)) for a, b in pairwise(ends)]
-    half = len(x) // 2
 
-    @jax.checkpoint
-    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...], beside: Pytree) -> Any:
+    # Without a bound, rows would be kept for all experts that a token may have.
+    kept = None if max_send is None else jax.checkpoint_policies.everything_saveable
+
+    @partial(jax.checkpoint, policy=kept)
+    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...]) -> Array:
         mine = replace(experts, gate=own[0], up=own[1], down=own[2])
-        return mine.weighted(x, *slots_of(ids, weights, me * count, count), beside)
+        most = None if max_send is None else -(-max_send * len(x) // rows)
+        return mine.weighted(x, *slots_of(ids, weights, me * count, count), most)
 
-    def multiplied(
-        x: Sequence[Array], origins: Sequence[Array], parts: Sequence[slice], beside: Pytree
-    ) -> tuple[Array, Pytree]:
-        """These parts of the blocks of these ranks by this rank's experts, while `beside` comes."""
-
+    def make(parts: Sequence[tuple[Array, Array, int]]) -> list[Array]:
         def found(whole: Array) -> Array:
-            where = zip(origins, parts, strict=True)
-            return jnp.concatenate([jnp.take(whole, at, axis=0)[part] for at, part in where])
+            blocks = [jnp.take(whole, origin, axis=0) for _, origin, _ in parts]
+            firsts = [slice(first, first + len(x)) for x, _, first in parts]
+            return jnp.concatenate([x[part] for x, part in zip(blocks, firsts, strict=True)])
 
-        own = experts.gate, experts.up, experts.down
-        return work(jnp.concatenate(x), *map(found, table), own, beside)
+        together = jnp.concatenate([x for x, _, _ in parts])
+        made = work(together, *map(found, table), (experts.gate, experts.up, experts.down))
+        return jnp.split(made, np.cumsum([len(x) for x, _, _ in parts])[:-1])
 
-    def hops(values: Sequence[Array]) -> list[Array]:
-        pairs = [[(r, (r + way) % n) for r in range(n)] for way in ways]
-        return [ppermute(x, axes, to) for x, to in zip(values, pairs, strict=True)]
-
-    blocks = hops([x[share] for share in shares]) if n > 1 else []
-    sums: list[Array] = []
-    first, blocks = multiplied([x[:half]], [me], [slice(half)], blocks)
-    for turn in range(1, n):
-        coming = hops(blocks) if turn < n - 1 else []
-        sums = hops(sums) if sums else []
-        origins = [(me - way * turn) % n for way in ways]
-        made, (coming, sums) = multiplied(blocks, origins, shares, (coming, sums))
-        parts = [made[share] for share in shares]
-        sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
-        blocks = coming
-    home = hops(sums) if n > 1 else []
-    last, home = multiplied([x[half:]], [me], [slice(half, None)], home)
-    own = jnp.concatenate([first, last])
-    return own + jnp.concatenate(home) if home else own
+    return toured(x, make, axes, algorithm)
 
 
 def _by_ragged_all_to_all(

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from ringcoll.collectives.front_door import Pytree
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.runtime.value_types import typed_alike
 
@@ -56,33 +55,26 @@ class Experts:
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes)
 
-    def weighted(
-        self, x: Array, slots: Array, weights: Array, beside: Pytree = ()
-    ) -> tuple[Array, Pytree]:
+    def weighted(self, x: Array, slots: Array, weights: Array, most: int | None = None) -> Array:
         """The sum of each token's slots, weighted: `[t, d], [t, s], [t, s] -> [t, d]`.
 
-        And `beside` as it is, but it is there as soon as the products are, and used no earlier.
+        `most` bounds the rows, and so the buffers: if there are more, the sums are NaN.
         """
         used = slots < self.count
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
-        rows = self.mlp(spread(x, order, back, used), counted(slots.reshape(-1), self.count))
-        rows, beside = _tied((rows, beside))
-        rows = permuted(rows, back, order).reshape(*slots.shape, -1)
-        return combined(jnp.where(used[..., None], rows, 0), weights), beside
-
-
-@jax.custom_vjp
-def _tied(tree: Pytree) -> Pytree:
-    """The tree itself; whatever uses a part of it waits for all of it, also backward.
-
-    So the messages of a round travel under its products. Without it, compilers send all blocks
-    first.
-    """
-    return lax.optimization_barrier(tree)
-
-
-_tied.defvjp(lambda tree: (_tied(tree), None), lambda _, cts: (lax.optimization_barrier(cts),))
+        sizes = counted(slots.reshape(-1), self.count)
+        if most is None or most >= slots.size:
+            rows = self.mlp(spread(x, order, back, used), sizes)
+            rows = permuted(rows, back, order).reshape(*slots.shape, -1)
+            return combined(jnp.where(used[..., None], rows, 0), weights)
+        order, total = order[:most], sizes.sum()
+        tokens, here = order // slots.shape[1], jnp.arange(most) < total
+        rows = self.mlp(chosen(len(x), x, tokens, here), jnp.where(total <= most, sizes, 0))
+        wide = jnp.where(here[:, None], rows, 0).astype(weights.dtype)
+        wide = wide * jnp.take(weights.reshape(-1), order)[:, None]
+        y = summed(wide, tokens, len(x)).astype(x.dtype)
+        return jnp.where(total <= most, y, jnp.nan)
 
 
 def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
@@ -177,6 +169,31 @@ permuted.defvjp(
     lambda x, order, back: (permuted(x, order, back), back),
     lambda back, ct: (jnp.take(ct, back, axis=0), None, None),
 )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def chosen(count: int, x: Array, tokens: Array, used: Array) -> Array:
+    """The rows of these of `count` tokens: `[t, d], [r] -> [r, d]`.
+
+    Those not used get no gradient.
+    """
+    return jnp.take(x, tokens, axis=0)
+
+
+def _chosen_backward(count: int, residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
+    tokens, used = residuals
+    wide = jnp.promote_types(ct.dtype, jnp.float32)
+    rows = jnp.where(used[:, None], ct, 0).astype(wide)
+    return summed(rows, tokens, count).astype(ct.dtype), None, None
+
+
+chosen.defvjp(lambda count, x, *where: (chosen(count, x, *where), where), _chosen_backward)
+
+
+def summed(rows: Array, tokens: Array, count: int) -> Array:
+    """The sum of the rows of each token: `[r, d], [r] -> [count, d]`."""
+    zeros, rows = typed_alike([jnp.zeros((count, rows.shape[1]), rows.dtype), rows], ())
+    return zeros.at[tokens].add(rows)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

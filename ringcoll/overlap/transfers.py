@@ -10,13 +10,14 @@ from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
 from ringcoll.overlap.network import Link, Network
 
+RAGGED = "ragged-all-to-all"
 #: The compiler's collectives; each also exists as -start and -done.
 BUILT_IN = (
     "all-gather",
     "reduce-scatter",
     "all-reduce",
     "all-to-all",
-    "ragged-all-to-all",
+    RAGGED,
     "collective-broadcast",
 )
 PERMUTE = "collective-permute"
@@ -27,7 +28,7 @@ _NAMES: Mapping[str, str] = {
     "reduce-scatter": "psum_scatter",
     "all-reduce": "psum",
     "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
+    RAGGED: "all_to_all",
     "collective-broadcast": "pbroadcast",
     PERMUTE: "ppermute",
 }
@@ -71,7 +72,10 @@ def transfer(
         HloError: it names a rank that is not in the network.
     """
     kind = instruction.opcode.removesuffix("-start")
-    sent = sum(operand.bytes for operand in computation.operands(instruction))
+    operands = computation.operands(instruction)
+    if kind == RAGGED:  # the others are what it writes into, and integers
+        operands = operands[:1]
+    sent = sum(operand.bytes for operand in operands)
     pairs = source_target_pairs(instruction)
     members = [] if kind == PERMUTE else groups(instruction, len(network.places))
     named = [rank for some in (*pairs, *members) for rank in some]

@@ -27,13 +27,15 @@ class Slot(NamedTuple):
 class Shard(NamedTuple):
     """A shard that has arrived: whose it is, which lane's share, and its possible offsets.
 
-    In a loop the offset differs from turn to turn; written out, there is one.
+    In a loop the offset differs from turn to turn; written out, there is one. `first` is the row of
+    the share at which a part of it starts.
     """
 
     value: Array
     origin: Array
     lane: int
     offsets: tuple[int, ...]
+    first: int = 0
 
 
 class Contributions(NamedTuple):

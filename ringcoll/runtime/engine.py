@@ -30,6 +30,7 @@ from ringcoll.runtime.contributions import (
 )
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
+from ringcoll.runtime.slicing import concatenated
 from ringcoll.runtime.value_types import varying
 from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
@@ -314,22 +315,29 @@ def tour(
     carry: Carry,
     *,
     order: Order = _ANY,
+    halves: bool = False,
 ) -> tuple[Carry, list[Array]]:
     """Gather shards, and bring home what every rank adds for each of them.
 
     Args:
         tour: the two gathers, which run in step.
         ranks, own, carry: as for `gather`.
-        visit: `(carry, shards) -> (carry, contributions)`, one for each shard, which are added up.
+        visit: `(carry, shards) -> (carry, contributions)`, one for each shard, with as many rows,
+            which are added up.
         order: as for `gather`.
+        halves: whether a rank's own shard is visited in two halves of its rows: one under the first
+            message, and one under the last, which has nothing else to go under.
 
     Returns:
         What the last visit returned, and the sum for this rank's shard, a share for each lane.
     """
-    held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
-    came, sums = list(held), dict[Key, Array]()
+    own = [varying(x, ranks.axes) for x in own]
+    held = {Key(lane, 0): x for lane, x in enumerate(own)}
+    came, sums = list[Key](), dict[Key, Array]()
     there, home = planned(tour.out), planned(tour.back)[::-1]
-    for time in range(1, max(tour.rounds, 1) + 1):
+    last = max(tour.rounds, 1)
+    of_own: list[list[Array]] = [[] for _ in own]
+    for time in range(1, last + 1):
         out = there[time - 1] if time <= len(there) else None
         back = home[time - 1 - tour.delay] if 0 < time - tour.delay <= len(home) else None
         arriving = ranks.hops(f"round {time}", out.moves, messages(held, out.sent)) if out else []
@@ -339,16 +347,38 @@ def tour(
             received = ranks.hops(f"round {time}, home", back.moves, partial, back=True)
             for key in chain(*back.arrived):
                 del sums[key]
-        if came:
-            shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in came]
+        shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in came]
+        if time == 1 or (halves and time == last):
+            shards += _own_shards(own, ranks, time == last if halves and last > 1 else None)
+        if shards:
             carry, made = visit(carry, shards)
-            sums |= zip(came, (varying(x, ranks.axes) for x in made), strict=True)
-        carry, arriving, received, sums = order.tied((carry, arriving, received, sums))
+            made = [varying(x, ranks.axes) for x in made]
+            sums |= zip(came, made[: len(came)], strict=True)
+            for shard, x in zip(shards[len(came) :], made[len(came) :], strict=True):
+                of_own[shard.lane].append(x)
+        carry, arriving, received, sums, of_own = order.tied(
+            (carry, arriving, received, sums, of_own)
+        )
         for key, value in zip(chain(*back.sent) if back else (), chain(*received), strict=True):
-            sums[key] = lax.add(value, sums[key])
+            sums[key] = lax.add(value, sums[key]) if key in sums else value
         came = list(chain(*out.arrived)) if out else []
         held |= zip(came, chain(*arriving), strict=True)
-    return carry, [sums[Key(lane, 0)] for lane in range(tour.out.lanes)]
+    totals = [concatenated(made, 0) for made in of_own]
+    for lane, total in enumerate(totals):
+        if Key(lane, 0) in sums:
+            totals[lane] = lax.add(sums[Key(lane, 0)], total)
+    return carry, totals
+
+
+def _own_shards(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list[Shard]:
+    """The first or second half of this rank's shares, or, with None, the whole of them."""
+    shards = []
+    for lane, x in enumerate(own):
+        middle = len(x) if second is None else (len(x) + 1) // 2
+        first, stop = (middle, len(x)) if second else (0, middle)
+        if first < stop or not (first or second):
+            shards.append(Shard(x[first:stop], ranks.origin(0), lane, (0,), first))
+    return shards
 
 
 def all_to_all(

@@ -233,6 +233,34 @@ def test_a_kernel_computes_blocks(layout, ranks, causal):
     check((n,), layout, causal=causal, algorithm=algorithm, kernel=kernel_of)
 
 
+def masked_kernel_of(q, k, v, *, mask):
+    """The same with a mask, as fused kernels are that take positions and segments."""
+    scores = jnp.einsum("bqhd,bkd->bhqk", q, k[:, :, 0]) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = jnp.where(mask.visible()[:, None], scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, -1)
+    out = jnp.einsum("bhqk,bkd->bqhd", jnp.exp(scores - lse[..., None]), v[:, :, 0])
+    return out, lse.transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "window", "segments", "causal"),
+    paired(
+        ["striped", "zigzag", "contiguous"],
+        [(4, "ring"), (2, "ulysses"), (3, "lax")],
+        [None, 2, 5],
+        [True, False],
+        [True, False],
+    ),
+)
+def test_a_kernel_gets_the_mask_of_a_block(layout, ranks, window, segments, causal):
+    n, algorithm = ranks
+    if window is None and not segments and layout != "striped":
+        segments = True
+    options = {"causal": causal, "window": window, "algorithm": algorithm}
+    check((n,), layout, segments, kernel=masked_kernel_of, **options)
+
+
 def splash(q, k, v, *, causal):
     """The fused attention for TPUs that JAX brings, interpreted."""
     length, heads, width = q.shape[1:]
@@ -361,10 +389,6 @@ REFUSED = {
     ),
     "two algorithms": ((Q, K, K), {"algorithm": ("ring", "lax")}, ValueError, "one for each axis"),
     "uneven heads": ((Q, K, K), {"algorithm": "ulysses"}, ValueError, "4 heads of queries and 2"),
-    "kernel": (
-        *((Q, K, K), {"window": 2, "kernel": kernel_of}),
-        *(ValueError, "leave out window and segment_ids"),
-    ),
     "a kernel's shapes": (
         *((Q, K, K), {"kernel": lambda q, k, v, causal: (v[..., :1] + q[..., :1], q[..., 0])}),
         *(ValueError, "the kernel returned [2, 4, 2, 1], [2, 4, 2]; of [2, 4, 2, 2], return"),

@@ -104,6 +104,11 @@ def test_a_built_in_collective_takes_the_least_time_of_its_links_and_is_exposed(
     assert totals(dot("y"), blocking(opcode), dot("z")) == (2000 + seconds, 2000, 0, seconds)
 
 
+def test_a_ragged_exchange_sends_its_first_operand_and_not_the_buffer_it_writes_into():
+    ragged = blocking("ragged-all-to-all", x="x, %w, %x, %x, %x, %x")
+    assert totals(dot("y"), ragged, dot("z")) == (2500, 2000, 0, 500)
+
+
 @pytest.mark.parametrize(
     ("groups", "seconds"),
     [

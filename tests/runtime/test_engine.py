@@ -78,7 +78,7 @@ def diary(schedule, ranks, own, order):
 
     def visit(carry, shards):
         clock, book = carry
-        for value, origin, lane, _ in shards:
+        for value, origin, lane, *_ in shards:
             at, page = (lane, origin, 0), (1, 1, book.shape[2])
             entry = jnp.concatenate([jnp.stack([1, clock]), value]).reshape(page)
             entry += lax.dynamic_slice(book, at, page)
@@ -164,7 +164,7 @@ def of_floats(schedule, ranks, x, w):
 
     def gathered(own):
         def visit(carry, shards):
-            for value, origin, lane, _ in shards:
+            for value, origin, lane, *_ in shards:
                 carry += w[origin, lane] * value * value
             return carry
 

@@ -1,0 +1,119 @@
+"""A mixture of experts over all devices, compiled: ours against all-to-alls before and after.
+
+Programs are compiled in bfloat16 for chips that you need not have, and `ringcoll.overlap` computes
+their times.
+
+  plain      rows sorted by expert, a block of equal size for each, by the built-in all-to-all to
+             the experts' ranks and back
+  others     ringcoll.layers.expert_parallel.moe with that algorithm
+
+The choice is even: every expert gets as many tokens of each rank, and `max_send` says so. In all
+programs alike, experts multiply blocks of that size by one batched product. It stands for a grouped
+matmul of uneven blocks, of which a compiled program tells no time. Routing, sorting and the moves
+of rows are in the programs.
+
+A shape is tokens of a rank x width of a token x width of an expert x experts x experts of a token.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.compiled import compiling
+from benchmarks.compiled.context import with_gradients
+from benchmarks.compiled.programs import DIRECTIONS, PLAIN
+from benchmarks.measuring import options
+from ringcoll import overlap
+from ringcoll.layers import expert_parallel
+from ringcoll.layers.experts import combined, orders, permuted, spread
+from ringcoll.layers.routing import route
+from ringcoll.overlap import topology as topologies
+
+TOPOLOGIES, SHAPE = "v5p:2x2x4,v6e:4x2", "8192x4096x4096x64x8"
+ALGORITHMS = (PLAIN, *expert_parallel.ALGORITHMS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which programs, for what, and where to write what is found."""
+    add = parser.add_argument
+    add("--topology", default=TOPOLOGIES, metavar="LIST", help=f"({TOPOLOGIES})")
+    add("--shape", type=options.shapes(5), default=SHAPE, metavar="LIST", help=f"({SHAPE})")
+    directions, names = options.listed(*DIRECTIONS), options.listed(*ALGORITHMS)
+    add("--direction", type=directions, default=list(DIRECTIONS), metavar="LIST", help="(all)")
+    known = ", ".join(ALGORITHMS)
+    add("--algorithm", type=names, default="all", metavar="LIST", help=f"{known} (all)")
+    compiling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile; 1 if the compiler refused a program."""
+    todo = [
+        {"topology": topology, "direction": direction, "shape": shape, "algorithm": algorithm}
+        for topology in compiling.devices_of(args)
+        for direction in args.direction
+        for shape in args.shape.split(",")
+        for algorithm in args.algorithm
+    ]
+    return compiling.compile_all(args, todo, program_of)
+
+
+def program_of(topology: str, direction: str, shape: str, algorithm: str) -> tuple[Callable, tuple]:
+    """A program, as the flags of the command name it, and its operands."""
+    mesh = overlap.mesh(topology, x=len(topologies.devices(topology)))
+    return program(mesh, direction, shape, algorithm, jnp.bfloat16)
+
+
+def program(
+    mesh: Mesh, direction: str, shape: str, algorithm: str, dtype: Any
+) -> tuple[Callable, tuple]:
+    """The layer over a mesh of one axis, and the operands x, router, gate, up and down."""
+    tokens, d, f, total, top_k = map(int, shape.split("x"))
+    n = mesh.size
+    layer = partial(_all_to_alls, top_k=top_k)
+    if algorithm != PLAIN:
+        layer = partial(_ours, top_k=top_k, algorithm=algorithm, max_send=tokens * top_k // n)
+    specs = P("x"), P(), P("x"), P("x"), P("x")
+    shapes = (n * tokens, d), (d, total), (total, d, f), (total, d, f), (total, f, d)
+    operands = tuple(
+        jax.ShapeDtypeStruct(size, dtype, sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(shapes, specs, strict=True)
+    )
+    function = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("x"))
+    return (with_gradients(function) if direction == "both" else function), operands
+
+
+def _ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **how: Any) -> Array:
+    experts = {"gate": gate, "up": up, "down": down}
+    return expert_parallel.moe(x, router, experts, "x", kernel=_even_blocks, **how).output
+
+
+def _even_blocks(rows: Array, weights: Array, sizes: Array) -> Array:
+    """A block of rows for each expert, all of one size: `[r, d], [e, d, f], [e] -> [r, f]`."""
+    blocks = rows.reshape(len(weights), -1, rows.shape[1])
+    return _products(blocks, weights).reshape(len(rows), -1)
+
+
+def _all_to_alls(
+    x: Array, router: Array, gate: Array, up: Array, down: Array, *, top_k: int
+) -> Array:
+    """Blocks by the built-in all-to-all, before and after the experts."""
+    exchange = partial(lax.all_to_all, axis_name="x", tiled=True)
+    routing = route(x, router, "x", top_k, normalize=True)
+    order, back = orders(routing.ids)
+    rows = spread(x, order, back, jnp.ones(routing.ids.shape, bool))
+    rows = rows.reshape(routing.experts, -1, x.shape[1])
+    rows = exchange(rows, split_axis=0, concat_axis=1)  # [experts here, rows of all ranks, d]
+    hidden = jax.nn.silu(_products(rows, gate)) * _products(rows, up)
+    rows = exchange(_products(hidden, down), split_axis=1, concat_axis=0)
+    rows = permuted(rows.reshape(-1, x.shape[1]), back, order)
+    return combined(rows.reshape(*routing.ids.shape, -1), routing.weights)
+
+
+_products = partial(jnp.einsum, "ecd,edf->ecf")
