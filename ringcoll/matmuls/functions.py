@@ -374,7 +374,10 @@ def matmul_all_reduce(
         )
     if not fused:
         whole = call.ask(product, x, w)
-        return psum(
+        dtype = whole.dtype
+        if order is not None and accumulate_dtype is not None:  # not rounded before the last sum
+            whole = product(x, w, preferred_element_type=accumulate_dtype)
+        total = psum(
             whole,
             axis_name,
             algorithm=algorithm,
@@ -383,6 +386,7 @@ def matmul_all_reduce(
             order=order,
             leaves=leaves,
         )
+        return total.astype(dtype)
     n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
