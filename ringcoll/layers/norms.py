@@ -80,25 +80,25 @@ def layer_norm(
     given = {"scale": field(params, "scale")}
     if (bias := field(params, "bias", None)) is not None:
         given["bias"] = bias
-    centred = partial(_centred, epsilon)
+    centred = partial(_centred, epsilon, bias is not None)
     return _normed("layer_norm", centred, x, axis_name, (order, leaves), **given)
 
 
-def _rms(epsilon: float, params: dict[str, Array], x: Array) -> Array:
-    scale = _beside(params["scale"], x)
+def _rms(epsilon: float, parameter: Callable[[str], Array], x: Array) -> Array:
+    scale = _beside(parameter("scale"), x)
     wide = x.astype(scale.dtype)
     mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
 
 
-def _centred(epsilon: float, params: dict[str, Array], x: Array) -> Array:
-    scale = _beside(params["scale"], x)
+def _centred(epsilon: float, biased: bool, parameter: Callable[[str], Array], x: Array) -> Array:
+    scale = _beside(parameter("scale"), x)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    if "bias" in params:
-        y = y + _beside(params["bias"], x)
+    if biased:
+        y = y + _beside(parameter("bias"), x)
     return y.astype(x.dtype)
 
 
@@ -109,25 +109,32 @@ def _beside(value: Array, x: Array) -> Array:
 
 def _normed(
     function: str,
-    norm: Callable[[dict[str, Array], Array], Array],
+    norm: Callable[[Callable[[str], Array], Array], Array],
     x: Array,
     axis_name: AxisName,
     tree: tuple[str | None, int],
     **params: Any,
 ) -> Array:
     """The norm, by parameters in float32 or wider; in one order of additions leaf by leaf."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
-    order, leaves = tree
-    used = {}
-    for name, given in params.items():
-        value = jnp.asarray(given)
+    values = {name: jnp.asarray(given) for name, given in params.items()}
+    for name, value in values.items():
         if value.shape != x.shape[-1:]:
             words = f"{name} is {value.shape}, x is {x.shape}"
             raise refusal(ValueError, function, words, "pass one number for each feature")
-        used[name] = copied(value.astype(wide), sharded, order=order, leaves=leaves)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
+    order, leaves = tree
+
+    def own(name: str) -> Array:
+        return copied(values[name].astype(wide), sharded, order=order, leaves=leaves)
+
+    def of_leaf(used: dict[str, Array], x: Array) -> Array:
+        return norm(used.__getitem__, x)
+
     if order is None:
-        return norm(used, x)
+        return norm(own, x)
+    used = {name: own(name) for name in values}
     if not sharded or x.ndim == 1:
-        return leaf_by_leaf(norm, used, [x])[0]
-    return slices_by_leaf(norm, used, x, -2, leaves_of_rank(function, x.shape[-2], sharded, leaves))
+        return leaf_by_leaf(of_leaf, used, [x])[0]
+    blocks = leaves_of_rank(function, x.shape[-2], sharded, leaves)
+    return slices_by_leaf(of_leaf, used, x, -2, blocks)

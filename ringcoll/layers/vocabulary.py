@@ -53,6 +53,7 @@ def embed(
     tokens = _integers("embed", "tokens", tokens)
     mine, row = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
+    is_mine = mine[..., None]
     if order is None:
         rows = jnp.take(table, row, axis=0)
     else:  # the gradient adds to rows in one order, apart from what makes the cotangents
@@ -61,7 +62,7 @@ def embed(
             return jnp.take(own[0], own[1], axis=0)
 
         (rows,) = leaf_by_leaf(taken, None, [(table, row)])
-    found = jnp.where(mine[..., None], rows, none)
+    found = jnp.where(is_mine, rows, none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
     how: dict[str, Any] = {"algorithm": algorithm, "order": order, "leaves": leaves}
     if not sequence_parallel:
