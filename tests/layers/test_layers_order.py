@@ -74,8 +74,8 @@ def test_kernels_under_fsdp(stacked):
     same_on_all(model, (specs, P("x")), P("x"), (params, normal(8, 16)))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_tensor_parallel_layers(dtype):
+@pytest.mark.parametrize(("dtype", "sizes"), [(jnp.float32, (1, 2, 4, 8)), (jnp.bfloat16, (1, 8))])
+def test_tensor_parallel_layers(dtype, sizes):
     shapes = {"query": (32, 8, 4), "key": (32, 8, 4), "value": (32, 8, 4), "out": (8, 4, 32)}
     shapes |= {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
     params = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
@@ -90,18 +90,18 @@ def test_tensor_parallel_layers(dtype):
 
     specs = tensor_parallel.partition_specs(params, "x")
     x = normal(2, 16, 32).astype(dtype)
-    same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x))
+    same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes)
 
 
 MODEL = models.RandomModel(
     number=0,
     kind="tensor",
-    meshes=((1, 1), (1, 2), (1, 4), (1, 8)),
+    meshes=((1, 1), (1, 8)),
     leaves=8,
     dtype="float32",
     accumulate=None,
     batch=1,
-    sequence=16,
+    sequence=8,
     width=16,
     heads=8,
     groups=8,
@@ -113,24 +113,45 @@ MODEL = models.RandomModel(
     bias=True,
     quickly=True,
 )
+SMALL = {"leaves": 2, "batch": 2, "halves": ("mlp",)}
+MESHES = {
+    "tensor": ((1, 1), (1, 2), (1, 4), (1, 8)),
+    "replicated": ((1, 1), (1, 2), (1, 4), (1, 8)),
+    "fsdp": ((1, 1), (2, 1), (4, 1), (8, 1)),
+    "both": ((1, 1), (2, 2), (4, 2), (2, 4)),
+}
+
+
+def all_kinds():
+    for kind, meshes in MESHES.items():
+        leaves = 4 if kind == "both" else 8
+        for dtype in ("float32", "bfloat16"):
+            of = {"kind": kind, "meshes": meshes, "dtype": dtype, "leaves": leaves, "batch": leaves}
+            name = f"{kind}-{dtype}"
+            yield pytest.param(of, marks=pytest.mark.exhaustive, id=f"{name}-on-all-meshes")
 
 
 @pytest.mark.parametrize(
     "of",
     [
-        {},
-        {"kind": "replicated", "dtype": "bfloat16", "accumulate": "float32", "batch": 2},
-        {"kind": "fsdp", "meshes": ((1, 1), (2, 1), (4, 1)), "leaves": 4, "batch": 4},
-        {
-            "kind": "both",
-            "meshes": ((1, 1), (2, 2), (2, 4)),
-            "leaves": 4,
-            "batch": 4,
-            "dtype": "bfloat16",
-            "halves": ("mlp",),
-        },
+        pytest.param({}, id="tensor"),
+        pytest.param(
+            {
+                **SMALL,
+                "kind": "replicated",
+                "meshes": ((1, 1), (1, 4)),
+                "leaves": 8,
+                "dtype": "bfloat16",
+                "accumulate": "float32",
+            },
+            id="replicated",
+        ),
+        pytest.param({**SMALL, "kind": "fsdp", "meshes": ((1, 1), (2, 1))}, id="fsdp"),
+        pytest.param(
+            {**SMALL, "kind": "both", "meshes": ((1, 1), (2, 2)), "dtype": "bfloat16"}, id="both"
+        ),
+        *all_kinds(),
     ],
-    ids=lambda of: of.get("kind", "tensor"),
 )
 def test_loss_and_gradients_of_a_language_model(of):
     wrong, _ = models.differing(replace(MODEL, **of), jax.devices())
