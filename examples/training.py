@@ -100,7 +100,8 @@ def clipped(grads: Params, specs: Params) -> Params:
     whole = fsdp.gather(grads, specs, MODEL)
     norm = layers.compiled_apart(optax.global_norm, whole)
     scale = 1 / jnp.maximum(1, lax.pmax(layers.copied(norm, AXES), AXES))
-    return jax.tree.map(lambda g: g * scale, grads)
+    # By itself: else XLA:CPU would fuse it with the sums before and with the optimizer after it.
+    return jax.tree.map(lambda g: layers.compiled_apart(jnp.multiply, g, scale), grads)
 
 
 def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Step:
