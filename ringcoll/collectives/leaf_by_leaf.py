@@ -75,8 +75,9 @@ def closed(function: Callable[..., T], *operands: Pytree) -> tuple[Callable[...,
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _copies(count: int, shared: Pytree) -> list[Pytree]:
-    # Barriers: compilers would join the products of several leaves that share a factor.
-    return [lax.optimization_barrier(shared) for _ in range(count)]
+    # Barriers: compilers would join the products of several leaves that share a factor. One for
+    # each array, because a barrier of an older JAX gives all its results one type.
+    return [jax.tree.map(lax.optimization_barrier, shared) for _ in range(count)]
 
 
 def _copies_backward(count: int, _: None, cts: list[Pytree]) -> tuple[Pytree]:
