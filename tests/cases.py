@@ -1,7 +1,7 @@
 """The case table: each row one way to call one drop-in.
 
 A new collective is one row or a few here; a new algorithm is none, for every test asks
-`support.runnable` which ones there are. The first case of a function is what most tests call, so
+`support.distinct` which ones there are. The first case of a function is what most tests call, so
 it is no easy one: dimensions in the middle, counted from the last; a source that is not 0.
 """
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh
-from support import assert_same, data, per_rank, runnable
+from support import assert_same, data, distinct, per_rank
 
 import ringcoll.lax
 from ringcoll.collectives.table import GATHERED_AS_BITS, LAX_AS_BITS, choices
@@ -65,7 +65,7 @@ class Case:
             return [{}]
         as_bits = [LAX_AS_BITS, "ring" + GATHERED_AS_BITS]
         builtin = [name for name in choices(self.collective) if name in as_bits]
-        hand_written = runnable(self.collective, *(shape or (1,)))
+        hand_written = distinct(self.collective, *(shape or (1,)))
         return [{"algorithm": name} for name in [*hand_written, *builtin]]
 
     @property

@@ -1,5 +1,7 @@
 """Eight virtual CPU devices, and JAX as strict as it can be."""
 
+import fcntl
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,7 +29,9 @@ from browsing import visit as visit
 from hypothesis import HealthCheck, settings
 
 _INHERITED = os.environ["XLA_FLAGS"]
-if jax.__version_info__ < (0, 11):  # nor by MLIR, which later there is no way around
+# All kernels of a program in one module of LLVM; nor by MLIR, which later there is no way around.
+os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
+if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 
@@ -35,6 +39,13 @@ def pytest_configure() -> None:
     """Start JAX, which reads the flags; libtpu, of processes or loaded later, knows not all."""
     jax.devices()
     os.environ["XLA_FLAGS"] = _INHERITED
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported stays: the collector of garbage need not look at it ever again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -47,6 +58,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ringcoll")
+
+
+@pytest.fixture(scope="session")
+def printed(tmp_path_factory):
+    """Runs a script once for all workers, the others wait: what it prints."""
+    from support import python
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # of all workers
+
+    def run(*arguments: str) -> str:
+        said = folder / f"{'-'.join(arguments).replace('/', '-')}.txt"
+        with open(f"{said}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not said.exists():
+                done = python(*arguments)
+                assert done.returncode == 0, done.stderr[-3000:]
+                said.write_text(done.stdout, encoding="utf-8")
+        return said.read_text(encoding="utf-8")
+
+    return run
 
 
 @pytest.fixture

@@ -117,10 +117,11 @@ def per_rank(
     """Run on every rank, operand[r] to rank r, and stack what each rank returns.
 
     Operands have a leading dimension of as many ranks as the mesh, row-major; so has the
-    result, which shows what *every* rank holds.
+    result, which shows what *every* rank holds. It is of NumPy, so that a test that looks at it
+    compiles nothing.
     """
     mapped = every_rank(mesh, function, check_vma)
-    return (jax.jit(mapped) if jit else mapped)(*operands)
+    return jax.device_get((jax.jit(mapped) if jit else mapped)(*operands))
 
 
 def every_rank(mesh: Mesh, function: Callable, check_vma: bool) -> Callable:
@@ -139,6 +140,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
     So -0.0 is not 0.0, and a NaN is not another.
     """
+    ours, theirs = jax.device_get((ours, theirs))  # or chex compiles the widening of bfloat16
     chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
     chex.assert_trees_all_equal(ours, theirs, strict=True)
     pairs = zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
@@ -196,3 +198,16 @@ def exists(collective: str, name: str, shape: Sequence[int]) -> bool:
 def runnable(collective: str, *shape: int) -> list[str]:
     """The algorithms that can run a collective on axes of these sizes."""
     return [name for name in algorithms.names(collective) if exists(collective, name, shape)]
+
+
+def distinct(collective: str, *shape: int) -> list[str]:
+    """Those of `runnable` that cannot fail apart: of gathers with one schedule, only the first.
+
+    So a torus of one axis is a bidirectional ring, and on two ranks all are a ring.
+    """
+    first: dict[Any, str] = {}
+    for name in runnable(collective, *shape):
+        is_gather = name in (*algorithms.GATHERS, *algorithms.ALL_TO_ALLS)
+        schedule = algorithms.build(collective, name, shape)
+        first.setdefault((schedule, None if is_gather else name), name)
+    return list(first.values())

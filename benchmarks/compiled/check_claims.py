@@ -9,7 +9,7 @@ exposure by more than one point, or its temporaries by more than 2 % (and 1 MiB)
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     compiling.add_cache(parser)
     add("--missing", action="store_true", help="only programs without a claim for these versions")
+    what = "only programs that have changed since they were claimed, or the code that times them"
+    add("--changed", action="store_true", help=what)
     add("--update", action="store_true", help="save what is found as claims, and write the pages")
     add("--write", action="store_true", help="only write the pages from the claims")
 
@@ -47,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     known = here(claims)
     if args.missing:
         todo = [which for which in todo if which not in known]
+    if args.changed:
+        asked_for, todo = todo, [which for which in todo if _has_changed(which, known)]
+        print(f"{len(asked_for) - len(todo)} of {len(asked_for)} programs are as when claimed")
+        if not todo:
+            return 0
     if args.update:
         return _find(args, todo, known, claims, every)
     without = [which for which in todo if which not in known]
@@ -60,6 +67,13 @@ def run(args: argparse.Namespace) -> int:
     if never:
         print(f"{len(never)} of these have no claim for any version: claims --update --missing")
     return 1 if never else status
+
+
+def _has_changed(which: ClaimedProgram, known: Mapping[ClaimedProgram, Claim]) -> bool:
+    claimed = known.get(which)
+    return (
+        claimed is None or claimed.digest is None or claimed.digest != recorded_claims.digest(which)
+    )
 
 
 def here(claims: Iterable[Claim]) -> dict[ClaimedProgram, Claim]:

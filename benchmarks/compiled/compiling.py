@@ -92,6 +92,21 @@ def tell_failed(failed: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def key(which: Mapping[str, str], make: Make, *, profile: bool = False) -> str:
+    """A digest of everything that a program is compiled from; arguments as for `compile_one`."""
+    return program_cache.key(*_compiled_from(which, make), profile)
+
+
+def _compiled_from(
+    which: Mapping[str, str], make: Make, options: Mapping[str, Any] | None = None
+) -> tuple[str, Callable, tuple, Mapping[str, Any]]:
+    """The topology, the function, its operands, and the options of the compiler."""
+    function, operands = make(**which)
+    topology = which["topology"]
+    every = {**tuning(topology, which["algorithm"]), **(options or {})}
+    return topology, function, operands, every
+
+
 def compile_one(
     which: Mapping[str, str],
     make: Make,
@@ -112,10 +127,8 @@ def compile_one(
     Raises:
         Exception: JAX or the compiler raises.
     """
-    function, operands = make(**which)
-    topology = which["topology"]
-    every = {**tuning(topology, which["algorithm"]), **(options or {})}
-    program, seconds = program_cache.compiled(cache, topology, function, operands, every, profile)
+    of = _compiled_from(which, make, options)
+    program, seconds = program_cache.compiled(cache, *of, profile)
     seen = overlap.report(program)
     micro = 1e6
     found = Figures(

@@ -46,8 +46,7 @@ def compiled(
     """
     path = None
     if folder is not None:
-        key = _key(topology, function, operands, options, profile)
-        path = Path(folder) / f"{key}.json.gz"
+        path = Path(folder) / f"{key(topology, function, operands, options, profile)}.json.gz"
         if path.exists():
             kept = json.loads(gzip.decompress(path.read_bytes()))
             program = overlap.Program(**kept["program"])
@@ -65,9 +64,10 @@ def compiled(
     return program, seconds
 
 
-def _key(
+def key(
     topology: str, function: Callable, operands: tuple, options: Mapping[str, Any], profile: bool
 ) -> str:
+    """A digest of everything that a program is compiled from."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     mesh = _mesh_of(operands)
     flags = {name: os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")}

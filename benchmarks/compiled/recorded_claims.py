@@ -4,9 +4,12 @@
 `python -m benchmarks claims` computes them again.
 """
 
+import ast
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from benchmarks.collectives import candidates, scale
 from benchmarks.compiled import collectives, compiling, context, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.referee import referee
+from ringcoll import costs, overlap
+from ringcoll.costs import machines, slices
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
 
@@ -96,6 +101,7 @@ class Claim:
         profiled: whether times are from the profile; the compiler cannot profile every program.
         hidden: how many collectives have a matmul under them, and how many there are; None
             of TPUs.
+        digest: that of `digest` when the figures were found; None if nothing is compiled.
     """
 
     which: ClaimedProgram
@@ -107,6 +113,7 @@ class Claim:
     program: int | None = None
     profiled: bool = False
     hidden: tuple[int, int] | None = None
+    digest: str | None = None
 
     def off(self, now: "Claim") -> list[str]:
         """The names of the figures that are off by more than `TOLERANCE`."""
@@ -145,6 +152,37 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
     return of_found(which, found)
 
 
+@cache
+def digest(which: ClaimedProgram) -> str | None:
+    """A digest of all that the figures of a program come from; None if nothing is compiled.
+
+    That is what is compiled, the compiler, and the code and the machines that give it times. While
+    it is that of a claim, to compile again would give the same figures.
+    """
+    if which.run in MODELLED:
+        return None
+    program = compiling.key(dict(which.flags), COMPILED[which.run], profile=which.profile)
+    return sha256(f"{program} {_timing(which.is_on_gpus)}".encode()).hexdigest()[:16]
+
+
+@cache
+def _timing(of_gpus: bool) -> str:
+    """The code that gives times to a compiled program, and the rates of its machines.
+
+    Without comments and docstrings. The times of GPUs come from all of the model of costs.
+    """
+    rooms = [overlap, costs] if of_gpus else [overlap]
+    files = [path for room in rooms for path in Path(room.__path__[0]).rglob("*.py")]
+    code = [ast.parse(path.read_text(encoding="utf-8")) for path in [*files, Path(slices.__file__)]]
+    for node in (node for tree in code for node in ast.walk(tree)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    rates = machines.MACHINES if of_gpus else overlap.CHIPS
+    return "\n".join([*sorted(map(ast.unparse, code)), repr(sorted(rates.items()))])
+
+
 def of_found(which: ClaimedProgram, found: Figures) -> Claim:
     """The figures of a compiled program as a claim."""
     hidden = [sum(column) for column in zip((0, 0), *found.hidden.values(), strict=True)]
@@ -158,6 +196,7 @@ def of_found(which: ClaimedProgram, found: Figures) -> Claim:
         found.program_bytes,
         found.profiled,
         (hidden[0], hidden[1]) if which.is_on_gpus else None,
+        digest(which),
     )
 
 

@@ -159,7 +159,8 @@ def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Poin
     """Points, each with its machine fitted without their source, or without their ranks.
 
     A source is left out of a machine that another source measured too, and a number of ranks
-    where others of the same collective are left.
+    where others of the same collective are left. Without several hosts, these are priced from one
+    host and the network between them.
     """
     found: dict[tuple[str, str], list[tuple[Point, Device]]] = {}
     kinds: list[tuple[str, Callable[[Point], Any]]] = [
@@ -176,6 +177,9 @@ def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Poin
                 known = [one for one in judged if _is_known(one, fitted)]
                 if known:
                     found[name, f"{kind} {value}"] = [(one, fitted) for one in known]
+        if far := [one for one in of_device if one.hosts > 1]:
+            near = fit.device(name, [one for one in of_device if one.hosts == 1])
+            found[name, "several hosts"] = [(one, near) for one in far]
     return found
 
 

@@ -4,8 +4,8 @@
 - Lessons and tutorials become pages, with what they print, and notebooks (`notebooks.py`).
 - The reference has a section for each public name, and one for each command.
 - `<!-- draw COLLECTIVE ALGORITHM N -->` on a page becomes a picture by `ringcoll.draw`, and
-  `<!-- lessons -->` and `<!-- tutorials -->` a list of these; `<!-- explore -->` becomes a button
-  that opens the page to play with, which is made here too.
+  what stands between `<!-- lessons -->` (or tutorials) and `<!-- end -->` a list of these;
+  `<!-- explore -->` becomes a button that opens the page to play with, which is made here too.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import notebooks
 from links import ROOT, in_site, rewritten
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 from ringcoll import __main__ as commands
@@ -67,7 +68,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     },
 }
 _EXPLORER = "explore.html"
-_INDEX = re.compile(r"<!-- (lessons|tutorials) -->")
+_INDEX = re.compile(r"<!-- (lessons|tutorials) -->.*?<!-- end -->", re.DOTALL)
 _DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->")
 
 
@@ -125,6 +126,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, content in made_of_sources(config).items():
         add(name, content)
     return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Say which page the logo opens. MkDocs takes only one that is in no section."""
+    home = files.get_file_from_path("index.md")
+    nav.homepage = home.page if home else None
+    return nav
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -14,8 +14,6 @@ MOVED = {
     "docs/README.md": "pages.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "examples/lessons/__init__.py": "learn.md",
-    "examples/tutorials/__init__.py": "learn.md",
 }
 
 

@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode, v4
 
 #: Extras of the wheel that a notebook needs on Colab.
-EXTRAS = {"06_reading_the_schedule": "[tpu]"}
+EXTRAS = {"06_reading_the_schedule": "[tpu]", "nnx_strategies": "[examples]"}
 #: Where `mkdocs gh-deploy` puts the site, and so the notebooks.
 BRANCH = "gh-pages"
 _INSTALL = """\

@@ -25,12 +25,29 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from ringcoll import cost, lax
+from ringcoll import cost, draw, lax
 from ringcoll.learn import claim, show, start
 from ringcoll.pricing import Price, price
 
 start(8)
 N = 8
+
+# %% [markdown]
+"""
+Here is the ring on four ranks, a column for each shard. In three rounds every rank gets the sum of
+one shard; in three more the sums reach all ranks:
+"""
+
+# %%
+draw.plan("all_reduce", "ring", (4,))
+
+# %% [markdown]
+"""
+And the swaps, of whole vectors:
+"""
+
+# %%
+draw.plan("all_reduce", "recursive_doubling", (4,))
 
 # %% [markdown]
 """

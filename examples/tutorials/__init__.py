@@ -15,6 +15,7 @@ rounded. It ends with two exercises; as a script it runs their solutions.
     python -m examples.tutorials.resharding     from one layout to another, and the bytes sent
     python -m examples.tutorials.classifier     data-parallel training with a known answer
     python -m examples.tutorials.strategies     data, tensor, 2-D, FSDP: memory and bytes of each
+    python -m examples.tutorials.nnx_strategies the same of a transformer in Flax, trained by optax
     python -m examples.tutorials.mesh_chooser   which mesh for a model on N chips, modelled
     python -m examples.tutorials.profiling      a trace of a step, with the rounds named in it
 """

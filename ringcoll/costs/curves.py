@@ -1,10 +1,17 @@
-"""Measured seconds against bytes as straight pieces, and the fewest pieces that fit them."""
+"""Measured seconds against bytes as straight pieces, and the fewest pieces that fit them.
 
-from collections.abc import Iterable, Mapping, Sequence
+Curves never fall. Where measurements do (a cold first run, noise, a protocol that was chosen
+badly), a curve goes through the middle of those that contradict each other.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import exp, log
-from statistics import median
+from enum import Enum
+from functools import lru_cache
+from itertools import accumulate
+from math import log
+from statistics import median, median_low
 
 import numpy as np
 
@@ -27,10 +34,32 @@ class Curve:
 
     def __call__(self, nbytes: float) -> float:
         (first, floor), (last, most) = self.knots[0], self.knots[-1]
-        if nbytes > last > first:
+        if nbytes <= first or first == last:
+            return floor
+        if nbytes > last:
             return most + (nbytes - last) * (most - floor) / (last - first)
-        sizes, seconds = np.array(self.knots).T
-        return float(np.interp(nbytes, sizes, seconds))
+        above = bisect_left(self.knots, (nbytes,))
+        (low, short), (high, long) = self.knots[above - 1 : above + 1]
+        return short + (long - short) * (nbytes - low) / (high - low)
+
+
+def rising(sizes: Iterable[float], seconds: Callable[[float], float]) -> Curve:
+    """The curve of some seconds, with knots at these sizes, that never falls."""
+    ordered = sorted(set(sizes))
+    return Curve(tuple(zip(ordered, accumulate(map(seconds, ordered), max), strict=True)))
+
+
+def down_to(curve: Curve, start: float) -> Curve:
+    """A curve that goes on below its first knot, along its first piece, to no less than a start.
+
+    >>> down_to(Curve(((8.0, 3.0), (16.0, 4.0))), 1.0).knots[0]
+    (0.0, 2.0)
+    """
+    (first, floor), *more = curve.knots
+    if not more or first == 0:
+        return curve
+    slope = (more[0][1] - floor) / (more[0][0] - first)
+    return Curve(((0.0, min(max(floor - slope * first, start), floor)), *curve.knots))
 
 
 def fit_curve(points: Iterable[tuple[float, float]]) -> tuple[Curve, float]:
@@ -56,20 +85,18 @@ def fit_curve(points: Iterable[tuple[float, float]]) -> tuple[Curve, float]:
     for size, seconds in measured:
         by_size.setdefault(size, []).append(seconds)
     sizes = sorted(by_size)
-    middle = [median(by_size[size]) for size in sizes]
-    knots = _knots(sizes, _without_spikes(middle))
-    curve = Curve(knots)
+    curve = Curve(_knots(sizes, _never_falling([median(by_size[size]) for size in sizes])))
     return curve, median(abs(curve(size) / seconds - 1) for size, seconds in measured)
 
 
-def _without_spikes(seconds: Sequence[float]) -> list[float]:
-    """Without single points that are far above their neighbours, as a cold first run is."""
-    smooth = list(seconds)
-    for i in range(len(seconds) - 1):
-        near = max(seconds[max(i - 1, 0)] if i else 0.0, seconds[i + 1])
-        if seconds[i] > 1.5 * near:
-            smooth[i] = near
-    return smooth
+def _never_falling(seconds: Sequence[float]) -> list[float]:
+    """The nearest that never fall: neighbours that do are their median, until none does."""
+    pools: list[list[float]] = []
+    for one in seconds:
+        pools.append([one])
+        while len(pools) > 1 and median_low(pools[-2]) > median_low(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    return [median_low(pool) for pool in pools for _ in pool]
 
 
 def _knots(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[float, float], ...]:
@@ -91,33 +118,85 @@ def _error(sizes: Sequence[float], seconds: Sequence[float], i: int, j: int) -> 
     return sum(abs(log(f / seconds[k])) for f, k in zip(fitted, between, strict=True))
 
 
-def across(curves: Mapping[int, Curve], ranks: int, nbytes: float, in_steps: bool = False) -> float:
-    """Seconds on a number of ranks that may not have been measured.
+class Way(Enum):
+    """What a collective does among ranks, which says how its time grows with their number."""
+
+    SWITCH = "on one host"
+    RING = "n-1 steps round a ring of all ranks, over hosts"
+    TREE = "up and down a tree of hosts"
+    DIRECT = "a message to every other rank, over hosts"
+
+
+def across(curves: Mapping[int, Curve], ranks: int, way: Way = Way.SWITCH, local: int = 1) -> Curve:
+    """The curve of a number of ranks that may not have been measured.
 
     Between two numbers that were, the logarithm of the time is a line in the logarithm of the
-    number. Beyond them the slope of the two nearest goes on, at least 0 and at most 1.
+    number; on one host, that of the nearest two goes on beyond them. Beyond them over hosts, two
+    parts grow on their own: the start with the depth of a tree, or with the messages of a rank; the
+    rest with the bytes that leave a host. Of a ring, it is the time of a step, at one size of
+    messages, that is carried from number to number; beyond them it stays.
 
     Args:
         curves: by number of ranks; at least one.
-        in_steps: n-1 steps of a message of nbytes / n. Then it is the time of a step, at one size
-            of messages, that is carried from number to number; beyond them it stays.
+        ranks: their number.
+        way: of the collective.
+        local: the ranks of a host, if there are several hosts.
     """
-    known = sorted(curves)
-    if ranks in curves:
-        return curves[ranks](nbytes)
+    return _across(tuple(sorted(curves.items())), ranks, way, local)
 
-    def at(n: int) -> float:
-        if in_steps:
-            return curves[n](nbytes * n / ranks) / (n - 1) * (ranks - 1)
-        return curves[n](nbytes)
 
-    if ranks < known[0] or ranks > known[-1]:
-        nearest = known[0] if ranks < known[0] else known[-1]
-        if in_steps or len(known) == 1:
-            return at(nearest)
-        few, many = known[:2] if ranks < known[0] else known[-2:]
-        slope = min(max(log(at(many) / at(few)) / log(many / few), 0.0), 1.0)
-        return at(nearest) * exp(slope * log(ranks / nearest))
-    few, many = next((a, b) for a, b in pairwise(known) if a < ranks < b)
-    slope = log(at(many) / at(few)) / log(many / few)
-    return at(few) * exp(slope * log(ranks / few))
+@lru_cache(maxsize=4096)
+def _across(known: tuple[tuple[int, Curve], ...], ranks: int, way: Way, local: int) -> Curve:
+    if ranks in (curves := dict(known)):
+        return curves[ranks]
+    if way is Way.RING:  # as if each had been of so many ranks
+        curves = {n: _stretched(one, ranks / n, (ranks - 1) / (n - 1)) for n, one in known}
+    numbers = list(curves)
+    # The two around it, or the nearest two.
+    above = min(max(bisect_left(numbers, ranks), 1), len(numbers) - 1)
+    few, many = numbers[max(above - 1, 0)], numbers[above]
+    if few < ranks < many or (way is Way.SWITCH and few < many):
+        return _on_a_line(few, curves[few], many, curves[many], ranks)
+    nearest = few if ranks < few else many
+    if way is Way.RING:
+        return curves[nearest]
+    return _grown(curves[nearest], nearest, ranks, way, local)
+
+
+def _on_a_line(few: int, fewer: Curve, many: int, more: Curve, ranks: int) -> Curve:
+    """The logarithm of the time is a line in that of the number; beyond, of a slope from 0 to 1."""
+    span = log(many / few)
+    beyond = not few < ranks < many
+    nearest, near = (few, fewer) if ranks < few else (many, more)
+
+    def seconds(size: float) -> float:
+        slope = log(more(size) / fewer(size)) / span
+        if beyond:
+            return near(size) * (ranks / nearest) ** min(max(slope, 0.0), 1.0)
+        return fewer(size) * (ranks / few) ** slope
+
+    return rising((size for one in (fewer, more) for size, _ in one.knots), seconds)
+
+
+def _stretched(curve: Curve, wide: float, long: float) -> Curve:
+    return Curve(tuple((size * wide, seconds * long) for size, seconds in curve.knots))
+
+
+def _grown(curve: Curve, known: int, ranks: int, way: Way, local: int) -> Curve:
+    """From a number of ranks that is known: the start grows, and what is above it."""
+    (starts, crossing), (once, before) = (_growth(way, n, local) for n in (ranks, known))
+    start = curve.knots[0][1]
+    return rising(
+        (size for size, _ in curve.knots),
+        lambda size: start * starts / once + (curve(size) - start) * crossing / before,
+    )
+
+
+def _growth(way: Way, ranks: int, local: int) -> tuple[float, float]:
+    """To what the start is in proportion, and to what the rest is."""
+    hosts = max(ranks / local, 2)
+    if way is Way.DIRECT:
+        return ranks - 1, 1 - 1 / hosts
+    if way is Way.TREE:  # two hosts exchange their sums; an inner one of more sends two
+        return log(2 * hosts), 0.5 if hosts == 2 else 1.0
+    return log(2 * ranks), 1 - 1 / ranks

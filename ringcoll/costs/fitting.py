@@ -52,11 +52,18 @@ def read_timings(text: str) -> list[Timing]:
     >>> fitting.read_timings(table)[0].ranks
     8
     """
-    if text.lstrip().startswith("{"):
+    if not text.strip():
+        raise ValueError("line 1: the file is empty; give a table of measurements")
+    if text.lstrip()[0] in "{[":
         return list(_of_json(text))
     lines = text.splitlines()
     if any(re.match(r"#\s+size\s+count\s+type", line) for line in lines):
         return list(_of_nccl_tests(lines))
+    if lines[0].startswith("#") and "_perf" in text:
+        raise ValueError(
+            "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
+            "without times; give the whole output"
+        )
     return list(_of_csv(text))
 
 

@@ -20,6 +20,8 @@ class Place:
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
     between: str = ""
+    #: Hosts of a built-in collective, which need not have as many ranks each; 0: `hosts`.
+    uneven: int = 0
 
     @property
     def ranks(self) -> int:
@@ -43,18 +45,25 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
         return _on_a_slice(shape, device, topology, words)
     sizes, switch = _sizes(words), re.search(r"switch|nvl", words)
     hosts = shape[0] if len(shape) > 1 else device.hosts(shape[0])
+    uneven = -(-shape[0] // (device.ranks_a_host or shape[0])) if len(shape) == 1 else 0
     if found := re.search(r"(\d+)\s*(?:nodes?|hosts?)\b", words):
-        hosts = int(found[1])
+        hosts, uneven = int(found[1]), 0
     elif sizes:
-        hosts = sizes[0]
+        hosts, uneven = sizes[0], 0
     elif switch:
-        hosts = 1
-    between = next((n for n in _networks() if any(w in words for w in _words_of(n))), "")
+        hosts, uneven = 1, 0
+    between = _network_in(words, device.name)
     if topology is not None and not (found or sizes or between or switch):
         raise ValueError(_unknown(topology))
     if hosts < 1 or prod(shape) % hosts:
         raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
-    return Place(device, shape, hosts, between=between or device.between)
+    between = between or device.between
+    if hosts > 1 and device.ranks_a_host != 1 and between not in MACHINES:
+        raise ValueError(
+            f"predict: {device.name} names no network between hosts ({between!r}); give a topology "
+            f"with one of {', '.join(_networks())}, or put it into the file as `between`"
+        )
+    return Place(device, shape, hosts, between=between, uneven=uneven)
 
 
 def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, words: str) -> Place:
@@ -86,8 +95,16 @@ def _networks() -> list[str]:
     return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
 
 
-def _words_of(network: str) -> list[str]:
-    return [network, *(word.lower() for word in MACHINES[network].also)]
+def _network_in(words: str, device: str) -> str:
+    """The network that a text names, by the longest of its names that it has; "" if none.
+
+    Where a device has networks of its own, they go first: "infiniband" on gloo is gloo_infiniband.
+    """
+    named = {word.lower(): n for n in _networks() for word in (n, *MACHINES[n].also)}
+    own = [n for n in named if n.startswith(f"{device}_")]
+    named |= {name.removeprefix(f"{device}_"): name for name in own}
+    found = [word for word in named if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", words)]
+    return named[max(found, key=len)] if found else ""
 
 
 def _unknown(topology: str) -> str:

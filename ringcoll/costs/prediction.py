@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import log2
+from math import ceil, log2
 from typing import Any
 
 from ringcoll.costs import encoding, machines
 from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
-from ringcoll.costs.curves import Curve, across
+from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
-from ringcoll.costs.model import seconds, seconds_on_hosts
+from ringcoll.costs.model import Model, seconds, seconds_on_hosts
 from ringcoll.costs.places import Place, place_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import DTYPES
@@ -38,7 +38,24 @@ _ALIKE: Mapping[str, Sequence[str]] = {
     "psum_scatter": ("all_gather",),
     "all_to_all": ("all_gather", "psum_scatter"),
 }
-_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+#: How NCCL runs them between hosts.
+_WAYS: Mapping[str, Way] = {
+    "all_gather": Way.RING,
+    "psum_scatter": Way.RING,
+    "psum": Way.TREE,
+    "all_to_all": Way.DIRECT,
+    PERMUTE: Way.RING,
+}
+#: XLA's names, and those of nccl-tests.
+_DTYPES = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+}
 
 
 def predict(
@@ -71,9 +88,10 @@ def predict(
             `algorithms.build` takes it.
         dtype: of the elements; sums are taken to be kept in it.
         topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on as few hosts
-            as have them. Otherwise words that say it: the chips of a slice ("4x4"; if the ranks
-            are fewer, they are one of its axes), "line" or "ring", "switch", the hosts ("4
-            hosts"), a network between hosts ("ethernet100").
+            as have them (for an algorithm of ours, hosts of as many ranks each). Otherwise words
+            that say it: the chips of a slice ("4x4"; if the ranks are fewer, they are one of its
+            axes), "line" or "ring", "switch", the hosts ("4 hosts"), a network between hosts
+            ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
         offsets: as for `pricing.price`; for an algorithm, without a wire.
@@ -92,7 +110,11 @@ def predict(
     if name not in (*COLLECTIVES, TOUR, PERMUTE):
         known = ", ".join((*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {collective!r} is not known; there are {known}")
-    if not 0 <= nbytes < float("inf"):
+    try:
+        counted = 0 <= nbytes < float("inf")
+    except TypeError:
+        counted = False
+    if not counted:
         raise ValueError(f"predict: nbytes {nbytes!r} is not a number of bytes; give 0 or more")
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
@@ -157,7 +179,7 @@ def paid(
 
 
 @lru_cache(maxsize=4096)
-def _price(*what: Any, offsets: frozenset[int] | None) -> Price:
+def _price(*what: Any, offsets: frozenset[int] | None = None) -> Price:
     return price(*what, offsets=offsets)
 
 
@@ -194,11 +216,15 @@ def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place)
     if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
-        return _in_a_ring(name, nbytes, place)
-    measured = _measured(name, nbytes, place.ranks, place.hosts > 1, place.device)
+        network = MACHINES[place.between] if place.between else place.device
+        return _in_a_ring(name, nbytes, place.ranks, network.model)
+    hosts = place.uneven or place.hosts
+    measured = _measured(name, nbytes, place.ranks, hosts > 1, place.device)
     if measured is not None:
         return measured
-    return _between_hosts(name, nbytes, place)
+    if hosts == 1:
+        return _in_a_ring(name, nbytes, place.ranks, place.device.model)
+    return _between_hosts(name, nbytes, hosts, place)
 
 
 def _on_tpus(name: str, nbytes: float, place: Place) -> float:
@@ -215,23 +241,26 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     if name == "pbroadcast":
         name = "psum"
     if name == "all_to_all":  # messages start together; each link carries its share
-        paid = price(name, "pairwise", place.shape, place.network, place.closed)
+        paid = _price(name, "pairwise", place.shape, place.network, place.closed)
         paid = replace(paid, startups=1, hops=max(place.shape) // 2)
     elif sum(size > 1 for size in place.shape) > 1:
-        paid = price(name, "torus", place.shape, place.network, place.closed)
+        paid = _price(name, "torus", place.shape, place.network, place.closed)
     elif place.closed == (True,):
-        paid = price(name, "bidirectional_ring", (n,), (n,))
+        paid = _price(name, "bidirectional_ring", (n,), (n,))
     else:  # along a line each shard goes outward: every link carries, one way, as a ring's do
-        paid = price(name, "ring", (n,), (n,))
+        paid = _price(name, "ring", (n,), (n,))
     return seconds(paid, nbytes / n, model)
 
 
-def _in_a_ring(name: str, nbytes: float, place: Place) -> float:
-    model = MACHINES[place.between or place.device.name].model
+def _in_a_ring(name: str, nbytes: float, ranks: int, model: Model) -> float:
     if name == PERMUTE:
-        return model.alpha + model.beta * nbytes
+        return _by_wire(nbytes, model)
     schedule = "pairwise" if name == "all_to_all" else "ring"
-    return seconds(price(name, schedule, (place.ranks,)), nbytes / place.ranks, model)
+    return seconds(_price(name, schedule, (ranks,)), nbytes / ranks, model)
+
+
+def _by_wire(nbytes: float, model: Model) -> float:
+    return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
 
 
 def _measured(
@@ -240,47 +269,68 @@ def _measured(
     """By the curves of a machine, else of its like; None if neither has any."""
     if name in ALL_REDUCES:
         name = "psum"
+    way, local = (_WAYS[name], device.ranks_a_host) if several_hosts else (Way.SWITCH, 1)
     for one in (name, *_ALIKE.get(name, ())):
         own = device.curves.get((one, several_hosts), {})
-        if name == PERMUTE and own:  # the next rank is as near, however many there are
-            return min(own.items(), key=lambda item: abs(item[0] - ranks))[1](nbytes)
-        like = _of_its_like(one, nbytes, several_hosts, device)
-        if own and len(own) == 1 and like:
-            (known,) = own
-            return own[known](nbytes) * across(like, ranks, nbytes) / across(like, known, nbytes)
-        if own:  # between hosts NCCL gathers in a flat ring, and adds in trees
-            return across(own, ranks, nbytes, in_steps=several_hosts and name != "psum")
-        if like:
-            return across(like, ranks, nbytes)
+        like = _of_its_like(one, several_hosts, device)
+        if name == PERMUTE and (own or like):  # the next rank is as near, however many there are
+            known = own or like
+            return known[min(known, key=lambda n: abs(n - ranks))](nbytes)
+        if len(own) == 1 and like:
+            ((measured, curve),) = own.items()
+            return _in_proportion(curve, across(like, ranks), across(like, measured))(nbytes)
+        if own or like:
+            return across(own or like, ranks, way, local)(nbytes)
     return None
 
 
-def _of_its_like(
-    name: str, nbytes: float, several_hosts: bool, device: Device
-) -> Mapping[int, Curve]:
+def _in_proportion(curve: Curve, wanted: Curve, known: Curve) -> Curve:
+    sizes = (size for one in (curve, wanted, known) for size, _ in one.knots)
+    return rising(sizes, lambda size: curve(size) * wanted(size) / known(size))
+
+
+def _of_its_like(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
+    """The curves of a machine like it, on its own links.
+
+    Where a switch does not add, ranks send the sums on: an all-reduce fills their links twice.
+    """
     if not device.like or several_hosts:  # other hosts have another network
         return {}
-    return MACHINES[device.like].curves.get((name, False), {})
+    like, beta = MACHINES[device.like], device.model.beta
+    twice = name == "psum" and like.switch_adds and not device.switch_adds
+    return {
+        n: _on_links(curve, beta / like.model.beta, 2 * (n - 1) / n * beta if twice else 0.0)
+        for n, curve in like.curves.get((name, False), {}).items()
+    }
 
 
-def _between_hosts(name: str, nbytes: float, place: Place) -> float:
+def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
+    """What is above the start takes so many times as long, and so much for each byte at least."""
+    start = curve.knots[0][1]
+    return rising(
+        (size for size, _ in curve.knots),
+        lambda size: start + max((curve(size) - start) * slower, size * a_byte),
+    )
+
+
+def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
     """Of GPUs on several hosts that nobody measured, from one host and the network.
 
     What crosses hosts goes by a port for each rank, beside what stays within a host. Each rank
     starts a message for every other of its ring; an all-reduce of a small vector goes up and down
     a tree of hosts instead, which is what NCCL does.
     """
-    device, n, hosts = place.device, place.ranks, place.hosts
-    outer = MACHINES[place.between].model
-    local = n // hosts
+    device, n = place.device, place.ranks
+    outer, local = MACHINES[place.between].model, n / hosts
+    within = _measured(name, nbytes, ceil(local), False, device) if local > 1 else None
+    inner = within or device.model.alpha
     if name == PERMUTE:
-        return outer.alpha + outer.beta * nbytes
-    inner = _measured(name, nbytes, local, False, device) if local > 1 else 0.0
-    inner = inner or 0.0
-    crossing = nbytes * (hosts - 1) / hosts * outer.beta / local
-    ring = (n - 1) * outer.alpha
+        return max(inner, outer.alpha + outer.beta * nbytes)
+    ring, a_byte = (n - 1) * outer.alpha, nbytes * outer.beta
     if name == "all_to_all":
-        return max(inner, crossing * local) + ring
+        return max(inner, a_byte * (hosts - 1) / hosts) + ring
     if name in ("all_gather", "psum_scatter"):
-        return max(inner, crossing) + ring
-    return max(inner, 2 * crossing) + 2 * log2(hosts) * outer.alpha
+        return max(inner, a_byte * (n - 1) / n / local) + ring
+    # Two hosts exchange their sums; an inner one of a tree of more sends two.
+    sums = 1 if hosts == 2 else 2
+    return max(inner, a_byte * sums / local) + 2 * log2(hosts) * outer.alpha

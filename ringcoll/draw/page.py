@@ -17,6 +17,7 @@ from ringcoll.draw.svg import document, finished
 from ringcoll.io.page import page, part, shared, table
 
 _PAYLOAD = 64 * 2**20
+_LEGIBLE = 11  # pixels of letters on a phone, where a picture that is wider scrolls
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
 
 
@@ -65,8 +66,10 @@ def moving(film: Film) -> str:
     """The SVG of the ranks alone, for a page to play, which has the dark colours."""
     width, height = film.picture.size
     root = document(film.picture.plan.title, "")
-    root.set("style", f"--natural: {width:.0f}px")
     film.draw(root)
+    smallest = min(float(text.get("font-size", 0)) for text in root.iter("text"))
+    legible = width * _LEGIBLE / smallest
+    root.set("style", f"--natural: {width:.0f}px; --legible: {legible:.0f}px")
     return finished(root, width, height)
 
 

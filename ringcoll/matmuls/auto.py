@@ -29,7 +29,7 @@ from ringcoll.costs.matmul import (
 )
 from ringcoll.costs.model import Model, links, scatter_links
 from ringcoll.costs.prediction import predict
-from ringcoll.costs.slices import rings
+from ringcoll.costs.slices import SIDES, rings
 from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import version
 from ringcoll.matmuls.labels import Gather, Scatter
@@ -68,9 +68,16 @@ LONGER = 1.05
 GLOO = Model(alpha=1e-3, beta=1 / 62.5e6, gamma=3 / 10e9, delta=1 / 80e9, axes=0)
 
 
-def machine(device_kind: str | None) -> Model:
-    """The model of a device; for an unknown one v6e's, whose compute is fast beside its links."""
-    return DEVICES[KINDS.get(device_kind or "", "v6e")]
+def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
+    """The model of a device; for an unknown one v6e's, whose compute is fast beside its links.
+
+    If there are more devices in the mesh than ranks (`of`), the ranks are taken for a plane of a
+    slice with three axes, unless its axes are closed: on v5p:2x2x4, 8 ranks of 16 are 2 x 4. A
+    gather for them takes the built-in 871 us as compiled, and 747 by a price for three axes.
+    """
+    model = DEVICES[KINDS.get(device_kind or "", "v6e")]
+    is_plane = ranks < of < SIDES[3] ** 3 and model.axes == 3
+    return replace(model, axes=2) if is_plane else model
 
 
 @lru_cache(maxsize=256)
@@ -167,8 +174,14 @@ def _by_joining(
 ) -> dict[str, float]:
     """Seconds of a gather under its products, by how they are joined; see `joining`."""
     # Apart, sums would be added to once for each part. Of three products it was slower than
-    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943.
-    may_be_apart = len(works) < 3 and not any(work.added for work in works)
+    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943. So it is
+    # of halves that travel for longer than their products take, if x is kept for the gradient:
+    # 8192 x 8192 x 14336 with both gradients on v5e:4x2 takes 4874 us, fused 4336.
+    first = made[:2][-1]  # of one rank there is its own shard alone
+    hop = model.latency + model.beta * sent * shard_bytes * first.load
+    products = sum(piece_seconds(w, first.shards / ranks, model, False) for w in works)
+    is_late = first.parts > first.shards and hop > products
+    may_be_apart = not is_late and len(works) < 3 and not any(work.added for work in works)
     return {
         how: hidden_seconds(works, shard_bytes, ranks, model, made, how, sent)
         for how in (FUSED, COPIED, *((APART,) if may_be_apart else ()))

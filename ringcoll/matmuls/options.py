@@ -6,12 +6,15 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.table import Algorithm
+from ringcoll.costs.model import Model
+from ringcoll.matmuls import auto
 from ringcoll.runtime.apart import compiled_apart
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.slicing import concatenated
@@ -34,6 +37,11 @@ class Options:
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes, without axes of one rank."""
         return Ranks.over(self.axes, None).shape
+
+    def model(self) -> Model:
+        """The model of the devices and of the links between these ranks."""
+        whole = jax.sharding.get_abstract_mesh().axis_sizes
+        return auto.machine(device_kind(), prod(self.sizes()), prod(whole))
 
     def schedule(self) -> tuple[Schedule, Ranks]:
         """The schedule of the gather, and the ranks cut into its digits."""

@@ -101,8 +101,7 @@ def _gather_and_multiply(
     The products numbered in `late` are computed from the whole x, once all of it has arrived.
     """
     if options.algorithm == "auto":
-        model = auto.machine(device_kind())
-        sizes = options.sizes()
+        model, sizes = options.model(), options.sizes()
         form = Form(*auto.to_gather(gather, x, others, sizes, model))
         on_gpus = auto.to_gather_on_gpus(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # no product is made late, by which it was priced
@@ -247,7 +246,7 @@ def multiply_and_scatter(
         pairs: each a and b.
     """
     if options.algorithm == "auto":
-        model, sizes = auto.machine(device_kind()), options.sizes()
+        model, sizes = options.model(), options.sizes()
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
             # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
             algorithm = next(iter(auto.hiding_algorithms(sizes, model)))

@@ -1,9 +1,8 @@
 """Running a schedule: forward it gathers, backward it reduces; a tour does both in step.
 
-`gather` hands every shard that arrives to a visitor; `reduce` asks a producer for every
-partial sum just before it is needed. The visitor or the
-producer decides what happens to a shard: it is put in its place, multiplied or accumulated. The
-schedule decides when it is sent, and to whom.
+`gather` hands every shard that arrives to a visitor. `reduce` asks a producer for every partial sum
+just before it is needed. The visitor or the producer decides what happens to a shard: it is put in
+its place, multiplied or accumulated. The schedule decides when it is sent, and to whom.
 
 The rounds are written out one after the other. Each sends first, so that work on the shards that
 arrived last can run while the next shards travel. A long stretch in which every move only forwards

@@ -1,8 +1,9 @@
 """Sums by one balanced binary tree, with the same bits wherever its levels are computed.
 
-XLA:CPU contracts a * b + c, and rounds once, if it fuses them into one kernel; and it leaves out
-the rounding of a narrow float that it widens again. Whether it does depends on what is computed on
-one rank. `rounded` is a value that neither changes.
+XLA:CPU changes roundings in two ways. It contracts a * b + c, and rounds once, if both are in one
+kernel. It leaves out the rounding of a narrow float that it widens again. Whether it does so
+depends on what else a rank computes. A value that went through `rounded` is not changed in either
+way.
 """
 
 from collections.abc import Callable, Sequence

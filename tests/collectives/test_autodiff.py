@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from support import SIZES, crossed, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import SIZES, crossed, distinct, make_mesh, mostly_exhaustive, per_rank, runnable
 from test_hop import everywhere
 
 import ringcoll
@@ -133,7 +133,7 @@ def algorithms_of(case, n):
     """All of them on 3 ranks, elsewhere a few: their gradients differ in execution only."""
     if case.collective is None:
         return [{}]
-    names = runnable(case.collective, n)
+    names = distinct(case.collective, n)
     if n == 4:
         names = [name for name in names if name.endswith("_doubling")] or names
     elif n != 3:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import assert_same, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import assert_same, distinct, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
 from ringcoll.collectives.table import choices
@@ -44,7 +44,7 @@ SUMS = {
 
 def every(collective, n):
     """All that can run on n ranks: "auto", the schedules, the built-ins."""
-    kinds = {"schedules": runnable(collective, n), "built-ins": ["lax"]}
+    kinds = {"schedules": distinct(collective, n), "built-ins": ["lax"]}
     known = [
         name
         for name in choices(collective)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import assert_same, data, make_mesh
+from support import assert_same, crossed, data, make_mesh
 
 import ringcoll
 
@@ -97,8 +97,7 @@ def step(x, scale, weights, axis_name):
     }
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize(("n", "check_vma"), crossed([2, 4, 8], [True, False]))
 def test_libraries_make_the_same_by_ours(n, check_vma):
     mesh, x = make_mesh(n), features(n)
     scale, weights = data((n, FEATURES), ranks=n), data(x.shape, ranks=x.shape[0])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import make_mesh, mostly_exhaustive, runnable
+from support import distinct, make_mesh, mostly_exhaustive
 
 import ringcoll
 from ringcoll import algorithms, pricing
@@ -108,7 +108,7 @@ def check(collective, algorithm, shape, dtype=jnp.float32, wide=None):
     ids=str,
 )
 def test_messages_and_bytes_are_those_of_the_price(collective, shape):
-    for algorithm in runnable(collective, *shape):
+    for algorithm in distinct(collective, *shape):
         check(collective, algorithm, shape)
 
 
@@ -135,14 +135,14 @@ def test_another_name_of_an_algorithm_makes_the_same_program(collective, other, 
 
 @pytest.mark.parametrize("collective", ["pmean", "pmax", "pmin", "pbroadcast"])
 def test_every_all_reduce_sends_what_psum_sends(collective):
-    for algorithm in runnable(collective, 3):
+    for algorithm in distinct(collective, 3):
         sent = check(collective, algorithm, (3,))
         assert [m[1:] for m in sent] == [m[1:] for m in check("psum", algorithm, (3,))]
 
 
 @pytest.mark.parametrize("shape", [(5,), (8,), (4, 2)], ids=str)
 def test_messages_go_where_the_schedule_says(shape):
-    for algorithm in runnable("all_gather", *shape):
+    for algorithm in distinct("all_gather", *shape):
         schedule = algorithms.build("all_gather", algorithm, shape)
         moves = [move for _, move in schedule.numbered_moves()]
 
@@ -163,7 +163,7 @@ def test_messages_go_where_the_schedule_says(shape):
 @pytest.mark.parametrize("shape", [(2,), (5,), (8,), (4, 2)], ids=str)
 @pytest.mark.parametrize("collective", ["psum_scatter", "psum"])
 def test_partial_sums_travel_wide_and_nothing_else(collective, shape):
-    for algorithm in runnable(collective, *shape):
+    for algorithm in distinct(collective, *shape):
         check(collective, algorithm, shape, jnp.bfloat16, jnp.float32)
     n = prod(shape)
     if len(shape) == 1:
@@ -219,7 +219,7 @@ def test_the_gradient_of_psum_is_free_where_types_say_so(check_vma):
 
 
 def test_the_gradient_goes_by_the_same_algorithm():
-    for algorithm in runnable("all_gather", 5):
+    for algorithm in distinct("all_gather", 5):
 
         def loss(x, algorithm=algorithm):
             return (ringcoll.all_gather(x, "x", algorithm=algorithm) ** 2).sum()

@@ -211,7 +211,7 @@ def test_small_leaves_share_one_ring():
     psum = partial(ringcoll.lax.psum, axis_name="x", algorithm="ring")
     one = permutes(psum, jnp.zeros(4))
     assert one == 6
-    many = [jnp.zeros((4, size)) for size in range(20)]
+    many = [np.zeros((4, size), np.float32) for size in range(20)]
     assert permutes(psum, many) == one
     assert permutes(psum, [*many, *(x.astype(jnp.int8) for x in many)]) == 2 * one
     assert permutes(lambda xs: [psum(x) for x in xs], many) == one

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll.costs.curves import Curve, across, fit_curve
+from ringcoll.costs.curves import Curve, Way, across, down_to, fit_curve
 
 SIZES = [2.0**k for k in range(10, 31)]
 
@@ -46,20 +46,49 @@ def test_what_is_no_measurement_is_refused(points):
         fit_curve(points)
 
 
+def test_a_curve_never_falls():
+    falling = [(2.0**k, 2.0 if k < 13 else 1.0 + 2.0 ** (k - 20)) for k in range(10, 30)]
+    curve, _ = fit_curve(falling)
+    times = [seconds for _, seconds in curve.knots]
+    assert times == sorted(times)
+    assert curve(2.0**10) < 1.1  # the lower of what contradicts: spikes go up
+
+
+def test_below_its_knots_a_curve_goes_down_to_the_start():
+    curve = Curve(((8.0, 3.0), (16.0, 5.0)))
+    assert down_to(curve, 0.1)(0) == 1
+    assert down_to(curve, 2.0)(0) == 2
+    assert down_to(curve, 9.0)(0) == 3
+    assert down_to(curve, 0.1)(12) == curve(12)
+    assert down_to(Curve(((8.0, 3.0),)), 1.0)(0) == 3
+
+
 def test_between_numbers_of_ranks_the_logarithm_is_a_line():
     curves = {n: Curve(((1.0, n**0.5), (2.0, 2 * n**0.5))) for n in (4, 16)}
-    assert across(curves, 4, 1) == 2
-    assert across(curves, 8, 2) == pytest.approx(2 * 8**0.5)
-    assert across(curves, 64, 1) == pytest.approx(8)  # the slope goes on
+    assert across(curves, 4)(1) == 2
+    assert across(curves, 8)(2) == pytest.approx(2 * 8**0.5)
+    assert across(curves, 64)(1) == pytest.approx(8)  # on a switch the slope goes on
     falling = {4: Curve(((1.0, 2.0),)), 16: Curve(((1.0, 1.0),))}
-    assert across(falling, 64, 1) == 1  # but no further down
-    assert across({4: curves[4]}, 64, 1) == 2
+    assert across(falling, 64)(1) == 1  # but no further down
+    assert across({4: curves[4]}, 16)(1) == pytest.approx(2 * 5 / 3)  # the start: log 32 / log 8
 
 
-def test_in_steps_the_time_of_a_message_is_carried():
+def test_of_a_ring_the_time_of_a_message_is_carried():
     def ring(n):  # n-1 steps of 1 + bytes / n
         return Curve(tuple((size, (n - 1) * (1 + size / n)) for size in (1.0, 1e3, 1e6, 1e9)))
 
     curves = {n: ring(n) for n in (4, 16)}
     for n, size in [(8, 1e4), (2, 1e4), (512, 1e6)]:
-        assert across(curves, n, size, in_steps=True) == pytest.approx((n - 1) * (1 + size / n))
+        carried = across(curves, n, Way.RING, 4)(size)
+        assert carried == pytest.approx((n - 1) * (1 + size / n), rel=1e-3)
+
+
+def test_over_hosts_the_start_grows_with_a_tree_and_the_rest_with_what_crosses():
+    curves = {16: Curve(((0.0, 3.0), (1e6, 4.0)))}  # 4 hosts of 4
+    tree = {n: across(curves, n, Way.TREE, 4) for n in (8, 32, 1024)}
+    assert [tree[n](0) for n in tree] == pytest.approx([2, 4, 9])  # log2 of twice the hosts
+    assert [tree[n](1e6) - tree[n](0) for n in tree] == pytest.approx([0.5, 1, 1])
+    direct = {n: across(curves, n, Way.DIRECT, 4) for n in (8, 64)}
+    assert [direct[n](0) for n in direct] == pytest.approx([3 * 7 / 15, 3 * 63 / 15])
+    crossing = [direct[n](1e6) - direct[n](0) for n in direct]
+    assert crossing == pytest.approx([(1 / 2) / (3 / 4), (15 / 16) / (3 / 4)])

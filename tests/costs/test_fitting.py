@@ -58,6 +58,15 @@ def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     assert predict("all_gather", 2**30, 8, str(made), "ring") == pytest.approx(seven, rel=0.05)
 
 
+def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
+    table, made = tmp_path / "large.csv", tmp_path / "large.json"
+    header, *rows = CSV.splitlines()
+    large = [row for row in rows if int(row.split(",")[1]) >= 2**20]
+    table.write_text("\n".join([header, *large]))
+    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
+    assert predict("all_gather", 8, 8, str(made)) == pytest.approx(10e-6, rel=0.05)
+
+
 def test_algorithms_of_ours_give_rates():
     data, lines = fit_machine("mine", read_timings(OURS))
     alpha, _ = data["rates"]["start_seconds"]
@@ -71,7 +80,17 @@ def test_algorithms_of_ours_give_rates():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "line 1: no column collective, bytes, seconds, ranks"),
+        ("", "line 1: the file is empty"),
+        (" \n", "line 1: the file is empty"),
+        ("bytes,seconds\n", "line 1: no column collective, ranks"),
+        ("\n".join(NCCL.splitlines()[:3]), "line 1: nccl-tests' output without its header"),
+        ("\n".join(NCCL.splitlines()[:5]), "line 1: no line of times below the header"),
+        (NCCL[: NCCL.rindex("0.1 0.1 0 20")], "line 16: 6 columns; nccl-tests prints"),
+        ("[]", "line 1: no list `rows`"),
+        ("collective,bytes,ranks,us\npsum,8,8,-1\n", "line 2: 8 bytes, 8 ranks, -1e-06 s"),
+        ("collective,bytes,ranks,us\npsum,8,8,inf\n", "line 2: 8 bytes, 8 ranks, inf s"),
+        ("collective;bytes;ranks;us\npsum;8;8;1\n", "line 1: no column collective"),
+        ("collective,bytes,ranks,us\npsum,8,2.5,1\n", "line 2: "),
         ("# A page\n", "line 1: no column"),
         ("collective,bytes,ranks,us\n", "line 1: no measurement below the header"),
         ("collective,bytes,ranks,us\npsum,8\n", "line 2: 2 cells under 4 names"),
@@ -106,6 +125,78 @@ def test_too_few_sizes_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["machine", "--fit", str(tmp_path / "nothing.csv")])
     assert "nothing.csv: No such file" in capsys.readouterr().err
+
+
+def test_sizes_that_are_measured_twice_count_once():
+    once = [line for line in CSV.splitlines() if "all_gather" in line]
+    header = CSV.splitlines()[0]
+    (one,) = fit_machine("mine", read_timings("\n".join([header, *once])))[0]["curves"]
+    (two,) = fit_machine("mine", read_timings("\n".join([header, *once, *once])))[0]["curves"]
+    assert (one["knots"], 2 * one["points"]) == (two["knots"], two["points"])
+    few = "\n".join([header, *[once[0]] * 9])
+    with pytest.raises(ValueError, match="has 1 sizes; measure 4 or more"):
+        fit_machine("mine", read_timings(few))
+
+
+def test_what_is_no_text_is_refused(tmp_path, capsys):
+    (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
+    for name in ("binary.csv", "."):
+        with pytest.raises(SystemExit):
+            main(["machine", "--fit", str(tmp_path / name)])
+        assert f"--fit {tmp_path / name}: " in capsys.readouterr().err
+
+
+GOOD = {
+    "name": "mine",
+    "what": "a test",
+    "also": [],
+    "axes": 0,
+    "ranks_a_host": 4,
+    "rates": {"start_seconds": [1e-6, "a test"], "link_bytes_per_second": [1e9, "a test"]},
+}
+
+
+FALLING = {
+    "collective": "psum",
+    "ranks": 4,
+    "hosts": 1,
+    "error": 0.1,
+    "knots": [[1, 2], [2, 1]],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rates": {}}, "start_seconds"),
+        ({"rates": GOOD["rates"] | {"link_bytes_per_second": [0, ""]}}, "division by zero"),
+        ({"rates": GOOD["rates"] | {"start_seconds": [-1, ""]}}, "a rate is not above 0"),
+        ({"rates": GOOD["rates"] | {"start_seconds": ["fast", ""]}}, "is not the file"),
+        ({"like": "h999"}, "like: no machine is named 'h999'"),
+        ({"curves": [{"collective": "psum", "ranks": 4, "hosts": 1, "knots": []}]}, "is not the f"),
+        (
+            {"curves": [FALLING]},
+            "the knots of a curve do not rise",
+        ),
+    ],
+)
+def test_a_file_that_is_no_machine_is_refused(tmp_path, changes, words):
+    made = tmp_path / "mine.json"
+    made.write_text(json.dumps(GOOD | changes))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        predict("psum", 8, 4, str(made))
+
+
+def test_a_machine_without_a_network_is_of_one_host(tmp_path):
+    made = tmp_path / "mine.json"
+    made.write_text(json.dumps(GOOD))
+    with pytest.raises(ValueError, match="mine names no network between hosts"):
+        predict("psum", 8, 8, str(made))
+    assert predict("psum", 8, 8, str(made), topology="2 hosts, ethernet100") > 0
+    # Nobody measured a collective on one host: a ring on its own links.
+    ring = 2 * 3 * (1e-6 + 2**20 / 4 / 1e9)
+    assert predict("psum", 2**20, 4, str(made)) == pytest.approx(ring)
+    assert predict("ppermute", 2**20, 4, str(made)) == pytest.approx(1e-6 + 2**20 / 1e9)
 
 
 def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):

@@ -50,8 +50,10 @@ def test_other_names_are_the_same():
         ("all_reduce", "H100 SXM5"),
         ("pmax", "NVIDIA H100 80GB HBM3"),
         ("psum", "nvidia-h100"),
+        ("psum", "HGX H100-SXM5-80GB"),
     ]:
         assert predict(collective, MIB, np.int64(8), device) == same
+    assert predict("psum", MIB, 8, "h100", "lax", "half") == same
     assert predict("psum", MIB, [1, 8], "h100", "lax", "bf16", "8 on NVSwitch (NVLink4)") == same
 
 
@@ -88,6 +90,25 @@ def test_hosts_and_the_network_between_them():
     assert predict(*of) == predict(*of[:2], (2, 8), "h100") == predict(*of, topology="2 hosts")
     assert predict(*of, topology="2 hosts, ethernet100") > 2 * predict(*of)
     assert predict(*of, topology="4x4") > predict(*of)
+    ten, hundred = (predict(*of, topology=f"2 hosts, ethernet{n}") for n in (10, 100))
+    assert ten == pytest.approx(10 * hundred, rel=0.1)
+    # By ports of 100 Gbit/s, one for each rank: two hosts swap their sums, more send two each.
+    two, four = (
+        predict("psum", 2**33, 8 * h, "h100", topology=f"{h} hosts, ethernet100") for h in (2, 4)
+    )
+    assert two == pytest.approx(2**33 / 8 / 12.5e9, rel=0.01)
+    assert four == pytest.approx(2 * two, rel=0.01)
+    alps = predict(*of, topology="2 hosts, slingshot alps")
+    assert alps == predict(*of, topology="2 hosts, slingshot200")
+    assert alps < predict(*of, topology="2 hosts, slingshot") / 2
+    # A rank alone on its host starts its messages as any other does.
+    alone = predict("ppermute", 8, 8, "h100", topology="8 hosts")
+    assert alone >= MACHINES["h100"].model.alpha
+    # Eleven ranks are on two hosts, of six and five.
+    times = [predict("psum", 2**28, n, "h100") for n in (10, 11, 12)]
+    assert times == sorted(times, reverse=True)  # more ports, and two hosts for each
+    psum = ("psum", 2**16, 2, "cpu")
+    assert predict(*psum, topology="2 hosts, InfiniBand verbs") == predict(*psum[:3], "ibverbs")
     assert predict("psum", 2**20, 4, "cpu", "ring") == predict("psum", 2**20, 4, "gloo", "ring")
 
 
@@ -97,6 +118,9 @@ def test_hosts_and_the_network_between_them():
         (("all_together", 8, 8, "h100"), "collective 'all_together' is not known; there are all_g"),
         (("psum", -1, 8, "h100"), "nbytes -1 is not a number of bytes"),
         (("psum", inf, 8, "h100"), "nbytes inf is not"),
+        (("psum", "1K", 8, "h100"), "nbytes '1K' is not"),
+        (("psum", 8, 8, "H100 PCIe"), "no machine is named 'H100 PCIe'"),
+        (("psum", 8, 8, "h100 b200"), "no machine is named 'h100 b200'"),
         (("psum", nan, 8, "h100"), "nbytes nan is not"),
         (("psum", 8, 0, "h100"), "ranks 0 is not a number of ranks"),
         (("psum", 8, (), "h100"), "ranks () is not"),

@@ -107,6 +107,43 @@ def test_nothing_is_wider_than_the_page(opened, name):
                 assert page.locator("#stage svg").bounding_box()["width"] > whole["width"]
 
 
+LEGIBLE = """() => {
+  const svg = document.querySelector("#stage svg");
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  const sizes = [...svg.querySelectorAll("text")].map((e) => e.getAttribute("font-size"));
+  return scale * Math.min(...sizes);
+}"""
+SCROLLS = """() => {
+  const { scrollWidth, clientWidth, scrollLeft } = document.querySelector(".picture");
+  return [scrollWidth - clientWidth, scrollLeft];
+}"""
+
+
+@pytest.mark.parametrize(
+    "shown", [("psum", "ring", (16,)), ("psum", "one_shot", (16,)), ("all_gather", "torus", (4, 4))]
+)
+def test_letters_can_be_read_on_a_phone(visit, tmp_path, shown):
+    file = tmp_path / "many.html"
+    file.write_text(as_page(plan(*shown)), encoding="utf-8")
+    page = visit(file, viewport={"width": PHONE[0], "height": PHONE[1]})
+    assert page.evaluate(LEGIBLE) >= 10.99
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+    room, left = page.evaluate(SCROLLS)
+    assert room > 100  # all of it can be reached
+    assert left == pytest.approx(room / 2, abs=1)
+    page.click("#larger")  # and once more: all of it at once
+    assert page.get_attribute("#larger", "aria-pressed") == "false"
+    assert page.evaluate(SCROLLS)[0] == 0
+
+
+def test_a_picture_that_can_be_read_is_whole(opened):
+    page = opened("stages", viewport={"width": DESK[0], "height": DESK[1]})
+    assert page.get_attribute("#larger", "aria-pressed") == "false"
+    page = opened("alone", viewport={"width": PHONE[0], "height": PHONE[1]})
+    assert page.evaluate(LEGIBLE) >= 10.99
+    assert page.get_attribute("#larger", "aria-pressed") == "false"
+
+
 TIME = "document.querySelector('#stage svg').getCurrentTime() / 2.4"
 WHERE = """() => [...document.querySelectorAll("[data-round='1'] [data-at]")].map((message) => {
   const { x, y } = message.getBoundingClientRect();

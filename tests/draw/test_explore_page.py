@@ -103,6 +103,32 @@ def test_a_link_keeps_what_is_chosen_and_keys_and_clicks_work(visit, file):
 
 
 @needs_a_browser
+def test_the_last_choice_is_shown_also_if_an_earlier_one_is_unpacked_later(visit, file):
+    page = visit(file, "#collective=psum&algorithm=ring&ranks=4")
+    settled(page, "psum", "ring", "4")
+    page.evaluate("""() => {
+      const plain = Response.prototype.json;
+      let asked = 0;
+      window.late = false;
+      Response.prototype.json = async function () {
+        const made = await plain.call(this);
+        if (asked++) return made;
+        await new Promise((done) => { window.release = done; });
+        setTimeout(() => { window.late = true; }, 50);  // after what waited for it
+        return made;
+      };
+    }""")
+    page.select_option("#algorithm", "bruck")
+    page.wait_for_function("'release' in window")
+    page.select_option("#algorithm", "one_shot")
+    settled(page, "psum", "one_shot", "4")
+    page.evaluate("release()")
+    page.wait_for_function("late")
+    settled(page, "psum", "one_shot", "4")
+    assert page.locator("h1").inner_text() == "all-reduce by one_shot on 4 ranks"
+
+
+@needs_a_browser
 def test_it_fits_a_phone_in_light_and_dark(visit, file):
     grounds = set()
     for scheme in ("light", "dark"):

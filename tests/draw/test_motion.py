@@ -1,7 +1,10 @@
 """A picture that moves: at any time it shows what is held, and messages go where they are sent."""
 
+import json
 import re
+import shutil
 import stat
+import subprocess
 import sys
 from collections import Counter
 from io import BytesIO
@@ -170,6 +173,27 @@ def test_an_mp4_is_what_ffmpeg_makes_of_the_frames(tmp_path, monkeypatch):
     ffmpeg.write_text(f"#!{sys.executable}\nimport sys\nsys.stdin.buffer.read()\nsys.exit(3)\n")
     with pytest.raises(OSError, match="ffmpeg ended with status 3"):
         as_film(as_motion(plan("all_gather", "ring", (2,))), ".mp4")
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("ffmpeg", "ffprobe"))),
+    reason="no ffmpeg: Debian's package of that name",
+)
+def test_an_mp4_plays_as_long_as_its_rounds(tmp_path):
+    pytest.importorskip("PIL")
+    asked, file = ["draw", "all_gather", "--algorithm", "ring", "-n", "2"], tmp_path / "film.mp4"
+    assert main([*asked, "--animate", str(file)]) == 0
+    wanted = "stream=codec_name,pix_fmt,width,height,nb_frames,r_frame_rate"
+    command = ["ffprobe", "-v", "error", "-show_entries", wanted, "-of", "json", str(file)]
+    (found,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)[
+        "streams"
+    ]
+    root = ElementTree.fromstring(as_motion(plan("all_gather", "ring", (2,))))
+    assert found["width"] == int(root.get("width")) // 2 * 2
+    assert found["height"] == int(root.get("height")) // 2 * 2
+    assert (found["codec_name"], found["pix_fmt"]) == ("h264", "yuv420p")  # which slides play
+    assert found["r_frame_rate"] == "25/1"
+    assert int(found["nb_frames"]) == pytest.approx(25 * 2.4 * (0.6 + 1 + 1), abs=8)
 
 
 def test_the_command_writes_films(tmp_path, monkeypatch, capsys):

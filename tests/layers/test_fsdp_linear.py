@@ -49,7 +49,7 @@ def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
     def program(fused):
         call = partial(ours, fused=fused)
         mapped = jax.shard_map(call, mesh=mesh, in_specs=(spec, P()), out_specs=P("x"))
-        return jax.value_and_grad(lambda *of: mapped(*of).sum(), (0, 1))
+        return jax.jit(jax.value_and_grad(lambda *of: mapped(*of).sum(), (0, 1)))
 
     assert_same(program(True)(params, x), program(False)(params, x))
     products = str(jax.make_jaxpr(program(True))(params, x)).split("= dot_general")[1:]

@@ -33,8 +33,8 @@ def operands(n):
     }
 
 
-def compared(n, ours, check_vma=True):
-    """Results and gradients of all forms, beside those of the plain form."""
+def compared(n, *hows, check_vma=True):
+    """Results and gradients of all forms in some ways, beside those of the plain form."""
 
     def both(call, x, w):
         y, pull = jax.vjp(call, x, w)
@@ -42,17 +42,16 @@ def compared(n, ours, check_vma=True):
 
     def program(made):
         return {
-            name: {
-                "ours": both(partial(FORMS[name].ours, **ours), *pair),
-                "plain": both(FORMS[name].plain, *pair),
-            }
+            name: (
+                [both(partial(FORMS[name].ours, **how), *pair) for how in hows],
+                both(FORMS[name].plain, *pair),
+            )
             for name, pair in made.items()
         }
 
-    for result in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
+    for made, plain in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
         # (+ 0: a sum that begins with a zero has no -0.0.)
-        ours, plain = (jax.tree.map(lambda x: x + 0, result[by]) for by in ("ours", "plain"))
-        assert_same(ours, plain)
+        assert_same(*jax.tree.map(lambda x: x + 0, (made, [plain] * len(hows))))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +63,7 @@ def compared(n, ours, check_vma=True):
 )
 def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
     monkeypatch.setattr(auto, "joining", lambda *_: joining)
-    for algorithm in ("bidirectional_ring", "two_ended"):
-        compared(n, {"algorithm": algorithm})
+    compared(n, {"algorithm": "bidirectional_ring"}, {"algorithm": "two_ended"})
 
 
 @pytest.mark.parametrize(("n", "check_vma"), crossed([2, 3, 4, 8], [True, False]))
@@ -101,8 +99,8 @@ def test_only_rounds_that_forward_all_are_such_a_loop(algorithm, loops, monkeypa
 def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
     """Of shards of one row, most halves are empty; on two ranks all is as without turns."""
     monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
-    for algorithm in ("ring", "bidirectional_ring"):
-        compared(n, {"algorithm": algorithm}, check_vma)
+    hows = [{"algorithm": algorithm} for algorithm in ("ring", "bidirectional_ring")]
+    compared(n, *hows, check_vma=check_vma)
 
 
 #: Which products: none, one, all.
@@ -123,7 +121,7 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     monkeypatch.setattr(forms, "PLAIN_ON", ())
     monkeypatch.setattr(auto, "to_gather", to_gather)
     monkeypatch.setattr(auto, "to_scatter", lambda *_: auto.HIDDEN)
-    compared(n, {}, check_vma)
+    compared(n, {}, check_vma=check_vma)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_sums_in_a_loop_without_barriers(n, check_vma, monkeypatch):
     """As compilers for TPUs get them; on CPUs there are barriers."""
     monkeypatch.setattr(barriers, "device_kind", lambda: None)
     assert isinstance(barriers.order_of_work(sums=True), barriers.Summing)
-    compared(n, {"algorithm": "bidirectional_ring"}, check_vma)
+    compared(n, {"algorithm": "bidirectional_ring"}, check_vma=check_vma)
 
 
 def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):

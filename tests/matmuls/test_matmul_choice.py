@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ringcoll import algorithms
 from ringcoll.cost import DEVICES
 from ringcoll.costs.matmul import Work
-from ringcoll.matmuls import auto
+from ringcoll.matmuls import auto, options
 from ringcoll.matmuls.auto import (
     hiding_algorithms,
     joining,
@@ -206,6 +207,31 @@ def test_over_several_axes_the_links_of_all_axes_are_used():
     assert by(V5E, (4, 4), 32768, 8192, 1792) == (several, several)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ranks", "of", "axes"),
+    [("TPU v5p", 8, 16, 2), ("TPU v5p", 8, 8, 3), ("TPU v5p", 8, 64, 3), ("TPU v5 lite", 8, 16, 2)],
+)
+def test_ranks_beside_others_are_a_plane_of_a_small_slice(kind, ranks, of, axes):
+    assert machine(kind, ranks, of).axes == axes
+
+
+def test_a_matmul_knows_how_many_ranks_are_beside_its_own(monkeypatch):
+    monkeypatch.setattr(options, "device_kind", lambda: "TPU v5p")
+    found = []
+
+    def axes_of(*names):
+        found.append(options.Options(names, "auto").model().axes)
+
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    for names in (("model",), ("data", "model")):
+        jax.eval_shape(
+            jax.shard_map(
+                lambda names=names: axes_of(*names), mesh=mesh, in_specs=(), out_specs=None
+            )
+        )
+    assert found == [2, 3]
+
+
 def test_halves_of_columns_are_whole_tiles():
     assert columns(V5E, 4096, 4096, 14336, n=8) == (RING, ())  # of 896 columns
     assert columns(V5E, 4096, 4096, 14336, n=16) == ("two_ended", ())  # of 448
@@ -327,6 +353,13 @@ def test_two_shards_of_a_round_read_the_other_factor_twice_if_they_are_apart():
     x, w = array(256, 8192), array(8192, 3584)
     # Compiled on v5p:2x2x2: apart 422 us, fused 375, copied 345.
     assert joined_as(gather, x, [w], 8, DEVICES["v5p"], TWO_ENDED) == "copied"
+
+
+def test_halves_that_travel_for_longer_than_their_products_take_are_joined():
+    x, tpu7x = array(1024, 8192), DEVICES["tpu7x"]
+    assert joined_as(ROWS, x, [array(8192, 3584)], 8, V5E) == "apart"
+    assert joined_as(ROWS, x, [array(8192, 1792)], 8, V5E) == "fused"
+    assert joined_as(ROWS, x, [array(8192, 3584)], 8, tpu7x) == "copied"
 
 
 def test_what_is_added_up_is_joined():

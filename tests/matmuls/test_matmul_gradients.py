@@ -54,19 +54,26 @@ def with_gradients(call):
     return both
 
 
-RANKS = [(1, True), (2, False), (3, True), (8, False)]
+#: Every form by another algorithm, on an odd number of ranks or an even one.
+USUAL = [
+    (name, 2 if i % 2 else 3, i % 2 == 0, ALGORITHMS[i // 2 % 3 :][:1])
+    for i, name in enumerate(FORMS)
+]
+#: By all algorithms; on many ranks, where compiling takes long, by one.
+EVERY = [
+    *((*case[:3], ALGORITHMS) for case in USUAL),
+    *((name, 8, i % 2 == 1, ALGORITHMS[-1:]) for i, name in enumerate(FORMS)),
+    *((name, 1, True, ALGORITHMS[:1]) for name in FORMS),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "check_vma"),
-    mostly_exhaustive(
-        [(name, *ranks) for name in FORMS for ranks in RANKS],
-        lambda name, n, _: n == (2 if [*FORMS].index(name) % 2 else 3),
-    ),
+    ("name", "n", "check_vma", "algorithms"),
+    mostly_exhaustive([*USUAL, *EVERY], lambda *case: case in USUAL),
 )
-def test_gradients_err_no_more_than_their_roundings(name, n, check_vma):
+def test_gradients_err_no_more_than_their_roundings(name, n, check_vma, algorithms):
     form = FORMS[name]
-    chosen = hows(name) if n < 8 else hows(name)[-1:]  # where compiling takes long, one
+    chosen = [how for how in hows(name) if how["algorithm"] in algorithms]
 
     def program(x, w, weights):
         plain = with_gradients(form.plain)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import SIZES, assert_same, data, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import SIZES, assert_same, data, distinct, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
 from ringcoll.matmuls import auto
@@ -143,7 +143,7 @@ def is_usual(name, n, check_vma):
 def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
     form, mesh = FORMS[name], make_mesh(n)
     # (On CPU "auto" is "lax".)
-    hows = [{"algorithm": algorithm} for algorithm in [*runnable("all_gather", n), "auto"]]
+    hows = [{"algorithm": algorithm} for algorithm in [*distinct("all_gather", n), "auto"]]
     if name in BOTH_WAYS:
         hows += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
 

@@ -21,11 +21,9 @@ FORMS = ("gather", "scatter", "weights")
 
 
 @pytest.fixture(scope="module")
-def programs() -> dict:
+def programs(printed) -> dict:
     """What `gpu_programs` has compiled, for exhaustive tests."""
-    done = python("tests/gpu_programs.py")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(printed("tests/gpu_programs.py"))
 
 
 @pytest.mark.exhaustive

@@ -21,23 +21,16 @@ pytestmark = [
 ]
 
 
-def compiled(*which: str) -> dict:
-    """What `tpu_programs` has compiled, and what was refused."""
-    done = python("tests/tpu_programs.py", *which)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def programs(printed) -> dict:
+    """What `tpu_programs` has compiled, and what was refused: the small ones."""
+    return json.loads(printed("tests/tpu_programs.py"))
 
 
 @pytest.fixture(scope="module")
-def programs() -> dict:
-    """The small ones."""
-    return compiled()
-
-
-@pytest.fixture(scope="module")
-def models() -> dict:
+def models(printed) -> dict:
     """README's headline, matmuls with gradients, and layers."""
-    return compiled("exhaustive")
+    return json.loads(printed("tests/tpu_programs.py", "exhaustive"))
 
 
 def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 
 import jax
 import pytest
-from support import python
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -17,11 +16,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def found() -> dict:
+def found(printed) -> dict:
     """What `tpu_kinds` has compiled."""
-    done = python("tests/tpu_kinds.py")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(printed("tests/tpu_kinds.py"))
 
 
 sparse_cores = pytest.mark.skipif(

@@ -3,10 +3,11 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support import mostly_exhaustive
+from support import mostly_exhaustive, python
 
 from benchmarks.compiled import pages
 from ringcoll.commands import explain
@@ -33,6 +34,20 @@ def test_no_program_of_a_page_is_left_out():
     every = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     found = [page for page in every if PAIR.search(page.read_text(encoding="utf-8"))]
     assert {str(page.relative_to(ROOT)) for page in found} == set(PROGRAMS)
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.exhaustive
+@pytest.mark.skipif(
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+)
+def test_the_test_that_a_page_shows_passes(tmp_path):
+    page = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```py\n((?:(?!```).)*\ndef test_.*?)```", page, re.DOTALL)
+    file = tmp_path / "test_exposed.py"
+    file.write_text(shown, encoding="utf-8")
+    done = python("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", str(file))
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_the_tables_of_algorithms_hold_what_explain_says():

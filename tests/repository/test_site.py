@@ -48,8 +48,15 @@ def test_no_page_is_wider_than_its_screen(opened):
         page = opened(name)
         for width, height in (PHONE, DESK):
             page.set_viewport_size({"width": width, "height": height})
-            assert page.evaluate("document.documentElement.scrollWidth") == width, name
+            # The theme lays some of it out by scripts, after the page is there.
+            page.wait_for_function(f"document.documentElement.scrollWidth === {width}")
         assert page.locator("h1").count() == 1, name
+
+
+def test_the_logo_leads_to_the_first_page(opened, site):
+    page = opened("lessons/01_ring_by_hand")
+    (link,) = page.locator("header a.md-logo").all()
+    assert link.evaluate("(a) => a.href") == (site / "index.html").as_uri()
 
 
 def test_search_finds_a_page_without_a_server(opened):
@@ -101,6 +108,18 @@ def test_pictures_are_drawn(opened):
     sizes = page.evaluate("[...document.querySelectorAll('article img')].map(i => i.naturalWidth)")
     assert len(sizes) == 7
     assert all(sizes)
+
+
+def test_pictures_on_a_phone_scroll_and_can_be_read(opened):
+    page = opened("how")
+    page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
+    scales = page.evaluate(
+        "[...document.querySelectorAll('article img')].map((i) =>"
+        " i.getBoundingClientRect().width / i.naturalWidth)"
+    )
+    assert min(scales) * 9.5 >= 11  # the smallest letters of `ringcoll.draw`
+    scrolls = "document.querySelector('article p:has(> img)').scrollWidth"
+    assert page.evaluate(scrolls) > PHONE[0]
 
 
 def test_the_page_to_play_with_is_a_click_away(opened):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import SIZES, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import SIZES, distinct, make_mesh, mostly_exhaustive, per_rank, runnable
 
 from ringcoll import algorithms
 from ringcoll.runtime import engine, turns
@@ -47,7 +47,7 @@ everywhere = pytest.mark.parametrize(
 
 
 def schedules(shape, form):
-    made = {a: algorithms.build("all_gather", a, shape) for a in runnable("all_gather", *shape)}
+    made = {a: algorithms.build("all_gather", a, shape) for a in distinct("all_gather", *shape)}
     if shape == (6,):
         made["resent"] = RESENT
     long = {a for a, s in made.items() if len(stretches(s, 2)) < len(s.rounds)}

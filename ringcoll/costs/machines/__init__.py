@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.costs.curves import Curve
+from ringcoll.costs.curves import Curve, down_to
 from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
 
@@ -49,6 +50,7 @@ class Device:
         ranks_a_host: as many ranks are joined by one switch; 0 on a torus.
         between: the network between its hosts; "" if none is known.
         like: a device whose curves and matmuls stand in where it has none; "" for none.
+        switch_adds: whether the switch adds in an all-reduce (NVLink SHARP).
         built_in_share: of the links that a group of ranks has, what a built-in collective gets.
         curves: by collective, whether ranks are on several hosts, and their number.
         matmuls: measured, by the bytes of an element; empty if nobody measured any.
@@ -62,6 +64,7 @@ class Device:
     ranks_a_host: int
     between: str
     like: str
+    switch_adds: bool
     built_in_share: float
     curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
     matmuls: Mapping[int, Matmuls]
@@ -94,7 +97,7 @@ def device_of(data: Mapping[str, Any]) -> Device:
     for one in data.get("curves", ()):
         key = one["collective"], one["hosts"] > 1
         knots = tuple((float(size), seconds) for size, seconds in one["knots"])
-        curves.setdefault(key, {})[one["ranks"]] = Curve(knots)
+        curves.setdefault(key, {})[one["ranks"]] = down_to(Curve(knots), rates["start_seconds"])
     matmuls = {
         _WIDTHS[one["dtype"]]: Matmuls(
             one["start_seconds"], 1 / one["flops_per_second"], one["error"], one["points"]
@@ -113,6 +116,7 @@ def device_of(data: Mapping[str, Any]) -> Device:
         data.get("ranks_a_host", 0),
         data.get("between", ""),
         data.get("like", ""),
+        data.get("switch_adds", False),
         rates.get("built_in_share", 1.0),
         MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
         MappingProxyType(matmuls),
@@ -217,6 +221,19 @@ def _plain(name: str) -> str:
 _NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.also)}
 
 
+#: Words that say no more about a machine than its name does.
+_MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx", "dgx", "nvl72"}
+
+
+def _named(name: str) -> str:
+    """The machine of a name, however it is spelled; "" if there is none."""
+    known = _NAMES.get(_plain(name), "")
+    rest = {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _MORE}
+    rest = {word for word in rest if not re.fullmatch(r"\d+gb|hbm\d\w*", word)}
+    spelled = {_NAMES.get(word, "") for word in rest}
+    return known or (spelled.pop() if len(spelled) == 1 else "")
+
+
 def find(name: str) -> Device:
     """A machine by its name, or by another name that its file gives it; or by the path of a file.
 
@@ -226,7 +243,7 @@ def find(name: str) -> Device:
     >>> machines.find("NVIDIA H100 80GB HBM3").name
     'h100'
     """
-    if known := _NAMES.get(_plain(name)):
+    if known := _named(name):
         return MACHINES[known]
     if name.endswith(".json"):
         return read(name)
@@ -238,7 +255,7 @@ def find(name: str) -> Device:
 
 def path_of(name: str) -> Path:
     """The file of a machine, which is named as for `find`."""
-    known = _NAMES.get(_plain(name))
+    known = _named(name)
     return FOLDER / f"{known}.json" if known else Path(name)
 
 
@@ -249,11 +266,31 @@ def read(path: str) -> Device:
         ValueError: there is no such file, or it is not of a machine.
     """
     try:
-        return device_of(contents(Path(path)))
+        return _checked(device_of(contents(Path(path))))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ValueError(
             f"{path} is not the file of a machine ({error}); python -m ringcoll machine --fit "
             "writes one"
         ) from None
+
+
+def _checked(device: Device) -> Device:
+    """A machine whose figures can be multiplied.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    model = device.model
+    rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
+    if not all(0 <= rate < float("inf") for rate in rates):
+        raise ValueError("a rate is not above 0")
+    for curve in (one for some in device.curves.values() for one in some.values()):
+        if not all(size >= 0 and 0 < taken < float("inf") for size, taken in curve.knots) or any(
+            a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)
+        ):
+            raise ValueError("the knots of a curve do not rise")
+    if device.like and device.like not in MACHINES:
+        raise ValueError(f"like: no machine is named {device.like!r}")
+    return device

@@ -1,0 +1,337 @@
+# %% [markdown]
+"""
+# A Flax transformer in four strategies
+
+A transformer in Flax NNX, trained by optax: one model, and four ways to cut its parameters.
+
+    python -m examples.tutorials.nnx_strategies
+
+The model says once what each dimension of a parameter *is*: the width of the model, heads,
+features, the vocabulary. A strategy says which of these names are cut over which axis of the mesh,
+and `nnx.get_partition_spec` makes specs of both. With these specs the same training step runs in
+two ways: by `jit`, where the compiler chooses what to send, and by `ringcoll.layers` in
+`shard_map`, which take the model's state as it is.
+
+It needs `flax` and `optax`: `pip install "ringcoll[examples]"`.
+"""
+
+# %%
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ringcoll import lax
+from ringcoll.layers import fsdp
+from ringcoll.layers import tensor_parallel as tp
+from ringcoll.learn import Sent, make_mesh, place, sent, show, start
+
+start(8)
+LAYERS, WIDTH, HEADS, FEATURES, VOCABULARY = 2, 64, 8, 256, 32
+BATCH, SEQUENCE, STEPS, RATE = 8, 16, 6, 0.1
+RING = "bidirectional_ring"
+
+# %% [markdown]
+"""
+## The model, and a name for each dimension
+
+`kernel_metadata` keeps the names beside a parameter. They are no axes of a mesh, so nothing may be
+placed by them yet: `use_eager_sharding(False)`.
+"""
+
+# %%
+
+
+def named(*names: str | None) -> dict[str, Any]:
+    """What the dimensions of a parameter are."""
+    return {"out_sharding": names}
+
+
+class MLP(nnx.Module):
+    """Two linear layers."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        how: Any = {"use_bias": False, "rngs": rngs}
+        self.up = nnx.Linear(WIDTH, FEATURES, kernel_metadata=named("width", "features"), **how)
+        self.down = nnx.Linear(FEATURES, WIDTH, kernel_metadata=named("features", "width"), **how)
+
+    def __call__(self, x: Array) -> Array:
+        return self.down(nnx.gelu(self.up(x)))
+
+
+class Block(nnx.Module):
+    """Attention and an MLP."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.norm_1 = nnx.RMSNorm(WIDTH, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            HEADS,
+            WIDTH,
+            use_bias=False,
+            decode=False,
+            kernel_metadata=named("width", "heads", None),
+            out_kernel_metadata=named("heads", None, "width"),
+            rngs=rngs,
+        )
+        self.norm_2 = nnx.RMSNorm(WIDTH, rngs=rngs)
+        self.mlp = MLP(rngs)
+
+    def __call__(self, x: Array) -> Array:
+        x = x + self.attention(self.norm_1(x), mask=nnx.make_causal_mask(x[..., 0]))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Transformer(nnx.Module):
+    """Logits of the next token; the embedding is the table of logits too."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        names = named("vocabulary", "width")
+        self.embed = nnx.Embed(VOCABULARY, WIDTH, embedding_metadata=names, rngs=rngs)
+        self.blocks = nnx.List([Block(rngs) for _ in range(LAYERS)])
+        self.norm = nnx.RMSNorm(WIDTH, rngs=rngs)
+
+    def __call__(self, tokens: Array) -> Array:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.embed.attend(self.norm(x))
+
+
+with nnx.use_eager_sharding(False):
+    definition, state = nnx.split(Transformer(nnx.Rngs(0)))
+whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+print(f"{whole} B of parameters")
+
+# %% [markdown]
+"""
+## Four strategies
+
+| strategy | mesh (data x model) | what is cut |
+|---|---|---|
+| data | 8 x 1 | nothing but the batch |
+| tensor | 1 x 8 | heads, features, vocabulary |
+| 2-D | 2 x 4 | the same over 4, and the batch over 2 |
+| FSDP | 8 x 1 | the batch, and the width of every parameter |
+"""
+
+# %%
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The sizes of the mesh; the names of dimensions that are cut, and over which axis."""
+
+    data: int
+    model: int
+    rules: dict[str, str]
+
+    def specs(self) -> Any:
+        """Of the state, by its names."""
+        names = ("width", "heads", "features", "vocabulary")
+        with nnx.logical_axis_rules([(name, self.rules.get(name)) for name in names]):
+            return nnx.get_partition_spec(state)
+
+
+TENSOR = dict.fromkeys(("heads", "features", "vocabulary"), "model")
+STRATEGIES = {
+    "data": Strategy(8, 1, {}),
+    "tensor": Strategy(1, 8, TENSOR),
+    "2-D": Strategy(2, 4, TENSOR),
+    "FSDP": Strategy(8, 1, {"width": "data"}),
+}
+for name, of in STRATEGIES.items():
+    up = of.specs()["blocks"][0]["mlp"]["up"]["kernel"].get_value()
+    print(f"{name:7} of [width, features]: {up}")
+
+# %% [markdown]
+"""
+## The loss, by the compiler and by ringcoll
+
+The first is what one device computes. `nnx.merge` makes the model of its state, and `jit` cuts the
+work by where the operands are. The second runs on a rank's shards. `fsdp.gather` gathers what is
+cut over `data`, and sums gradients over it. The layers of `tensor_parallel` find their parameters
+in the state by name, multiply while activations travel along `model`, and never hold all logits.
+"""
+
+# %%
+
+
+def loss_whole(state: Any, tokens: Array) -> Array:
+    """The mean of -log(probability) of every next token, `tokens: [b, s+1]`."""
+    logits = nnx.merge(definition, state)(tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+def loss_over(mesh: jax.sharding.Mesh, specs: Any) -> Callable[[Any, Array], Array]:
+    """The same over a mesh."""
+    how: Any = {"algorithm": RING}
+
+    def of_rank(state: Any, tokens: Array) -> Array:
+        weights = fsdp.gather(state, specs, "data", **how)
+        x = tp.embed(weights["embed"], tokens[:, :-1], "model", **how)  # [b/data, s/model, d]
+        for block in weights["blocks"].values():
+            normed = tp.rms_norm(block["norm_1"], x, "model")
+            x = x + tp.attention(block["attention"], normed, "model", rotary_base=None, **how)
+            x = x + tp.mlp(block["mlp"], tp.rms_norm(block["norm_2"], x, "model"), "model", **how)
+        x = tp.rms_norm(weights["norm"], x, "model")
+        table = {"unembedding": weights["embed"]["embedding"].T}
+        logits = tp.unembed(table, x, "model", **how)  # [b/data, s, v/model]
+        loss = tp.cross_entropy(logits, tokens[:, 1:], "model", **how)
+        return lax.pmean(loss.mean(), "data", **how)
+
+    return jax.shard_map(of_rank, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
+
+
+# %% [markdown]
+"""
+## Training
+
+The text is easy: every token is the one before it plus a step that a row keeps. The step of
+training is the same for both ways, and for one device: the loss, its gradient, and optax. An
+update works element by element, so it sends nothing; what the optimizer keeps lies where the
+parameters lie.
+"""
+
+# %%
+row = np.arange(BATCH)[:, None]
+text = (5 * row + (1 + row % 3) * np.arange(SEQUENCE + 1)) % VOCABULARY
+optimizer = optax.sgd(RATE, momentum=0.9)
+
+
+def trained(
+    loss: Callable[[Any, Array], Array], state: Any, tokens: Array
+) -> tuple[np.ndarray, Any]:
+    """The loss before each step, and the compiled step."""
+
+    def step(state: Any, kept: Any, tokens: Array) -> tuple[Any, Any, Array]:
+        value, gradient = jax.value_and_grad(loss)(state, tokens)
+        updates, kept = optimizer.update(gradient, kept, state)
+        return optax.apply_updates(state, updates), kept, value
+
+    kept = optimizer.init(state)
+    # What comes out lies where it lay; the compiler could choose otherwise.
+    places = jax.tree.map(lambda leaf: leaf.sharding, (state, kept))
+    program = jax.jit(step, out_shardings=(*places, None)).lower(state, kept, tokens).compile()
+    losses = []
+    for _ in range(STEPS):
+        state, kept, value = program(state, kept, tokens)
+        losses.append(float(value))
+    return np.array(losses), program
+
+
+alone, _ = trained(loss_whole, state, jax.numpy.asarray(text))
+print("one device:", *(f"{loss:.4f}" for loss in alone))
+
+# %% [markdown]
+"""
+## Side by side
+
+In float32 every way adds in its own order, so losses are equal but for rounding.
+"""
+
+# %%
+ALLOWED = 1e-5
+
+
+def placed(name: str) -> tuple[jax.sharding.Mesh, Any, tuple[Any, Array]]:
+    """Of a strategy: the mesh, the specs, and the operands on the mesh."""
+    of = STRATEGIES[name]
+    mesh, specs = make_mesh(data=of.data, model=of.model), of.specs()
+    return mesh, specs, (fsdp.shard(state, specs, mesh), place(mesh, text, P("data")))
+
+
+def measured(
+    name: str, way: str, loss: Callable[[Any, Array], Array], *operands: Any
+) -> tuple[int, Sent]:
+    """Train in one way; returns the bytes of temporaries of a device, and what it sends in a step.
+
+    Raises:
+        AssertionError: the losses differ from those of one device.
+    """
+    losses, program = trained(loss, *operands)
+    off = np.max(np.abs(losses - alone))
+    print(f"{name:6} {way:8}", *(f"{loss:.4f}" for loss in losses), f" off by {off:.0e}")
+    if not off < ALLOWED:
+        raise AssertionError(f"{name}, {way}: the losses are {losses}, not {alone}")
+    memory: Any = program.memory_analysis()
+    return memory.temp_size_in_bytes, sent(program)
+
+
+kinds, rows = {}, []
+for name, of in STRATEGIES.items():
+    mesh, specs, operands = placed(name)
+    leaves = jax.tree.leaves(operands[0])
+    kept = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    ways = {"jit": loss_whole, "ringcoll": loss_over(mesh, specs)}
+    found = {way: measured(name, way, loss, *operands) for way, loss in ways.items()}
+    temporaries = [memory for memory, _ in found.values()]
+    bytes_sent = [f"{kind.bytes:.0f}" for _, kind in found.values()]
+    rows.append([name, f"{of.data} x {of.model}", kept, *temporaries, *bytes_sent])
+    kinds[name] = {way: kind for way, (_, kind) in found.items()}
+heads = ["", "data\nx model", "\nparameters", "temporaries\nby jit", "\nringcoll"]
+show("Compiled: bytes of a device", [*heads, "sent in a step\nby jit", "\nringcoll"], rows)
+for name, sends in kinds.items():
+    print(f"{name}:", *(f"{way} sends {kind}" for way, kind in sends.items()), sep="\n  ")
+
+# %% [markdown]
+"""
+Under tensor parallelism and FSDP a device keeps an eighth of the parameters, and the same share of
+what the optimizer keeps. Data parallelism sends each gradient about twice; FSDP sends each
+parameter once and each gradient once, which is as much. What tensor parallelism sends grows with
+the batch and the sequence, not with the parameters.
+
+The all-reduces of ringcoll's programs are JAX's own, for the gradients of norms, which are whole
+on every rank.
+
+By `jit`, FSDP sends far more. Nothing tells the compiler that parameters are cut only to be
+gathered, so it also cuts the work by their width, and sends activations.
+
+## Exercise 1: tell the compiler
+
+Write the loss for `jit` so that FSDP gathers parameters before it uses them. One constraint is
+enough. What does it send then?
+"""
+
+# %% tags=["solution"]
+mesh, _, operands = placed("FSDP")
+
+
+def loss_gathered(state: Any, tokens: Array) -> Array:
+    return loss_whole(jax.lax.with_sharding_constraint(state, NamedSharding(mesh, P())), tokens)
+
+
+_, told = measured("FSDP", "jit told", loss_gathered, *operands)
+print(f"{told.bytes:.0f} B: {told}")
+assert told.bytes < 0.5 * kinds["FSDP"]["jit"].bytes
+
+# %% [markdown]
+"""
+## Exercise 2: specs by hand
+
+A model that you did not write may have no names of dimensions. But its parameters have names
+(`query`, `up`), and shapes. Make the specs of the strategies "tensor" and "FSDP" of these alone,
+with `tp.partition_specs` and `fsdp.specs`. Are they those of `nnx.get_partition_spec`? If not,
+what does a device keep?
+"""
+
+
+# %% tags=["solution"]
+def bytes_kept(specs: Any, data: int, model: int) -> int:
+    mesh = make_mesh(data=data, model=model)
+    leaves = jax.tree.leaves(fsdp.shard(state, specs, mesh))
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+
+
+by_name = tp.partition_specs(state, "model")
+assert jax.tree.leaves(by_name) == jax.tree.leaves(STRATEGIES["tensor"].specs())
+by_size = fsdp.specs(state, "data", mesh=make_mesh(data=8))
+up = by_size["blocks"][0]["mlp"]["up"]["kernel"].get_value()
+print(f"tensor: the same; FSDP: of [width, features] {up}, the largest dimension")
+assert bytes_kept(by_size, 8, 1) != bytes_kept(STRATEGIES["FSDP"].specs(), 8, 1)
