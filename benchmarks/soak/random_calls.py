@@ -132,7 +132,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
     """
     place = _place(np.random.default_rng([seed, 1, number // TOGETHER]), devices, alone)
     rng = np.random.default_rng([seed, 2, number])
-    name = _pick(rng, list(REFERENCES))
+    name = pick(rng, list(REFERENCES))
     sizes = dict(zip("xyz", place.shape, strict=False))
     axes = tuple(map(str, rng.permutation(list(sizes))[: rng.integers(1, len(sizes) + 1)]))
     shape = tuple(sizes[axis] for axis in axes)
@@ -140,7 +140,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
     groups = None if typed or name in _UNGROUPED else _maybe(rng, 0.3, _groups(rng, prod(shape)))
     shape = shape if groups is None else (len(groups[0]),)
     n = prod(shape)
-    dtype = np.dtype(_pick(rng, _dtypes(name, n, place.x64)))
+    dtype = np.dtype(pick(rng, _dtypes(name, n, place.x64)))
     least = 1 if name in (*_CUTS, _RAGGED) else 0
     ndim = int(rng.integers(least, 4))
     what = _what(rng, name, ndim, n)
@@ -148,7 +148,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
     if name == _RAGGED and rng.integers(2):
         how["max_send"] = max(ragged.rows(what["sizes"])[2], 1)
     if groups is None and name == "all_gather":
-        what |= {"to": _pick(rng, ["varying", "invarying"])}
+        what |= {"to": pick(rng, ["varying", "invarying"])}
     return RandomCall(
         seed,
         number,
@@ -166,7 +166,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
 
 
 def _place(rng: Generator, devices: int, alone: bool) -> Place:
-    shape = _pick(rng, _pick(rng, _meshes(devices, alone)))
+    shape = pick(rng, pick(rng, _meshes(devices, alone)))
     order = map(int, rng.permutation(devices)[: prod(shape)])
     return Place(shape, tuple(order), bool(rng.integers(2)), rng.random() < 1 / 8)
 
@@ -183,7 +183,7 @@ def _meshes(devices: int, alone: bool) -> list[list[tuple[int, ...]]]:
 
 def _groups(rng: Generator, n: int) -> Groups:
     """A random order of all ranks, cut into groups of equal size."""
-    size = _pick(rng, [d for d in range(1, n + 1) if n % d == 0])
+    size = pick(rng, [d for d in range(1, n + 1) if n % d == 0])
     return rng.permutation(n).reshape(-1, size).tolist()
 
 
@@ -218,7 +218,7 @@ def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
 
 def _ndims(rng: Generator, ndim: int) -> list[int]:
     """The dimensions of one leaf or a few; some leaves have one more, which shifts dimensions."""
-    further = _pick(rng, [0, 0, 0, 0, 1, 2])
+    further = pick(rng, [0, 0, 0, 0, 1, 2])
     return [ndim, *(ndim + int(rng.integers(2)) for _ in range(further))]
 
 
@@ -226,7 +226,7 @@ def _shape(
     rng: Generator, name: str, ndim: int, n: int, what: Mapping[str, Any]
 ) -> tuple[int, ...]:
     """The shape of one leaf."""
-    sizes = [0 if rng.random() < EMPTY else _pick(rng, SIZES) for _ in range(ndim)]
+    sizes = [0 if rng.random() < EMPTY else pick(rng, SIZES) for _ in range(ndim)]
     if name in _CUTS:
         cut = what[_CUTS[name]]
         sizes[cut] = n * sizes[cut] if what.get("tiled") else n
@@ -247,7 +247,7 @@ def _how(
             for algorithm in choices(collective)
             if algorithm in BUILT_INS or exists(collective, halves(algorithm).reduces, *shape)
         ]
-        how["algorithm"] = _pick(rng, ["auto", *known])
+        how["algorithm"] = pick(rng, ["auto", *known])
     if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:
         single = dtype.itemsize < 4 or (dtype == np.float32 and not x64)
         how["accumulate_dtype"] = "float32" if single else "float64"
@@ -261,7 +261,7 @@ def _has_exact_gradient(name: str, dtype: np.dtype, n: int) -> bool:
     return bool(name != "pmean" or dtype.type(n) * (1 / dtype.type(n)) == 1)
 
 
-def _pick(rng: Generator, of: Sequence[T]) -> T:
+def pick(rng: Generator, of: Sequence[T]) -> T:
     return of[int(rng.integers(len(of)))]
 
 

@@ -20,7 +20,7 @@ from benchmarks.soak.random_calls import RandomCall
 from ringcoll import lax as our_lax
 
 #: A program that runs once need not be fast, so LLVM does not optimise it.
-_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _compared(calls: Sequence[RandomCall]) -> list[str]:
     mesh = place.mesh()
     with jax.enable_x64(place.x64):
         operands, expected = zip(*map(_data, calls), strict=True)
-        options = _QUICKLY if mesh.devices.flat[0].platform == "cpu" else None
+        options = QUICKLY if mesh.devices.flat[0].platform == "cpu" else None
 
         def run(operands: Any) -> list[Any]:
             return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]

@@ -27,7 +27,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
-    sums = False
+    in_order = ("gradient_leaves",)
     stacks = True
     to: str = "varying"
 

@@ -32,6 +32,7 @@ class AllReduce(ScheduledCollective):
     """Runs a gather's schedule backward and then forward; or stage by stage."""
 
     collective = "psum"
+    in_order = ("leaves", "gradient_leaves")
     joins = True
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:

@@ -46,8 +46,9 @@ class ScheduledCollective(Collective):
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
     leaves: int | None = None  # of the one tree by which floats are added; None for any order
+    gradient_leaves: int | None = None  # the same of the sums of its transpose
     collective: ClassVar[str]  # its name in `algorithms` and in the table
-    sums: ClassVar[bool] = True  # if not, only its gradient does, and `leaves` are for that
+    in_order: ClassVar[tuple[str, ...]] = ("leaves",)  # the fields that `order="tree"` sets
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
@@ -59,8 +60,7 @@ class ScheduledCollective(Collective):
             parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
             return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
-        in_order = self.sums and self.leaves is not None
-        if in_order:
+        if self.leaves is not None:
             x = rounded(x, where.platform)
         algorithm = halves(by.algorithm).reduces
         with named(call, algorithm, self.collective):
@@ -68,7 +68,7 @@ class ScheduledCollective(Collective):
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if self.wire:
                 y = by.encoded(x, algorithm)
-            elif algorithm == LAX and in_order:
+            elif algorithm == LAX and self.leaves is not None:
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
@@ -111,7 +111,7 @@ class ScheduledCollective(Collective):
             nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
-        if self.sums and self.leaves is not None:
+        if self.leaves is not None:
             return picked if self._adds_by_tree(halves(picked).reduces) else LAX
         return "direct" if what != self.collective and picked not in BUILT_INS else picked
 
@@ -122,7 +122,7 @@ class ScheduledCollective(Collective):
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
         if self.wire is not None:
             return False
-        return (self.sums and self.leaves is not None) or self.chosen(xs, where) != LAX
+        return self.leaves is not None or self.chosen(xs, where) != LAX
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -136,7 +136,7 @@ class ScheduledCollective(Collective):
         return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        if self.sums and self.leaves is not None and len(self.axes) > 1:
+        if self.leaves is not None and len(self.axes) > 1:
             raise NotImplementedError(
                 f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
                 "axis of a vmap, and the others are not; sum over them in separate calls"
@@ -177,8 +177,9 @@ class ScheduledCollective(Collective):
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
-        names = ("axes", "groups", "algorithm", "accumulate_dtype", "leaves", "wire")
+        names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
         shared = {name: getattr(self, name) for name in names}
+        shared |= {"leaves": self.gradient_leaves, "gradient_leaves": self.leaves}
         if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
             shared["algorithm"] = "auto"
         return shared

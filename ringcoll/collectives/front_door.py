@@ -137,12 +137,13 @@ class Call:
         dtypes = [self.ask(jax.typeof, leaf).dtype for leaf in leaves]
         if self.accumulate_dtype is not None:
             settings["accumulate_dtype"] = self.wide(*dtypes)
-        if self.tree[0] is not None:
-            settings["leaves"] = self.tree_leaves()
+        in_order = None if self.tree[0] is None else self.tree_leaves()
+        if in_order is not None and isinstance(every[0], ScheduledCollective):
+            settings |= dict.fromkeys(every[0].in_order, in_order)
         for_lax = [is_only_lax_s or self._is_for_lax(leaf) for leaf in leaves]
         if not all(for_lax) and isinstance(every[0], ScheduledCollective):
             call = self.algorithm, every[0].collective, self.axes, self.grouped
-            settings["algorithm"] = self.ask(choice.settled, *call, settings.get("leaves"))
+            settings["algorithm"] = self.ask(choice.settled, *call, in_order)
         if self.wire is not None:
             settings["wire"] = self.ask(wires.settled, self.wire)
             self.ask(wires.check_operands, leaves, for_lax)

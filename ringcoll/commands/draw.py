@@ -6,7 +6,11 @@
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
     python -m ringcoll draw tour --algorithm ring -n 4
     python -m ringcoll draw all_reduce --algorithm ring -n 4 --wire int8
+    python -m ringcoll draw psum --algorithm halving_doubling -n 8 --order tree
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
+
+With --order tree it prints what each rank adds to what, and proves that all add by the balanced
+tree, whose bits do not depend on the number of ranks.
 
 In a tour, a partial result follows each shard and comes home, as in the gradient of attention.
 `my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
@@ -15,15 +19,19 @@ In a tour, a partial result follows each shard and comes home, as in the gradien
 import argparse
 import os
 import shutil
+from math import prod
 
 from ringcoll.commands import arguments
 from ringcoll.draw import film
 from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
-from ringcoll.draw.plan import plan
+from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 from ringcoll.io import files
+from ringcoll.schedules.registry import in_lax
+from ringcoll.schedules.schedule import ScheduleError
+from ringcoll.schedules.tree import balanced_algorithms, check_balanced, tree
 
 
 class Animation(arguments.File):
@@ -81,6 +89,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="the shard of rank R: all that does not carry it is faint (with --animate or --html)",
     )
+    parser.add_argument("--order", choices=["tree"], help="print the additions of each rank")
+
+
+def _as_tree(args: argparse.Namespace, made: Plan) -> str:
+    """The sum of each rank, by the balanced tree.
+
+    Raises:
+        ValueError: the collective adds nothing; or another tree, with the algorithms of this one.
+    """
+    collective = in_lax(args.collective)
+    if collective not in ("psum", "psum_scatter"):
+        raise ValueError(f"--order tree: {args.collective} adds nothing; draw a psum")
+    if args.svg or args.animate or args.html:
+        raise ValueError("--order tree is printed; leave out --svg, --animate and --html")
+    try:
+        check_balanced(made.made)
+    except ScheduleError as error:
+        names = ", ".join(balanced_algorithms(collective, made.shape)) or "none of this size"
+        raise ValueError(f"--order tree: {error}; choose from {names}") from error
+    ranks = range(prod(made.shape))
+    return "\n".join(f"rank {rank}: {tree(made.made, rank)}" for rank in ranks)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,6 +118,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         wire = arguments.wire(args.wire, args.collective)
         made = plan(args.collective, algorithm, args.ranks, wire)
+        if args.order:
+            print(_as_tree(args, made))
+            return 0
         if args.round is not None and not args.svg:
             raise ValueError("--round selects a round of a picture: give --svg too")
         if args.follow is not None and not (args.animate or args.html):

@@ -29,9 +29,12 @@ from ringcoll.schedules.registry import (
     STAGED,
     TOUR,
     Algorithm,
+    Stages,
     build,
     listed_name,
 )
+from ringcoll.schedules.schedule import Schedule, ScheduleError
+from ringcoll.schedules.tree import check_balanced, tree
 
 #: The lists of algorithms, and the collectives that each serves.
 LISTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Callable[..., Any]]]] = {
@@ -124,6 +127,8 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
         yield f"At n = {SHOWN}, a line a round; every move as (shift, offsets):"
         yield from (f"  {line}" for line in _rounds(served[0], algorithm))
         yield ""
+        if kind is not ALL_TO_ALLS:
+            yield from (_additions(build(served[0], algorithm, (SHOWN,))), "")
         yield f"Seconds, of B bytes of the full vector (on a ring, of n > 2), and at n = {SHOWN}:"
         rows = [row for collective in served for row in _prices(collective, algorithm)]
         yield from (f"  {line}" for line in aligned(rows, left=4))
@@ -133,6 +138,17 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
                 told = in_codes(Wire(codes), collective, algorithm, (SHOWN,))
                 yield from textwrap.wrap(f"{collective}, with a wire, at n = {SHOWN}: {told}", 100)
                 yield ""
+
+
+def _additions(made: Schedule | Stages) -> str:
+    """The tree by which rank 0 adds, and whether that does not depend on the number of ranks."""
+    try:
+        check_balanced(made)
+    except ScheduleError:
+        ends = 'not balanced, so order="tree" refuses it'
+    else:
+        ends = 'balanced, so order="tree" takes it'
+    return f"At n = {SHOWN} the sum of rank 0 is {tree(made)}: {ends}."
 
 
 def _names(kind: Mapping[str, Any], name: str, quote: str = "") -> str:

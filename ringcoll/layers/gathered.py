@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
@@ -242,6 +243,8 @@ def linear(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """x @ kernel + bias, multiplied while the kernel arrives.
 
@@ -253,13 +256,14 @@ def linear(
     too. A kernel that is `Gathered` has arrived already, and `residuals` does not apply to it.
     `wire` is what the messages of the gather hold, and `gradient_wire` those of the kernel's
     gradient (see `ringcoll.Wire`); that of a kernel that is `Gathered` is the one of `gather`.
+    With `order="tree"` a leaf is 1/leaves of the first dimension of x over all ranks.
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
         ValueError: the kernel is no matrix that fits x in one part of n, nor one that has arrived;
-            or the bias does not fit.
+            or the bias does not fit; or an order with replicas, or for a kernel that has arrived.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
@@ -272,6 +276,10 @@ def linear(
     if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
         words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
         cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
+        raise refusal(ValueError, "fsdp.linear", words, cure)
+    if order is not None and (replicas or isinstance(kernel, Gathered)):
+        words = f"order={order!r} with replicas={replicas!r}, or a kernel that has arrived"
+        cure = "shard the batch over axis_name alone, and pass the shard of the kernel"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2
     options: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
@@ -288,9 +296,16 @@ def linear(
     else:
         matrix = copied(kernel, replicas, gradient_wire=gradient_wire).astype(x.dtype)
         options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
-        options |= {"wire": wire, "gradient_wire": gradient_wire}
+        options |= {"wire": wire, "gradient_wire": gradient_wire, "order": order, "leaves": leaves}
         y = all_gather_matmul(x, matrix, axis_name, **options)
-    return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
+    shared = copied(bias, (*axes, *axes_of(replicas)), order=order, leaves=leaves)
+    if bias is None or order is None:
+        return with_bias("fsdp.linear", y, shared)
+    return slices_by_leaf(partial(_plus, "fsdp.linear"), shared, y, 0, leaves // n)
+
+
+def _plus(function: str, bias: Array, y: Array) -> Array:
+    return with_bias(function, y, bias)
 
 
 @dataclass(frozen=True)

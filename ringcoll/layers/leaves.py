@@ -1,16 +1,15 @@
 """A batch computed leaf by leaf, so that sums over it do not depend on how many ranks share it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import jax
 from jax import lax
 
 from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree
+from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal
-from ringcoll.runtime.tree_sums import rounded, summed
 
 T = TypeVar("T")
 
@@ -46,31 +45,43 @@ def by_leaves(
     >>> print(ranks(loss, (P(), P("x")), P())(jnp.ones(1), jnp.arange(8.0)))
     28.0
     """
+    count = leaves_in("by_leaves", batch, axis_name, leaves)
+    parts, structure = jax.tree.flatten(batch)
+    split = [lax.split(x, [x.shape[0] // count] * count) for x in parts]
+    of_leaves = [jax.tree.unflatten(structure, leaf) for leaf in zip(*split, strict=True)]
+    return sum_of_leaves(leaf_by_leaf(function, params, of_leaves))
+
+
+def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) -> int:
+    """How many leaves a rank's batch has, of which each array has as many rows."""
     ranks = rank_count(axis_name)
     if leaves < 1 or leaves & (leaves - 1) or leaves % ranks:
         words = f"leaves={leaves} on {ranks} ranks of {axis_name!r}"
         cure = "pass a power of two that the ranks divide"
-        raise refusal(ValueError, "by_leaves", words, cure)
+        raise refusal(ValueError, function, words, cure)
     count = leaves // ranks
     for x in jax.tree.leaves(batch):
         if not x.ndim or x.shape[0] % count:
             words = f"a rank's batch is {x.shape}, and it has {count} leaves"
-            raise refusal(ValueError, "by_leaves", words, "let its first dimension divide by them")
-    parts, structure = jax.tree.flatten(batch)
-    split = [lax.split(x, [x.shape[0] // count] * count) for x in parts]
-    of_leaves = [jax.tree.unflatten(structure, leaf) for leaf in zip(*split, strict=True)]
-    copies = _copies(count, params)
-    made = [function(own, leaf) for own, leaf in zip(copies, of_leaves, strict=True)]
-    return jax.tree.map(lambda *ys: summed([rounded(y) for y in ys]), *made)
+            raise refusal(ValueError, function, words, "let its first dimension divide by them")
+    return count
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copies(count: int, params: Pytree) -> list[Pytree]:
-    # Barriers: compilers would join the products of several leaves that share a factor.
-    return [lax.optimization_barrier(params) for _ in range(count)]
+def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
+    """`function(*operands)`, compiled by itself on CPU, and so is its gradient.
 
+    XLA:CPU rounds and adds in another way where it fuses a formula with what stands beside it. So
+    in a program whose bits are to be the same for any number of ranks, call your own sums and
+    formulas of several operations by this: an activation between two products, the mean of the
+    losses. Operands must have the same shapes for every number of ranks; `by_leaves`, and the
+    layers with `order="tree"`, do this for you.
 
-_copies.defvjp(
-    lambda count, params: (_copies(count, params), None),
-    lambda count, _, cts: (jax.tree.map(lambda *of: summed([rounded(x) for x in of]), *cts),),
-)
+    Steps and bytes: nothing is sent, but what the function sends.
+
+    Gradient: the function's. On TPU and GPU this calls the function, and does no more.
+
+    >>> print(jax.jit(lambda x: layers.compiled_apart(jnp.mean, x))(jnp.arange(4.0)))
+    1.5
+    """
+    (made,) = leaf_by_leaf(lambda _, own: function(*own), None, [operands])
+    return made

@@ -3,7 +3,7 @@
 Every tensor-parallel layer is these two, with local work between them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from math import prod
@@ -16,10 +16,11 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike, settled_to_nearest
 from ringcoll.layers.parameters import check_alike, field, refusal
-from ringcoll.layers.replicas import copied, for_tokens
+from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.functions import (
     all_gather_einsum,
     matmul_all_reduce,
@@ -222,10 +223,24 @@ def columns(
             how = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
             product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **how)
         made = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
-    return [
-        with_bias(function, y.reshape(*y.shape[: x.ndim - 1], *kernel.shape[1:]), bias)
-        for y, (_, kernel, bias) in zip(made, named, strict=True)
-    ]
+    results = []
+    for y, (_, kernel, bias) in zip(made, named, strict=True):
+        shape = (*y.shape[: x.ndim - 1], *kernel.shape[1:])
+        if bias is None or options.order is None:
+            results.append(with_bias(function, y.reshape(shape), bias))
+            continue
+        check_bias(function, shape, bias)
+        flat = y.reshape(*shape[: x.ndim - 1], -1), bias.reshape(-1)
+        y = by_columns(lambda _, of: with_bias(function, *of), flat, axis_name, options)
+        results.append(y.reshape(shape))
+    return results
+
+
+def by_columns(
+    function: Callable[[None, Any], Array], parts: Any, axis_name: AxisName, options: LayerOptions
+) -> Array:
+    """A function of arrays whose last dimension has a rank's columns, in its leaves of them."""
+    return slices_by_leaf(function, None, parts, -1, options.leaves // rank_count(axis_name))
 
 
 def rows(
@@ -267,10 +282,10 @@ def rows(
     )
     sharded = axes_of(axis_name) if options.sequence_parallel else ()
     shared = copied(bias, sharded, **options.tree())
-    if shared is None or options.order is None or not sharded:
+    if shared is None or options.order is None:
         return with_bias(function, y, shared)
-    blocks = leaves_of_rank(function, y.shape[-2], sharded, options.leaves)
-    return with_bias(function, y, for_tokens(shared, y.shape[-2], blocks))
+    blocks = leaves_of_rank(function, y.shape[-2], sharded, options.leaves) if sharded else 1
+    return slices_by_leaf(lambda bias, y: with_bias(function, y, bias), shared, y, -2, blocks)
 
 
 def check_wires(options: LayerOptions) -> None:
@@ -305,8 +320,13 @@ def with_bias(function: str, y: Array, bias: Array | None) -> Array:
     """y + bias, in the dtype of y."""
     if bias is None:
         return y
-    if bias.shape != y.shape[y.ndim - bias.ndim :]:
-        words = f"the bias is {bias.shape}, the result without it {y.shape}"
+    check_bias(function, y.shape, bias)
+    return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+
+
+def check_bias(function: str, shape: tuple[int, ...], bias: Array) -> None:
+    """Refuse a bias that does not fit a result of this shape."""
+    if bias.shape != shape[len(shape) - bias.ndim :]:
+        words = f"the bias is {bias.shape}, the result without it {shape}"
         cure = "pass one number for each feature; a bias is sharded as the columns of its kernel"
         raise refusal(ValueError, function, words, cure)
-    return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)

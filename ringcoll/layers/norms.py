@@ -1,5 +1,6 @@
 """Norms over the features of each token, where tokens are sharded or replicated."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,9 +9,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, slices_by_leaf
 from ringcoll.layers.linear import leaves_of_rank
 from ringcoll.layers.parameters import field, refusal
-from ringcoll.layers.replicas import copied, for_tokens
+from ringcoll.layers.replicas import copied
 
 
 def rms_norm(
@@ -48,11 +50,8 @@ def rms_norm(
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    parameter = partial(_parameter, "rms_norm", x=x, axis_name=axis_name, tree=(order, leaves))
-    scale = parameter("scale", field(params, "scale"))
-    wide = x.astype(scale.dtype)
-    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
+    scale = field(params, "scale")
+    return _normed("rms_norm", partial(_rms, epsilon), x, axis_name, (order, leaves), scale=scale)
 
 
 def layer_norm(
@@ -78,41 +77,64 @@ def layer_norm(
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    parameter = partial(_parameter, "layer_norm", x=x, axis_name=axis_name, tree=(order, leaves))
-    scale = parameter("scale", field(params, "scale"))
+    given = {"scale": field(params, "scale")}
+    if (bias := field(params, "bias", None)) is not None:
+        given["bias"] = bias
+    centred = partial(_centred, epsilon, bias is not None)
+    return _normed("layer_norm", centred, x, axis_name, (order, leaves), **given)
+
+
+def _rms(epsilon: float, parameter: Callable[[str], Array], x: Array) -> Array:
+    scale = _beside(parameter("scale"), x)
+    wide = x.astype(scale.dtype)
+    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
+
+
+def _centred(epsilon: float, biased: bool, parameter: Callable[[str], Array], x: Array) -> Array:
+    scale = _beside(parameter("scale"), x)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    bias = field(params, "bias", None)
-    if bias is not None:
-        y = y + parameter("bias", bias)
+    if biased:
+        y = y + _beside(parameter("bias"), x)
     return y.astype(x.dtype)
 
 
-def _parameter(
+def _beside(value: Array, x: Array) -> Array:
+    """A number for each feature, with as many dimensions as x."""
+    return value.reshape((1,) * (x.ndim - 1) + value.shape)
+
+
+def _normed(
     function: str,
-    name: str,
-    value: Any,
+    norm: Callable[[Callable[[str], Array], Array], Array],
     x: Array,
     axis_name: AxisName,
     tree: tuple[str | None, int],
+    **params: Any,
 ) -> Array:
-    """A number for each feature, in float32 or wider, with as many dimensions as x.
-
-    Where gradients are added by a tree, one for each token, those of a leaf being one copy.
-    """
-    value = jnp.asarray(value)
-    if value.shape != x.shape[-1:]:
-        words = f"{name} is {value.shape}, x is {x.shape}"
-        raise refusal(ValueError, function, words, "pass one number for each feature")
-    sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
+    """The norm, by parameters in float32 or wider; in one order of additions leaf by leaf."""
+    values = {name: jnp.asarray(given) for name, given in params.items()}
+    for name, value in values.items():
+        if value.shape != x.shape[-1:]:
+            words = f"{name} is {value.shape}, x is {x.shape}"
+            raise refusal(ValueError, function, words, "pass one number for each feature")
     wide = jnp.promote_types(x.dtype, jnp.float32)
+    sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
     order, leaves = tree
-    value = copied(value.astype(wide), sharded, order=order, leaves=leaves)
-    if order is not None and sharded and x.ndim > 1:
-        tokens = x.shape[-2]
-        blocks = leaves_of_rank(function, tokens, sharded, leaves)
-        value = for_tokens(value, tokens, blocks)
-        return value.reshape((1,) * (x.ndim - 2) + x.shape[-2:])
-    return value.reshape((1,) * (x.ndim - 1) + value.shape)
+
+    def own(name: str) -> Array:
+        return copied(values[name].astype(wide), sharded, order=order, leaves=leaves)
+
+    def of_leaf(used: dict[str, Array], x: Array) -> Array:
+        return norm(used.__getitem__, x)
+
+    if order is None:
+        return norm(own, x)
+    used = {name: own(name) for name in values}
+    if not sharded or x.ndim == 1:
+        return leaf_by_leaf(of_leaf, used, [x])[0]
+    blocks = leaves_of_rank(function, x.shape[-2], sharded, leaves)
+    return slices_by_leaf(of_leaf, used, x, -2, blocks)

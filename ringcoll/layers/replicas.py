@@ -15,7 +15,6 @@ from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
-from ringcoll.runtime.tree_sums import rounded, summed
 from ringcoll.runtime.value_types import is_checked, varying
 
 
@@ -160,20 +159,4 @@ def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def for_tokens(x: Array, tokens: int, blocks: int) -> Array:
-    """x for each token of a rank, `[d] -> [tokens, d]`; its gradient is added leaf by leaf.
-
-    A rank's tokens are `blocks` leaves of a tree.
-    """
-    return jnp.broadcast_to(x, (tokens, *x.shape))
-
-
-def _for_tokens_backward(tokens: int, blocks: int, _: None, ct: Array) -> tuple[Array]:
-    # Sums of one shape, whatever n is; `rounded`, or XLA joins them with the sum over the batch.
-    leaves = lax.split(rounded(ct), [tokens // blocks] * blocks)
-    return (summed([rounded(leaf.sum(0)) for leaf in leaves]),)
-
-
-for_tokens.defvjp(lambda x, *how: (for_tokens(x, *how), None), _for_tokens_backward)
 _copied.defvjp(lambda summing, leaves: (_copied(summing, leaves), None), _copied_backward)

@@ -12,10 +12,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.leaf_by_leaf import closed, slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.gathered import Gathered, gather
+from ringcoll.layers.leaves import leaves_in
 from ringcoll.layers.parameters import map_with_specs, refusal
 from ringcoll.runtime.value_types import varying
 
@@ -38,6 +40,8 @@ def scan_layers(
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Pytree:
     """Run x through a stack of layers, while the parameters of the next layer travel.
 
@@ -61,6 +65,8 @@ def scan_layers(
             Gathered parameters are never kept.
         axis_name, dtype, reduce_dtype, replicas, fused, algorithm, wire, gradient_wire: as
             `gather`.
+        order, leaves: of the sums of gradients, as for `gather`. The block then computes one leaf
+            after the other: each array of x has a first dimension of rows, which leaves cut.
 
     Steps and bytes: forward l + 1 gathers of one layer; backward l gathers and l + 1
     reduce-scatters. That is one more of each than needed, so that all rounds of a loop are equal.
@@ -68,8 +74,8 @@ def scan_layers(
     Gradient: that of the loop above.
 
     Raises:
-        ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers;
-            and as `gather`.
+        ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers; in
+            one order, the rows of a rank do not divide by its leaves; and as `gather`.
 
     Source: prefetching as in Zhao et al., "PyTorch FSDP" (2023), section 3.3.
 
@@ -101,30 +107,27 @@ def scan_layers(
         algorithm=algorithm,
         wire=wire,
         gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
     )
+    if order is not None:
+        count = leaves_in("scan_layers", x, axis_name, leaves)
+        block = partial(_by_leaf, block, count)
     ((length,),) = lengths
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
     whole = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
-    explicit, given = _closed(block, whole, x)
-    checkpointed = jax.checkpoint(explicit, policy=policy, prevent_cse=False)
+    explicit, given = closed(block, whole, x)
+
+    def reordered(whole: Pytree, given: list[Array], x: Pytree) -> Pytree:
+        return explicit(whole, x, given)
+
+    checkpointed = jax.checkpoint(reordered, policy=policy, prevent_cse=False)
     return _scanned(_Scan(checkpointed, gather_one, length), params, given, x)
 
 
-def _closed(block: Block, whole: Pytree, x: Pytree) -> tuple[Callable[..., Pytree], list[Array]]:
-    """The block as a function of (whole, given, x), and the list `given` of all it closes over.
-
-    A `custom_vjp` must not close over traced values, and gives no gradient to values that it
-    closes over. A block may do both.
-    """
-    closed, made = jax.make_jaxpr(block, return_shape=True)(whole, x)
-    structure = jax.tree.structure(made)
-
-    def explicit(whole: Pytree, given: list[Array], x: Pytree) -> Pytree:
-        leaves = jax.core.eval_jaxpr(closed.jaxpr, given, *jax.tree.leaves((whole, x)))
-        return jax.tree.unflatten(structure, leaves)
-
-    return explicit, [jnp.asarray(leaf) for leaf in closed.consts]
+def _by_leaf(block: Block, count: int, whole: Pytree, x: Pytree) -> Pytree:
+    return slices_by_leaf(block, whole, x, 0, count)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,19 @@
 """The two halves of a transformer block: attention by heads, and the MLP by features."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from ringcoll.collectives.front_door import LEAVES, AxisName
+from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
-from ringcoll.layers.linear import LayerOptions, columns, rows
+from ringcoll.layers.linear import LayerOptions, by_columns, columns, rows
 from ringcoll.layers.parameters import field, refusal
 
 Activation = Callable[[Array], Array]
@@ -55,7 +56,8 @@ def mlp(
     """
     options = LayerOptions.among(locals())
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
-    return rows("mlp", "down", field(params, "down"), activation(hidden), axis_name, options)
+    hidden = _activated(lambda own: activation(*own), (hidden,), axis_name, options)
+    return rows("mlp", "down", field(params, "down"), hidden, axis_name, options)
 
 
 def gated_mlp(
@@ -96,9 +98,21 @@ def gated_mlp(
     """
     options = LayerOptions.among(locals())
     linears = [(name, field(params, name)) for name in ("gate", "up")]
-    gate, up = columns("gated_mlp", linears, x, axis_name, options)
-    hidden = activation(gate) * up
+    both = columns("gated_mlp", linears, x, axis_name, options)
+    hidden = _activated(lambda own: activation(own[0]) * own[1], both, axis_name, options)
     return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, options)
+
+
+def _activated(
+    function: Callable[[Sequence[Array]], Array],
+    parts: Sequence[Array],
+    axis_name: AxisName,
+    options: LayerOptions,
+) -> Array:
+    """An elementwise function of a rank's columns; in one order of additions leaf by leaf."""
+    if options.order is None:
+        return function(parts)
+    return by_columns(lambda _, own: function(own), list(parts), axis_name, options)
 
 
 def attention(
@@ -160,6 +174,7 @@ def attention(
     if value.shape != key.shape or heads % groups or query.shape[-1] != key.shape[-1]:
         cure = "the heads must be a multiple of those of keys and values, and as wide"
         raise refusal(ValueError, "attention", f"on a rank: {shapes}", cure)
+    where = None
     if rotary_base is not None:
         length = query.shape[-3]
         where = jnp.arange(length) if positions is None else jnp.asarray(positions)
@@ -167,17 +182,19 @@ def attention(
             words = f"positions are {where.shape}, the whole sequence is of {length}"
             cure = "pass [s] or [b, s], of the whole sequence on every rank"
             raise refusal(ValueError, "attention", words, cure)
-        query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
+
+    def mixed_heads(where: Array | None, heads: Sequence[Array]) -> Array:
+        query, key, value = heads
+        if where is not None and rotary_base is not None:
+            query, key = (rotary(part, where, rotary_base) for part in (query, key))
+        return attend(query, key, value)
+
     if order is None:
-        mixed = attend(query, key, value)
+        mixed = mixed_heads(where, (query, key, value))
     else:  # operands of one shape, however many heads a rank has
-        parts = [
-            lax.split(part, [part.shape[-2] // groups] * groups, axis=part.ndim - 2)
-            for part in (query, key, value)
-        ]
-        mixed = lax.concatenate(list(map(attend, *parts)), query.ndim - 2)
+        mixed = slices_by_leaf(mixed_heads, where, [query, key, value], -2, groups)
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 

@@ -13,11 +13,11 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import field, refusal
-from ringcoll.runtime.tree_sums import rounded, summed
 from ringcoll.runtime.value_types import varying
 
 
@@ -30,12 +30,15 @@ def embed(
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """The row of each token in a table; each rank has some rows of it.
 
     `tokens: [..., s], embedding: [v/n, d] -> [..., s/n, d]`; with `sequence_parallel=False`
     `[..., s, d]` on every rank. The tokens are the same on every rank. A token outside the table
-    gives NaNs, as in `jax.numpy.take`.
+    gives NaNs, as in `jax.numpy.take`. With `order="tree"` the bits of the gradient do not depend
+    on the number of ranks; those of the result never do.
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
@@ -61,12 +64,25 @@ def embed(
     mine, row = _own(tokens, table.shape[0], axis_name)
     wires = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
-    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
+    is_mine = mine[..., None]
+    if order is None:
+        rows = jnp.take(table, row, axis=0)
+    else:  # the gradient adds to rows in one order, apart from what makes the cotangents
+
+        def taken(_: None, own: tuple[Array, Array]) -> Array:
+            return jnp.take(own[0], own[1], axis=0)
+
+        (rows,) = leaf_by_leaf(taken, None, [(table, row)])
+    found = jnp.where(is_mine, rows, none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
+    how: dict[str, Any] = {"algorithm": algorithm, "order": order, "leaves": leaves}
     if not sequence_parallel:
-        return psum(found, axis_name, algorithm=algorithm, wire=wires[0])
+        return psum(found, axis_name, wire=wires[0], **how)
     check_sequence("embed", tokens.shape[-1], axis_name)
     axes, dim = axes_of(axis_name), tokens.ndim - 1
+    if order is not None:  # which refuses a wire
+        how["wire"] = wires[0] or wires[1]
+        return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **how)
     return _scattered(_Scattering(axes, dim, algorithm, *wires), varying(found, axes))
 
 
@@ -183,11 +199,15 @@ def cross_entropy(
             words = f"a rank's {size} logits do not divide by its {blocks} leaves"
             raise refusal(ValueError, "cross_entropy", words, "pass fewer leaves")
         parts = lax.split(logits, [size // blocks] * blocks, axis=labels.ndim)
-        exps = summed([rounded(_sum_of_exps(part, top)) for part in parts])
+        exps = sum_of_leaves(leaf_by_leaf(lambda top, part: _sum_of_exps(part, top), top, parts))
     sums = (exps, jnp.where(mine, chosen - top, -0.0))
     total, label = psum(sums, axis_name, algorithm=algorithm, order=order, leaves=leaves)
     is_in = _is_in(labels, logits.shape[-1], axis_name)
-    return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
+
+    def losses(total: Array, label: Array) -> Array:
+        return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
+
+    return losses(total, label) if order is None else leaf_by_leaf(losses, total, [label])[0]
 
 
 @jax.custom_vjp

@@ -54,6 +54,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -69,6 +70,7 @@ from ringcoll.matmuls.overlapped import (
     multiply_and_scatter,
     multiply_in_blocks,
 )
+from ringcoll.runtime.tree_sums import rounded
 from ringcoll.runtime.value_types import is_checked, varying
 
 #: An array, or a pytree of some that share a gather.
@@ -374,7 +376,10 @@ def matmul_all_reduce(
         )
     if not fused:
         whole = call.ask(product, x, w)
-        return psum(
+        narrow = whole.dtype
+        if order is not None and accumulate_dtype is not None:  # not rounded before the last sum
+            whole = product(x, w, preferred_element_type=accumulate_dtype)
+        total = psum(
             whole,
             axis_name,
             algorithm=algorithm,
@@ -383,6 +388,7 @@ def matmul_all_reduce(
             order=order,
             leaves=leaves,
         )
+        return total if total.dtype == narrow else _narrowed(narrow, total.dtype, total)
     n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
@@ -448,6 +454,18 @@ def matmul_in_blocks(
     dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
     x, w = call.typed_alike(x, w)
     return multiply_in_blocks(options, spec, cut, dtype, x, w)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _narrowed(narrow: np.dtype, wide: np.dtype, x: Array) -> Array:
+    """x, rounded; and its cotangent is a rounded one."""
+    return x.astype(narrow)
+
+
+_narrowed.defvjp(
+    lambda narrow, wide, x: (x.astype(narrow), None),
+    lambda narrow, wide, _, ct: (rounded(ct).astype(wide),),
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

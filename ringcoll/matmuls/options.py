@@ -1,7 +1,8 @@
 """The options of a matmul with a collective: its axes, algorithm and precision."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.model import Model
 from ringcoll.matmuls import auto
+from ringcoll.runtime.apart import compiled_apart
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.slicing import concatenated
 from ringcoll.runtime.tree_sums import rounded, summed
@@ -54,10 +56,9 @@ class Options:
         """
         wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
         if self.leaves is not None and jnp.issubdtype(dtype, jnp.inexact):
-            terms = [
-                product(spec, x, y, wide, self.precision, sharding)
-                for x, y in zip(*self.in_blocks(spec, a, b, cut), strict=True)
-            ]
+            multiplied = product(spec, jnp.dtype(wide), self.precision, sharding)
+            factors = zip(*self.in_blocks(spec, a, b, cut), strict=True)
+            terms = [multiplied(x, y) for x, y in factors]
             _, out = spec.split("->")
             return concatenated(terms, out.index(cut)) if cut in out and cut else summed(terms)
         exact = {"precision": self.precision, "preferred_element_type": wide}
@@ -89,15 +90,15 @@ def cut_along(x: Array, labels: str, label: str, count: int) -> list[Array]:
     return list(lax.split(x, [x.shape[dim] // count] * count, axis=dim))
 
 
-def product(spec: str, a: Array, b: Array, dtype: Any, precision: Any, sharding: Any) -> Array:
-    """One einsum, rounded to its dtype before it is added to others.
-
-    XLA:CPU computes products of narrow floats in float32, from operands that it has not rounded
-    if it knows them in float32.
-    """
-    if device_kind() in (None, "cpu"):
-        a, b = (rounded(x) if x.dtype == jnp.bfloat16 else x for x in (a, b))
+@lru_cache(maxsize=1024)
+def product(
+    spec: str, dtype: np.dtype, precision: Any, sharding: Any
+) -> Callable[[Array, Array], Array]:
+    """One einsum of two factors, rounded to its dtype before it is added to others."""
     wide = jnp.promote_types(dtype, jnp.float32) if dtype == jnp.bfloat16 else dtype
-    exact = {"precision": precision, "preferred_element_type": wide}
-    y = jnp.einsum(spec, a, b, out_sharding=sharding, **exact)
-    return rounded(y.astype(dtype))
+    exact = {"precision": precision, "preferred_element_type": wide, "out_sharding": sharding}
+
+    def multiplied(a: Array, b: Array) -> Array:
+        return rounded(jnp.einsum(spec, a, b, **exact).astype(dtype))
+
+    return compiled_apart(multiplied)

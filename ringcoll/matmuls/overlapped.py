@@ -438,8 +438,10 @@ def _multiply_in_blocks_backward(
     (x, w), (labels, out) = factors, spec.split("->")
     x_labels, w_labels = labels.split(",")
     to_x, to_w = f"{out},{w_labels}->{x_labels}", f"{x_labels},{out}->{w_labels}"
-    multiply = partial(multiply_in_blocks, options)
-    return multiply(to_x, cut, x.dtype, ct, w), multiply(to_w, cut, w.dtype, x, ct)
+    # Ranks add their ct_x, which they have rounded; so each of a rank's own sums is rounded too.
+    added_by_ranks = options if cut in x_labels else replace(options, accumulate_dtype=None)
+    ct_x = multiply_in_blocks(added_by_ranks, to_x, cut, x.dtype, ct, w)
+    return ct_x, multiply_in_blocks(options, to_w, cut, w.dtype, x, ct)
 
 
 multiply_in_blocks.defvjp(

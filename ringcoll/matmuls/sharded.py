@@ -7,6 +7,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from ringcoll.collectives.front_door import LEAVES
 from ringcoll.collectives.table import Algorithm
 from ringcoll.matmuls.functions import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 
@@ -26,6 +27,8 @@ def sharded_matmul(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
 ) -> Array:
     """This rank's shard of a @ b, sharded by `out_spec`; a and b are shards too, inside
     `shard_map`.
@@ -47,12 +50,13 @@ the other, under the product |
 
     Steps and bytes, gradient, and options: as the functions of `ringcoll.matmuls.functions`.
     `fused` is for a case that takes an all-reduce, `residuals` for one that takes an all-gather;
-    other cases ignore them.
+    other cases ignore them. With `order="tree"` the bits do not depend on the number of ranks.
 
     Raises:
         TypeError: a or b is no array, or a spec no `PartitionSpec`.
         ValueError: they are not of matrices, a spec names an axis twice or leaves one open, or
-            they need more than one collective; with what is needed.
+            they need more than one collective; with what is needed. Or an order is asked for where
+            nothing is sent.
 
     Source: the four cases are those of "How to Scale Your Model" (2025), chapter 3.
 
@@ -103,6 +107,8 @@ the other, under the product |
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
         raise refusal(f"it takes more than one collective ({names}); do one of them before")
+    if order is not None and not needed:
+        raise refusal(f"order={order!r}, and ranks add nothing here; leave it out")
     ((function, axes, own),) = needed or [(all_gather_matmul, (), {})]  # of one rank
     if function is all_gather_matmul:
         own["residuals"] = residuals
@@ -117,6 +123,8 @@ the other, under the product |
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
+        order=order,
+        leaves=leaves,
     )
 
 

@@ -1,18 +1,27 @@
 """`order="tree"`: the bits of layers and their gradients do not depend on the number of ranks."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import assert_same, make_mesh
+from support import assert_same, make_mesh, python
 
 import ringcoll
+from benchmarks.soak import models
 from ringcoll import layers
 from ringcoll.layers import fsdp, tensor_parallel
 
 TREE = {"order": "tree", "leaves": 8}
 RNG = np.random.default_rng(0)
+
+
+#: `conftest.py` turns them off for older versions. Then attention in float32 differs.
+WITH_FUSION_EMITTERS = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="XLA:CPU without its fusion emitters"
+)
 
 
 def normal(*shape):
@@ -49,11 +58,40 @@ def test_batch_leaf_by_leaf_under_fsdp(dtype):
     same_on_all(loss, (specs, P("x")), P(), (params, normal(16, 12, 32)))
 
 
-@pytest.mark.parametrize("sizes", [(1, 4), pytest.param((1, 2, 8), marks=pytest.mark.exhaustive)])
-def test_tensor_parallel_layers(sizes):
+@pytest.mark.parametrize("stacked", [False, True])
+def test_kernels_under_fsdp(stacked):
+    params = {"kernel": normal(2, 16, 16), "bias": normal(2, 16)}
+    specs = {"kernel": P(None, None, "x"), "bias": P()}
+
+    def block(layer, x):
+        return x + jnp.tanh(x @ layer["kernel"] + layer["bias"][None])
+
+    def linear(layer, x):
+        y = fsdp.linear(layer, x, "x", **TREE)
+        return x + layers.compiled_apart(jnp.tanh, y)
+
+    def model(params, x):
+        if stacked:
+            return fsdp.scan_layers(block, params, x, specs, "x", **TREE)
+        for i in range(2):
+            x = linear({name: p[i] for name, p in params.items()}, x)
+        return x
+
+    same_on_all(model, (specs, P("x")), P("x"), (params, normal(8, 16)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        pytest.param(jnp.float32, (1, 4), marks=WITH_FUSION_EMITTERS),
+        (jnp.bfloat16, (1, 8)),
+        pytest.param(jnp.float32, (1, 2, 8), marks=[pytest.mark.exhaustive, WITH_FUSION_EMITTERS]),
+    ],
+)
+def test_tensor_parallel_layers(dtype, sizes):
     shapes = {"query": (32, 8, 4), "key": (32, 8, 4), "value": (32, 8, 4), "out": (8, 4, 32)}
     shapes |= {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
-    params = {name: normal(*shape).astype(jnp.bfloat16) for name, shape in shapes.items()}
+    params = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
     params = {"layer": params, "norm": {"scale": 1 + normal(32)}}
 
     def block(params, x):
@@ -64,8 +102,113 @@ def test_tensor_parallel_layers(sizes):
         return x + tensor_parallel.gated_mlp(own, x, **how)
 
     specs = tensor_parallel.partition_specs(params, "x")
-    x = normal(2, 16, 32).astype(jnp.bfloat16)
+    x = normal(2, 16, 32).astype(dtype)
     same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes)
+
+
+MODEL = models.RandomModel(
+    number=0,
+    kind="tensor",
+    meshes=((1, 1), (1, 8)),
+    leaves=8,
+    dtype="float32",
+    accumulate=None,
+    batch=1,
+    sequence=8,
+    width=16,
+    heads=8,
+    groups=8,
+    head=2,
+    features=24,
+    vocabulary=16,
+    norm="layer_norm",
+    halves=("attention", "gated_mlp"),
+    bias=True,
+    quickly=True,
+)
+SMALL = {"leaves": 2, "batch": 2, "halves": ("mlp",)}
+MESHES = {
+    "tensor": ((1, 1), (1, 2), (1, 4), (1, 8)),
+    "replicated": ((1, 1), (1, 2), (1, 4), (1, 8)),
+    "fsdp": ((1, 1), (2, 1), (4, 1), (8, 1)),
+    "both": ((1, 1), (2, 2), (4, 2), (2, 4)),
+}
+
+
+def all_kinds():
+    for kind, meshes in MESHES.items():
+        leaves = 4 if kind == "both" else 8
+        for dtype in ("float32", "bfloat16"):
+            of = {"kind": kind, "meshes": meshes, "dtype": dtype, "leaves": leaves, "batch": leaves}
+            name = f"{kind}-{dtype}"
+            marks = [pytest.mark.exhaustive, WITH_FUSION_EMITTERS]
+            yield pytest.param(of, marks=marks, id=f"{name}-on-all-meshes")
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param({}, id="tensor", marks=WITH_FUSION_EMITTERS),
+        pytest.param(
+            {
+                **SMALL,
+                "kind": "replicated",
+                "meshes": ((1, 1), (1, 4)),
+                "leaves": 8,
+                "dtype": "bfloat16",
+                "accumulate": "float32",
+            },
+            id="replicated",
+        ),
+        pytest.param({**SMALL, "kind": "fsdp", "meshes": ((1, 1), (2, 1))}, id="fsdp"),
+        pytest.param(
+            {**SMALL, "kind": "both", "meshes": ((1, 1), (2, 2)), "dtype": "bfloat16"}, id="both"
+        ),
+        *all_kinds(),
+    ],
+)
+def test_loss_and_gradients_of_a_language_model(of):
+    wrong, _ = models.differing(replace(MODEL, **of), jax.devices())
+    assert not wrong
+
+
+DEFAULT_FLAGS = """
+import functools, os
+os.environ["XLA_FLAGS"] = ""
+import jax, jax.numpy as jnp, numpy as np
+from ringcoll import layers
+x, *parts = np.random.default_rng(0).standard_normal((9, 2, 16, 32), np.float32)
+
+def pulled_back(x, ct):
+    norm = lambda x: x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    return jax.vjp(norm, x)[1](ct)[0]
+
+def after_additions(call):
+    return jax.jit(lambda x, parts: call(pulled_back, x, functools.reduce(jnp.add, parts)))
+
+alone = jax.jit(pulled_back)(x, functools.reduce(jnp.add, parts))
+fused = after_additions(lambda f, *operands: f(*operands))(x, parts)
+apart = after_additions(layers.compiled_apart)(x, parts)
+for name, found in (("fused", fused), ("apart", apart)):
+    print(name, "differs:", bool((found != alone).any()))
+"""
+
+
+def test_a_formula_compiled_apart_is_as_in_any_program():
+    """Fused with the additions before it, this one sums its features in another order."""
+    run = python("-c", DEFAULT_FLAGS)
+    said = "fused differs: True\napart differs: False\n"
+    assert said in run.stdout, run.stdout + run.stderr[-2000:]
+
+
+def test_gradients_of_what_a_formula_closes_over():
+    x, w, numbers = normal(8), normal(8), jnp.arange(8)
+
+    def loss(x, w):
+        return layers.compiled_apart(lambda x, i: jnp.sum(x[i] * w), x, numbers[::-1])
+
+    got = jax.jit(jax.grad(loss, (0, 1)))(x, w)
+    assert_same(got, (w[::-1], x[::-1]))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +219,14 @@ def test_tensor_parallel_layers(sizes):
             "order='tree' with fused=True.*; leave these out",
         ),
         (lambda x: layers.by_leaves(jnp.add, x, x, "x", leaves=6), "leaves=6 on 2 ranks"),
+        (
+            lambda x: fsdp.linear(jnp.ones((4, 2)), x, "x", replicas="x", order="tree"),
+            "order='tree' with replicas='x', or a kernel that has arrived; shard the batch",
+        ),
+        (
+            lambda x: fsdp.scan_layers(jnp.multiply, x, x, P(None, "x"), "x", order="tree"),
+            r"scan_layers: a rank's batch is \(3, 4\), and it has 4 leaves",
+        ),
         (lambda x: layers.by_leaves(jnp.add, x, x, "x"), r"is \(3, 4\), and it has 4 leaves"),
         (
             lambda x: tensor_parallel.rms_norm({"scale": jnp.ones(4)}, x, "x", order="tree"),

@@ -32,6 +32,15 @@ def all_reduce(how):
     return layer, (P(None, "x"), P("x")), P(), (HIDDEN, DOWN)
 
 
+def sharded(how):
+    specs = P(None, "x"), P("x"), P("x")
+
+    def layer(x, w):
+        return ringcoll.sharded_matmul(x, w, *specs, **how)
+
+    return layer, specs[:2], specs[2], (HIDDEN, DOWN)
+
+
 @pytest.mark.parametrize(
     ("form", "algorithm", "dtype", "wide"),
     [
@@ -39,6 +48,8 @@ def all_reduce(how):
         (columns_then_rows, "recursive_doubling", jnp.bfloat16, jnp.float32),
         (all_reduce, "auto", jnp.bfloat16, None),
         (all_reduce, "halving_doubling", jnp.float32, None),
+        (all_reduce, "halving_doubling", jnp.bfloat16, jnp.float32),
+        (sharded, "auto", jnp.float32, None),
     ],
 )
 def test_as_one_rank(form, algorithm, dtype, wide):
@@ -71,3 +82,6 @@ def test_refused():
     )
     with pytest.raises(ValueError, match=r"of size 6 on each rank .* 4 leaves of a rank"):
         mapped(jnp.ones((4, 12)), jnp.ones((12, 4)))
+    x = jnp.ones((2, 2))
+    with pytest.raises(ValueError, match="order='tree', and ranks add nothing here; leave it out"):
+        ringcoll.sharded_matmul(x, x, P(), P(), P(), **TREE)

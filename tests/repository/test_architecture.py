@@ -57,10 +57,7 @@ WITHOUT_JAX = (
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
 #: gradient.
-LAYERS_KNOW = (
-    *("layers", "collectives", "matmuls", "attention"),
-    *("runtime.value_types", "runtime.tree_sums"),
-)
+LAYERS_KNOW = ("layers", "collectives", "matmuls", "attention", "runtime.value_types")
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
 LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn

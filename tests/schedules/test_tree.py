@@ -3,6 +3,7 @@
 import pytest
 
 from ringcoll import ScheduleError, algorithms, precision
+from ringcoll.__main__ import main
 from ringcoll.schedules.tree import balanced_algorithms
 
 
@@ -37,3 +38,29 @@ def test_names_are_read_off_schedules():
     assert balanced_algorithms("psum", (8,)) == ("halving_doubling", "one_shot")
     assert "ring" in balanced_algorithms("psum", (2,))
     assert balanced_algorithms("psum", (3,)) == ()
+
+
+def test_additions_are_printed(capsys):
+    assert (
+        main(["draw", "psum", "--algorithm", "halving_doubling", "-n", "4", "--order", "tree"]) == 0
+    )
+    assert capsys.readouterr().out.splitlines()[3] == "rank 3: ((0, 1), (2, 3))"
+    assert main(["explain", "halving_doubling"]) == 0
+    assert 'is ((0, 1), (2, 3)): balanced, so order="tree" takes it' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            ["psum", "--algorithm", "ring"],
+            "not ((0, 1), (2, 3)); choose from halving_doubling, one_",
+        ),
+        (["all_gather", "--algorithm", "ring"], "all_gather adds nothing; draw a psum"),
+        (["psum", "--algorithm", "one_shot", "--svg", "tree.svg"], "is printed; leave out --svg"),
+    ],
+)
+def test_what_has_no_balanced_tree_is_not_drawn(asked, words, capsys):
+    with pytest.raises(SystemExit):
+        main(["draw", *asked, "-n", "4", "--order", "tree"])
+    assert words in " ".join(capsys.readouterr().err.split())

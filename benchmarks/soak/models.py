@@ -1,0 +1,205 @@
+"""Random small language models whose bits must not depend on how many ranks compute them.
+
+Model i of a seed is always the same. It is an embedding, a block (norms, and attention, an MLP or
+both) and a loss, with `order="tree"`. Its loss and gradients are computed on meshes of several
+shapes, and compared to the last bit. Further devices hold copies, so that all processes take part.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from benchmarks.soak.random_calls import pick
+from benchmarks.soak.trial import QUICKLY
+from ringcoll import layers
+from ringcoll.layers import fsdp
+from ringcoll.layers import tensor_parallel as tp
+
+COPY, DATA, MODEL = AXES = "copy", "data", "model"
+KINDS = ("tensor", "replicated", "fsdp", "both")
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """A model, and the meshes on which it runs.
+
+    Attributes:
+        number: of the seed's models.
+        kind: "tensor" (sharded between layers by sequence), "replicated" (not sharded there),
+            "fsdp", or "both" axes.
+        meshes: (data, model): the sizes of two axes; the first is one rank.
+        leaves: of the tree.
+        dtype: of parameters and activations.
+        accumulate: the dtype of sums, or None.
+        batch, sequence, width, heads, groups, head, features, vocabulary: sizes; `groups` are heads
+            of keys.
+        norm, halves, bias: which layers.
+        quickly: whether LLVM optimises nothing.
+    """
+
+    number: int
+    kind: str
+    meshes: tuple[tuple[int, int], ...]
+    leaves: int
+    dtype: str
+    accumulate: str | None
+    batch: int
+    sequence: int
+    width: int
+    heads: int
+    groups: int
+    head: int
+    features: int
+    vocabulary: int
+    norm: str
+    halves: tuple[str, ...]
+    bias: bool
+    quickly: bool
+
+
+def draw(seed: int, number: int, devices: int = 8) -> RandomModel:
+    """Model `number` of a seed, on as many devices."""
+    rng = np.random.default_rng((seed, number))
+    choose = partial(pick, rng)
+    kind = choose(KINDS)
+    leaves = choose((2, 4) if kind == "both" else (4, 8))
+    sizes = [n for n in (1, 2, 4, 8) if n <= min(leaves, devices)]
+    ranks = [1] if kind == "fsdp" else sizes, [1] if kind in ("tensor", "replicated") else sizes
+    shapes = [(d, m) for m, d in product(*ranks) if 1 < d * m <= devices]
+    if kind == "both":
+        shapes = [shape for shape in shapes if min(shape) > 1] or shapes
+    groups = leaves * choose((1, 2))
+    dtype = choose(("float32", "bfloat16"))
+    return RandomModel(
+        number,
+        kind,
+        ((1, 1), choose(shapes)),
+        leaves,
+        dtype,
+        choose((None, "float32")) if dtype == "bfloat16" else None,
+        choose((1, 2)) * leaves if kind in ("fsdp", "both") else choose((1, 2, 3)),
+        leaves * choose((1, 2, 3, 5)),
+        leaves * choose((1, 2, 3, 4, 9)),
+        groups * choose((1, 2)),
+        groups,
+        choose((2, 4, 6)),
+        leaves * choose((1, 3, 4, 8, 11)),
+        leaves * choose((1, 5, 8)),
+        choose(("rms_norm", "layer_norm")),
+        choose((("attention",), ("mlp",), ("gated_mlp",), ("attention", "mlp"))),
+        choose((False, True)),
+        choose((False, True)),
+    )
+
+
+def differing(model: RandomModel, devices: Sequence[jax.Device]) -> tuple[list[str], str]:
+    """What differs on which mesh; and a digest of the bits on one rank."""
+    made = [_bits(model, shape, devices) for shape in model.meshes]
+    words = [
+        f"{name} on (data, model) = {shape}"
+        for shape, of in zip(model.meshes[1:], made[1:], strict=True)
+        for name in of
+        if of[name] != made[0][name]
+    ]
+    return words, hashlib.sha256(b"".join(made[0].values())).hexdigest()[:16]
+
+
+def _bits(
+    model: RandomModel, shape: tuple[int, int], devices: Sequence[jax.Device]
+) -> dict[str, bytes]:
+    """The loss and gradients on a mesh, as bytes."""
+    count = shape[0] * shape[1]
+    used = np.array(devices)[: len(devices) // count * count].reshape(-1, *shape)
+    mesh = Mesh(used, AXES, axis_types=(AxisType.Auto,) * 3)
+    params, tokens = _params(model), _tokens(model)
+    specs: Any = tp.partition_specs(params, MODEL)
+    if model.kind in ("fsdp", "both"):
+        specs = fsdp.specs(params, DATA, mesh=mesh, base=specs, min_size=0)
+    rows = P(DATA) if model.kind in ("fsdp", "both") else P()
+    mapped = jax.shard_map(
+        partial(_loss, model, specs), mesh=mesh, in_specs=(specs, rows), out_specs=P()
+    )
+    whole = NamedSharding(mesh, P())
+    options = QUICKLY if model.quickly and mesh.devices.flat[0].platform == "cpu" else None
+    run = jax.jit(jax.value_and_grad(mapped), out_shardings=whole, compiler_options=options)
+    placed = jax.tree.map(
+        lambda x, spec: _placed(x, NamedSharding(mesh, spec)), (params, tokens), (specs, rows)
+    )
+    found = jax.tree.leaves_with_path(run(*placed))
+    return {
+        jax.tree_util.keystr(path): np.asarray(x.addressable_data(0)).tobytes() for path, x in found
+    }
+
+
+def _placed(x: np.ndarray, sharding: NamedSharding) -> Array:
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _tokens(model: RandomModel) -> np.ndarray:
+    rng = np.random.default_rng(model.number)
+    shape = model.batch, model.sequence + 1
+    return rng.integers(0, model.vocabulary, shape, np.int32)
+
+
+def _params(model: RandomModel) -> Params:
+    """Random numbers; biases are not zero, or sums of them would show nothing."""
+    rng, d = np.random.default_rng(model.number), model.width
+
+    def normal(*shape: int) -> np.ndarray:
+        x = rng.standard_normal(shape, np.float32) * max(shape[0], 1) ** -0.5
+        return x.astype(jnp.dtype(model.dtype))
+
+    def linear(*shape: int, out: int = 1) -> Params | np.ndarray:
+        kernel = normal(*shape)
+        return {"kernel": kernel, "bias": normal(*shape[-out:])} if model.bias else kernel
+
+    heads, groups = (model.heads, model.head), (model.groups, model.head)
+    attention = {"query": linear(d, *heads, out=2), "out": linear(*heads, d)}
+    attention |= {name: linear(d, *groups, out=2) for name in ("key", "value")}
+    names = ("gate", "up") if "gated_mlp" in model.halves else ("up",)
+    mlp = {name: linear(d, model.features) for name in names}
+    norm = ("scale", "bias") if model.norm == "layer_norm" else ("scale",)
+    return {
+        "embed": {"embedding": normal(model.vocabulary, d)},
+        "attention": attention,
+        "mlp": {**mlp, "down": linear(model.features, d)},
+        "norm": {name: normal(d) for name in norm},
+        **{f"norm of {half}": {name: normal(d) for name in norm} for half in model.halves},
+        "unembed": {"unembedding": normal(d, model.vocabulary)},
+    }
+
+
+def _loss(model: RandomModel, specs: Params, params: Params, tokens: Array) -> Array:
+    tree: Any = {"order": "tree", "leaves": model.leaves}
+    if model.kind in ("tensor", "replicated"):
+        return _of_rows(model, params, tokens) / model.batch
+    whole = fsdp.gather(params, specs, DATA, **tree)
+    total = layers.by_leaves(partial(_of_rows, model), whole, tokens, DATA, leaves=model.leaves)
+    return ringcoll.psum(total, DATA, **tree) / model.batch
+
+
+def _of_rows(model: RandomModel, params: Params, tokens: Array) -> Array:
+    """The sum of the losses of rows; MODEL alone shards what is computed."""
+    tree: Any = {"axis_name": MODEL, "order": "tree", "leaves": model.leaves}
+    whole: Any = {**tree, "sequence_parallel": model.kind != "replicated"}
+    how: Any = {**whole, "accumulate_dtype": model.accumulate}
+    norm = getattr(tp, model.norm)
+    x = tp.embed(params["embed"], tokens[:, :-1], **whole)
+    for half in model.halves:
+        own = params["attention" if half == "attention" else "mlp"]
+        x = x + getattr(tp, half)(own, norm(params[f"norm of {half}"], x, **tree), **how)
+    logits = tp.unembed(params["unembed"], norm(params["norm"], x, **tree), **how)
+    losses = tp.cross_entropy(logits, tokens[:, 1:], **tree)
+    return layers.compiled_apart(jnp.sum, losses)

@@ -1,0 +1,90 @@
+"""A function of each leaf of a rank, so that bits do not depend on how many leaves a rank has."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.collectives.front_door import Pytree
+from ringcoll.runtime.apart import compiled_apart
+from ringcoll.runtime.tree_sums import rounded, summed
+
+T = TypeVar("T")
+
+
+def leaf_by_leaf(
+    function: Callable[[Pytree, Any], T], shared: Pytree, of_leaves: Sequence[Any]
+) -> list[T]:
+    """`function(shared, leaf)` of every leaf, each compiled by itself on CPU.
+
+    Gradient: those of what is shared, and of what the function closes over, are added by the tree.
+
+    Args:
+        function: of pytrees.
+        shared: what all leaves need.
+        of_leaves: of one type, a power of two of them.
+    """
+    explicit, given = closed(function, shared, of_leaves[0])
+    apart = compiled_apart(explicit)
+    copies = _copies(len(of_leaves), (shared, given))
+    return [apart(own, leaf, kept) for (own, kept), leaf in zip(copies, of_leaves, strict=True)]
+
+
+def slices_by_leaf(
+    function: Callable[[Pytree, Any], T], shared: Pytree, parts: Pytree, dim: int, count: int
+) -> T:
+    """The same of `count` slices of arrays along a dimension, along which results are joined.
+
+    Args:
+        function, shared: see `leaf_by_leaf`.
+        parts: a pytree of arrays.
+        dim: 0, or counted from the last: arrays may differ in their number of dimensions.
+        count: how many slices.
+    """
+    arrays, structure = jax.tree.flatten(parts)
+    cut = [lax.split(x, [x.shape[dim] // count] * count, axis=dim % x.ndim) for x in arrays]
+    of_leaves = [jax.tree.unflatten(structure, leaf) for leaf in zip(*cut, strict=True)]
+    made = leaf_by_leaf(function, shared, of_leaves)
+    return jax.tree.map(lambda *ys: lax.concatenate(ys, dim % ys[0].ndim), *made)
+
+
+def sum_of_leaves(leaves: Sequence[Pytree]) -> Pytree:
+    """The sum of consecutive leaves by the tree, a power of two of them."""
+    return jax.tree.map(lambda *of: summed([rounded(x) for x in of]), *leaves)
+
+
+def closed(function: Callable[..., T], *operands: Pytree) -> tuple[Callable[..., T], list[Array]]:
+    """The function as one of (*operands, given), and the list `given` of all it closes over.
+
+    A `custom_vjp` must not close over traced values, and gives no gradient to values that it
+    closes over. A function of a user may do both.
+    """
+    program, made = jax.make_jaxpr(function, return_shape=True)(*operands)
+    structure = jax.tree.structure(made)
+
+    def explicit(*operands: Pytree) -> T:
+        *own, given = operands
+        leaves = jax.core.eval_jaxpr(program.jaxpr, given, *jax.tree.leaves(own))
+        return jax.tree.unflatten(structure, leaves)
+
+    return explicit, [jnp.asarray(leaf) for leaf in program.consts]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _copies(count: int, shared: Pytree) -> list[Pytree]:
+    # Barriers: compilers would join the products of several leaves that share a factor. One for
+    # each array, because a barrier of an older JAX gives all its results one type.
+    return [jax.tree.map(lax.optimization_barrier, shared) for _ in range(count)]
+
+
+def _copies_backward(count: int, _: None, cts: list[Pytree]) -> tuple[Pytree]:
+    def added(*of: Any) -> Any:
+        return None if of[0].dtype == jax.dtypes.float0 else sum_of_leaves(of)
+
+    return (jax.tree.map(added, *cts),)
+
+
+_copies.defvjp(lambda count, shared: (_copies(count, shared), None), _copies_backward)
