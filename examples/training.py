@@ -100,7 +100,7 @@ def clipped(grads: Params, specs: Params) -> Params:
     whole = fsdp.gather(grads, specs, MODEL)
     norm = layers.compiled_apart(optax.global_norm, whole)
     scale = 1 / jnp.maximum(1, lax.pmax(layers.copied(norm, AXES), AXES))
-    # By itself: else XLA:CPU would fuse it with the sums before and with the optimizer after it.
+    # Compiled apart. Otherwise XLA:CPU would fuse it with the sums before, or the optimizer after.
     return jax.tree.map(lambda g: layers.compiled_apart(jnp.multiply, g, scale), grads)
 
 

@@ -7,10 +7,10 @@ their times.
              the experts' ranks and back
   others     ringcoll.layers.expert_parallel.moe with that algorithm
 
-The choice is even: every expert gets as many tokens of each rank, and `max_send` says so. In all
-programs alike, experts multiply blocks of that size by one batched product. It stands for a grouped
-matmul of uneven blocks, of which a compiled program tells no time. Routing, sorting and the moves
-of rows are in the programs.
+The choice is even: every expert gets the same number of tokens from each rank, and `max_send` says
+so. In all programs experts multiply blocks of that size by one batched product. It stands for a
+grouped matmul of uneven blocks, whose time a compiled program does not tell. Routing, sorting and
+the moves of rows are in the programs.
 
 A shape is tokens of a rank x width of a token x width of an expert x experts x experts of a token.
 """

@@ -163,7 +163,7 @@ def _attend_backward(options, residuals, ct):
             needed = None if options.mask.window is None else work.plan.needed()
             own = [kv_rows[start : start + count] for start, count in rows]
             path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
-            # Of more ranks the last hop is a small part, and halves would make the program larger.
+            # With more ranks the last hop is a small part, and halves make the program larger.
             order, halves = order_of_work(), work.ranks.size == 2
             dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order, halves=halves)
     dq_whole = back(concatenated(dq, 0)).astype(q.dtype)

@@ -25,9 +25,9 @@ def gathered(x: Array, dim: int, ranks: Ranks, wire: Wire) -> Array:
 
 
 def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, Decode]:
-    """All-to-all: the messages for this rank, `[n, bytes]`, and what decodes one of them.
+    """All-to-all: the messages for this rank, `[n, bytes]`, and a function that decodes one.
 
-    That is in float32 at least.
+    It decodes to float32 or wider.
     """
     blocks = jnp.split(x, ranks.size, split)
     if ranks.size > UNROLL_UP_TO:

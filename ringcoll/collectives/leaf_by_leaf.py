@@ -20,7 +20,7 @@ def leaf_by_leaf(
 ) -> list[T]:
     """`function(shared, leaf)` of every leaf, each compiled by itself on CPU.
 
-    Gradient: those of what is shared, and of what the function closes over, are added by the tree.
+    Gradient: the tree adds the gradients of what is shared, and of what the function closes over.
 
     Args:
         function: of pytrees.

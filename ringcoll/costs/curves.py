@@ -1,7 +1,7 @@
 """Measured seconds against bytes as straight pieces, and the fewest pieces that fit them.
 
 Curves never fall. Where measurements do (a cold first run, noise, a protocol that was chosen
-badly), a curve goes through the middle of those that contradict each other.
+badly), a curve goes through the lower median of those that contradict each other.
 """
 
 from bisect import bisect_left
@@ -90,7 +90,7 @@ def fit_curve(points: Iterable[tuple[float, float]]) -> tuple[Curve, float]:
 
 
 def _never_falling(seconds: Sequence[float]) -> list[float]:
-    """The nearest that never fall: neighbours that do are their median, until none does."""
+    """Seconds that never fall: neighbours that fall get their lower median, until none fall."""
     pools: list[list[float]] = []
     for one in seconds:
         pools.append([one])
@@ -131,10 +131,10 @@ def across(curves: Mapping[int, Curve], ranks: int, way: Way = Way.SWITCH, local
     """The curve of a number of ranks that may not have been measured.
 
     Between two numbers that were, the logarithm of the time is a line in the logarithm of the
-    number; on one host, that of the nearest two goes on beyond them. Beyond them over hosts, two
-    parts grow on their own: the start with the depth of a tree, or with the messages of a rank; the
-    rest with the bytes that leave a host. Of a ring, it is the time of a step, at one size of
-    messages, that is carried from number to number; beyond them it stays.
+    number. On one host, the line through the nearest two goes on beyond all that were. Over hosts,
+    two parts grow apart beyond them: the start with the depth of a tree, or with the messages of a
+    rank; the rest with the bytes that leave a host. For a ring, this holds for the time of a step
+    with messages of one size; beyond the measured numbers it stays the same.
 
     Args:
         curves: by number of ranks; at least one.
@@ -183,7 +183,7 @@ def _stretched(curve: Curve, wide: float, long: float) -> Curve:
 
 
 def _grown(curve: Curve, known: int, ranks: int, way: Way, local: int) -> Curve:
-    """From a number of ranks that is known: the start grows, and what is above it."""
+    """The curve of a known number of ranks, with a start and a rest that grow apart."""
     (starts, crossing), (once, before) = (_growth(way, n, local) for n in (ranks, known))
     start = curve.knots[0][1]
     return rising(
@@ -193,7 +193,7 @@ def _grown(curve: Curve, known: int, ranks: int, way: Way, local: int) -> Curve:
 
 
 def _growth(way: Way, ranks: int, local: int) -> tuple[float, float]:
-    """To what the start is in proportion, and to what the rest is."""
+    """Factors that the start, and what is above it, are in proportion to."""
     hosts = max(ranks / local, 2)
     if way is Way.DIRECT:
         return ranks - 1, 1 - 1 / hosts

@@ -305,7 +305,7 @@ def _of_its_like(name: str, several_hosts: bool, device: Device) -> Mapping[int,
 
 
 def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
-    """What is above the start takes so many times as long, and so much for each byte at least."""
+    """The same on links that are `slower`: a byte takes at least `a_byte` seconds."""
     start = curve.knots[0][1]
     return rising(
         (size for size, _ in curve.knots),

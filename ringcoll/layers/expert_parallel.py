@@ -99,9 +99,9 @@ def moe(
         activation: of the gate.
         algorithm: see above.
         max_send: the most rows that one rank may have for another, which bounds buffers, and the
-            messages of "ragged_all_to_all". A block of a part of its tokens may have that part of
-            them. If there are more, no row is dropped in silence: the output is NaN, on all ranks,
-            or, by a ring, for the tokens of that round.
+            messages of "ragged_all_to_all". A ring sends a rank's tokens in blocks, and a block may
+            have its share of these rows. If there are more, no row is dropped in silence: the
+            output is NaN, by a ring for the tokens of that round, else on all ranks.
         precision: of the experts' products, as in `jax.lax.dot`.
         kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
             gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows

@@ -53,7 +53,7 @@ def by_leaves(
 
 
 def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) -> int:
-    """How many leaves a rank's batch has, of which each array has as many rows."""
+    """How many leaves a rank's batch has; each array has as many rows for each of them."""
     ranks = rank_count(axis_name)
     if leaves < 1 or leaves & (leaves - 1) or leaves % ranks:
         words = f"leaves={leaves} on {ranks} ranks of {axis_name!r}"
@@ -76,9 +76,9 @@ def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
     losses. Operands must have the same shapes for every number of ranks; `by_leaves`, and the
     layers with `order="tree"`, do this for you.
 
-    Steps and bytes: nothing is sent, but what the function sends.
+    Steps and bytes: those of the function.
 
-    Gradient: the function's. On TPU and GPU this calls the function, and does no more.
+    Gradient: the function's. On TPU and GPU this only calls the function.
 
     >>> print(jax.jit(lambda x: layers.compiled_apart(jnp.mean, x))(jnp.arange(4.0)))
     1.5

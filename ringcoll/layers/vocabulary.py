@@ -162,9 +162,9 @@ def cross_entropy(
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
     `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. No
-    logits are sent. The messages are two floats for each label, so they take no `wire`: a label
-    whose sum is small beside that of another label in its block would lose it. The gradient keeps
-    the logits themselves, not a softmax of them. A label outside the vocabulary gives a NaN.
+    logits are sent. The messages are two floats for each label, and have no `wire`: a small sum
+    would be lost beside the large sum of another label in its block. The gradient keeps the logits
+    themselves, not a softmax of them. A label outside the vocabulary gives a NaN.
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 

@@ -24,7 +24,7 @@ Pytree = Any
 def compiled_apart(function: Callable[..., Pytree]) -> Callable[..., Pytree]:
     """The function, compiled by itself on CPU, and so is its gradient. Elsewhere it is as it was.
 
-    Call the result for several operands of one type: then all calls share what is traced.
+    Call the result several times with operands of one type: all these calls share one trace.
 
     Args:
         function: of pytrees of arrays; it must not close over traced arrays.

@@ -325,8 +325,8 @@ def tour(
         visit: `(carry, shards) -> (carry, contributions)`, one for each shard, with as many rows,
             which are added up.
         order: as for `gather`.
-        halves: whether a rank's own shard is visited in two halves of its rows: one under the first
-            message, and one under the last, which has nothing else to go under.
+        halves: whether a rank visits its own shard in two halves of its rows: one under the first
+            message, and one under the last, which nothing else would hide.
 
     Returns:
         What the last visit returned, and the sum for this rank's shard, a share for each lane.

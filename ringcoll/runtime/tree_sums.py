@@ -2,8 +2,7 @@
 
 XLA:CPU changes roundings in two ways. It contracts a * b + c, and rounds once, if both are in one
 kernel. It leaves out the rounding of a narrow float that it widens again. Whether it does so
-depends on what else a rank computes. A value that went through `rounded` is not changed in either
-way.
+depends on what else a rank computes. It does neither to a value of `rounded`.
 """
 
 from collections.abc import Callable, Sequence

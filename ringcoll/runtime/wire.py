@@ -2,8 +2,8 @@
 
 `encode` makes one array of bytes of a message, and `decode` makes the message again. The engine
 calls them at a hop; `Wire` says what they do, in words and numbers. Codes and scales are one array,
-because every message costs a start. This also keeps the decoding behind the hop: no compiler can
-move it forward, because these bytes, codes and scales together, are not the floats one by one.
+because every message costs a start. This also keeps the decoding after the hop: a compiler cannot
+move it before the hop, because the bytes of one array are both codes and scales.
 """
 
 from collections.abc import Sequence
