@@ -20,7 +20,7 @@ class Place:
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
     between: str = ""
-    #: Hosts of a built-in collective, which need not have as many ranks each; 0: `hosts`.
+    #: Hosts of a built-in collective, which may have different numbers of ranks; 0: as `hosts`.
     uneven: int = 0
 
     @property

@@ -74,8 +74,8 @@ def scan_layers(
     Gradient: that of the loop above.
 
     Raises:
-        ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers; in
-            one order, the rows of a rank do not divide by its leaves; and as `gather`.
+        ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers; with
+            an order, the rows of a rank do not divide by its leaves; and as `gather`.
 
     Source: prefetching as in Zhao et al., "PyTorch FSDP" (2023), section 3.3.
 
