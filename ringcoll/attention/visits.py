@@ -227,7 +227,7 @@ class Work:
         values = out.astype(exact).transpose(0, 2, 1, 3)
         if not self.options.masks_blocks:
             return Softmax(lse, jnp.ones_like(lse), values)
-        sees = lse > lowest(exact)  # a query of a masked block may see no key
+        sees = ~(lse <= lowest(exact))  # a query of a masked block may see no key; NaN stays NaN
         values = jnp.where(sees[..., None], values, 0)
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 

@@ -58,7 +58,8 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
     if hosts < 1 or prod(shape) % hosts:
         raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
     between = between or device.between
-    if hosts > 1 and device.ranks_a_host != 1 and between not in MACHINES:
+    is_needed = hosts > 1 and device.ranks_a_host != 1
+    if (is_needed or between) and between not in MACHINES:
         raise ValueError(
             f"predict: {device.name} names no network between hosts ({between!r}); give a topology "
             f"with one of {', '.join(_networks())}, or put it into the file as `between`"

@@ -17,7 +17,7 @@ from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
-from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
+from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
 from ringcoll.layers.replicas import copied, narrowed
 from ringcoll.matmuls.functions import all_gather_matmul, einsum_reduce_scatter
@@ -126,6 +126,7 @@ def gather(
     everywhere = (*axes, *axes_of(replicas))
     encoded, back = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
     rank_count(everywhere)  # raises NameError if an axis is not bound
+    check_order("fsdp.gather", order, leaves, axes, encoded, back)
     if order is not None and (fused or replicas or reduce_dtype is not None):
         words = f"order={order!r} with fused={fused}, replicas={replicas!r}, "
         words += f"reduce_dtype={reduce_dtype!r}"

@@ -8,7 +8,7 @@ from jax import lax
 
 from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
-from ringcoll.layers.linear import rank_count
+from ringcoll.layers.linear import check_order, rank_count
 from ringcoll.layers.parameters import refusal
 
 T = TypeVar("T")
@@ -54,12 +54,8 @@ def by_leaves(
 
 def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) -> int:
     """How many leaves a rank's batch has; each array has as many rows for each of them."""
-    ranks = rank_count(axis_name)
-    if leaves < 1 or leaves & (leaves - 1) or leaves % ranks:
-        words = f"leaves={leaves} on {ranks} ranks of {axis_name!r}"
-        cure = "pass a power of two that the ranks divide"
-        raise refusal(ValueError, function, words, cure)
-    count = leaves // ranks
+    check_order(function, "tree", leaves, axis_name)
+    count = leaves // rank_count(axis_name)
     for x in jax.tree.leaves(batch):
         if not x.ndim or x.shape[0] % count:
             words = f"a rank's batch is {x.shape}, and it has {count} leaves"

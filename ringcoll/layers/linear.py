@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike, settled_to_nearest
+from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.functions import (
@@ -204,7 +204,7 @@ def columns(
         )
     else:  # nothing is gathered, so options of the gather do not apply
         rank_count(axis_name)  # raises NameError if an axis is not bound
-        check_wires(options)
+        check_unused(function, axis_name, options)
         dtype = options.preferred_element_type
         exact = {"precision": options.precision, "preferred_element_type": dtype}
         copy = partial(
@@ -267,7 +267,7 @@ def rows(
         check_sequence(function, x.shape[-2], axis_name)
         multiplied = partial(matmul_reduce_scatter, gradient_wire=options.gradient_wire)
     else:
-        check_wires(options)
+        check_unused(function, axis_name, options)
         multiplied = partial(matmul_all_reduce, fused=fused)
     y = multiplied(
         x,
@@ -288,10 +288,27 @@ def rows(
     return slices_by_leaf(lambda bias, y: with_bias(function, y, bias), shared, y, -2, blocks)
 
 
-def check_wires(options: LayerOptions) -> None:
-    """Refuse what is no wire, also where no message would hold it."""
-    for wire in (options.wire, options.gradient_wire):
-        settled_to_nearest(wire)
+def check_unused(function: str, axis_name: AxisName, options: LayerOptions) -> None:
+    """Refuse wires and orders that are none, also where nothing is sent or added."""
+    wires = settled_to_nearest(options.wire), settled_to_nearest(options.gradient_wire)
+    check_order(function, options.order, options.leaves, axis_name, *wires)
+
+
+def check_order(
+    function: str, order: str | None, leaves: int, axis_name: AxisName, *wires: Wire | None
+) -> None:
+    """Refuse an order of additions that is none, does not fit the ranks, or is beside a wire."""
+    if order is None:
+        return
+    if order != "tree":
+        raise refusal(ValueError, function, f"order={order!r}", "choose from None, 'tree'")
+    if any(wires):
+        words = "order with wire or gradient_wire: codes are rounded by the ranks there are"
+        raise refusal(ValueError, function, words, "leave order out, or the wires")
+    ranks = rank_count(axis_name)
+    if leaves < 1 or leaves & (leaves - 1) or leaves % ranks:
+        words = f"leaves={leaves} on {ranks} ranks of {axis_name!r}"
+        raise refusal(ValueError, function, words, "pass a power of two that the ranks divide")
 
 
 def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int:

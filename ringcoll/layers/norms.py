@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, slices_by_leaf
-from ringcoll.layers.linear import leaves_of_rank
+from ringcoll.layers.linear import check_order, leaves_of_rank
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.layers.replicas import copied
 
@@ -124,6 +124,7 @@ def _normed(
     wide = jnp.promote_types(x.dtype, jnp.float32)
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
     order, leaves = tree
+    check_order(function, order, leaves, sharded)
 
     def own(name: str) -> Array:
         return copied(values[name].astype(wide), sharded, order=order, leaves=leaves)

@@ -66,7 +66,8 @@ def scan_layers(
         axis_name, dtype, reduce_dtype, replicas, fused, algorithm, wire, gradient_wire: as
             `gather`.
         order, leaves: of the sums of gradients, as for `gather`. The block then computes one leaf
-            after the other: each array of x has a first dimension of rows, which leaves cut.
+            after the other: each array of x has a first dimension of rows, which leaves cut. A
+            block that draws random numbers by its shape draws the same for each leaf.
 
     Steps and bytes: forward l + 1 gathers of one layer; backward l gathers and l + 1
     reduce-scatters. That is one more of each than needed, so that all rounds of a loop are equal.
@@ -110,12 +111,12 @@ def scan_layers(
         order=order,
         leaves=leaves,
     )
-    if order is not None:
-        count = leaves_in("scan_layers", x, axis_name, leaves)
-        block = partial(_by_leaf, block, count)
     ((length,),) = lengths
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
+    if order is not None:
+        count = leaves_in("scan_layers", x, axis_name, leaves)
+        block = partial(_by_leaf, block, count)
     whole = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
     explicit, given = closed(block, whole, x)
 

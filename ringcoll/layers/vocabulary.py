@@ -16,7 +16,13 @@ from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
-from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
+from ringcoll.layers.linear import (
+    LayerOptions,
+    check_order,
+    check_sequence,
+    columns,
+    rank_count,
+)
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.runtime.value_types import varying
 
@@ -63,6 +69,7 @@ def embed(
     tokens = _integers("embed", "tokens", tokens)
     mine, row = _own(tokens, table.shape[0], axis_name)
     wires = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
+    check_order("embed", order, leaves, axis_name, *wires)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     is_mine = mine[..., None]
     if order is None:
@@ -80,10 +87,9 @@ def embed(
         return psum(found, axis_name, wire=wires[0], **how)
     check_sequence("embed", tokens.shape[-1], axis_name)
     axes, dim = axes_of(axis_name), tokens.ndim - 1
-    if order is not None:  # which refuses a wire
-        how["wire"] = wires[0] or wires[1]
-        return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **how)
-    return _scattered(_Scattering(axes, dim, algorithm, *wires), varying(found, axes))
+    if any(wires):
+        return _scattered(_Scattering(axes, dim, algorithm, *wires), varying(found, axes))
+    return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **how)
 
 
 @dataclass(frozen=True)

@@ -377,7 +377,9 @@ def matmul_all_reduce(
     if not fused:
         whole = call.ask(product, x, w)
         narrow = whole.dtype
-        if order is not None and accumulate_dtype is not None:  # not rounded before the last sum
+        is_float = jnp.issubdtype(narrow, jnp.inexact)
+        if is_float and order is not None and accumulate_dtype is not None:
+            # Not rounded before the last sum.
             whole = product(x, w, preferred_element_type=accumulate_dtype)
         total = psum(
             whole,

@@ -174,6 +174,8 @@ FALLING = {
         ({"rates": GOOD["rates"] | {"start_seconds": ["fast", ""]}}, "is not the file"),
         ({"like": "h999"}, "like: no machine is named 'h999'"),
         ({"curves": [{"collective": "psum", "ranks": 4, "hosts": 1, "knots": []}]}, "is not the f"),
+        ({"curves": [FALLING | {"ranks": 1}]}, "a curve is of fewer than 2 ranks"),
+        ({"between": "sneakernet"}, "names no network between hosts ('sneakernet')"),
         (
             {"curves": [FALLING]},
             "the knots of a curve do not rise",

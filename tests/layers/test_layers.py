@@ -283,3 +283,16 @@ def test_attention_is_that_of_jax_and_takes_positions():
     np.testing.assert_allclose(shifted, usual, atol=500 * 2.0**-24)
     assert not np.allclose(program(positions=np.arange(4)[::-1]), usual)
     assert not np.allclose(program(rotary_base=None), usual)
+
+
+def test_rows_of_a_table_have_a_forward_derivative():
+    tokens = jnp.arange(8).reshape(1, 8)
+    embed = jax.shard_map(
+        lambda table, tokens: tp.embed({"embedding": table}, tokens, "x"),
+        mesh=make_mesh(4),
+        in_specs=(P("x"), P()),
+        out_specs=P(None, "x"),
+    )
+    table = jnp.arange(16.0).reshape(8, 2)
+    _, found = jax.jvp(lambda table: jax.jit(embed)(table, tokens), (table,), (2 * table,))
+    np.testing.assert_array_equal(found[0], 2 * table)

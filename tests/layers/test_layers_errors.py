@@ -55,6 +55,39 @@ CALLS = {
         TypeError,
         "mlp: x is float32, up is bfloat16; cast them to one dtype (fsdp.gather(..., dtype=)",
     ),
+    "an order that is none": (
+        lambda: tp.rms_norm({"scale": ones(8)}, X, "x", order="bogus"),
+        ValueError,
+        "rms_norm: order='bogus'; choose from None, 'tree'",
+    ),
+    "leaves that ranks do not divide": (
+        lambda: fsdp.gather({"w": ones(8)}, {"w": P("x")}, "x", order="tree", leaves=2),
+        ValueError,
+        "fsdp.gather: leaves=2 on 4 ranks of ('x',); pass a power of two that the ranks divide",
+    ),
+    "an order of gradients with their wire": (
+        lambda: fsdp.gather({"w": ones(8)}, {"w": P("x")}, "x", order="tree", gradient_wire="int8"),
+        ValueError,
+        "fsdp.gather: order with wire or gradient_wire: codes are rounded by the ranks there are",
+    ),
+    "an order and a wire where nothing is gathered": (
+        lambda: tp.column_linear(
+            ones(8, 5), X, "x", sequence_parallel=False, order="tree", wire="int8"
+        ),
+        ValueError,
+        "column_linear: order with wire",
+    ),
+    "an order and a wire of an embedding": (
+        lambda: tp.embed(
+            {"embedding": ones(2, 8)},
+            ones(2, 4, dtype=int),
+            "x",
+            order="tree",
+            gradient_wire="int8",
+        ),
+        ValueError,
+        "embed: order with wire",
+    ),
     "rows": (
         lambda: tp.row_linear(ones(6, 5), X, "x"),
         ValueError,

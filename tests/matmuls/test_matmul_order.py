@@ -85,3 +85,16 @@ def test_refused():
     x = jnp.ones((2, 2))
     with pytest.raises(ValueError, match="order='tree', and ranks add nothing here; leave it out"):
         ringcoll.sharded_matmul(x, x, P(), P(), P(), **TREE)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_integers_are_not_widened_to_floats(fused):
+    x, w = jnp.full((2, 4), 2**12 + 1), jnp.full((4, 2), 2**13 + 3)
+    how = {"fused": fused, "order": "tree", "leaves": 2, "accumulate_dtype": jnp.float32}
+    summed = jax.shard_map(
+        lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **how),
+        mesh=make_mesh(2),
+        in_specs=(P(None, "x"), P("x")),
+        out_specs=P(),
+    )
+    np.testing.assert_array_equal(jax.jit(summed)(x, w), x @ w)

@@ -286,6 +286,8 @@ def _checked(device: Device) -> Device:
     rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
     if not all(0 <= rate < float("inf") for rate in rates):
         raise ValueError("a rate is not above 0")
+    if any(ranks < 2 for some in device.curves.values() for ranks in some):
+        raise ValueError("a curve is of fewer than 2 ranks")
     for curve in (one for some in device.curves.values() for one in some.values()):
         if not all(size >= 0 and 0 < taken < float("inf") for size, taken in curve.knots) or any(
             a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)
