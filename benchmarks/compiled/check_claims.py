@@ -10,6 +10,7 @@ exposure by more than one point, or its temporaries by more than 2 % (and 1 MiB)
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import jax
 
@@ -116,7 +117,7 @@ def _find(
                 for one in claims
                 if (one.which, one.jax, one.compiler) != (which, now.jax, now.compiler)
             ]
-            claims = [*kept, now]
+            claims = [*kept, replace(now, digest=recorded_claims.digest(which))]
             recorded_claims.save(claims)
         elif words:
             status = 1

@@ -102,7 +102,7 @@ class Claim:
         profiled: whether times are from the profile; the compiler cannot profile every program.
         hidden: how many collectives have a matmul under them, and how many there are; None
             of TPUs.
-        digest: that of `digest` when the figures were found; None if nothing is compiled.
+        digest: that of `digest` when the figures were saved; None if nothing is compiled.
     """
 
     which: ClaimedProgram
@@ -197,7 +197,6 @@ def of_found(which: ClaimedProgram, found: Figures) -> Claim:
         found.program_bytes,
         found.profiled,
         (hidden[0], hidden[1]) if which.is_on_gpus else None,
-        digest(which),
     )
 
 

@@ -227,7 +227,9 @@ def test_update_saves_claims_and_writes_the_page(monkeypatch, tmp_path, capsys):
     load, save = recorded_claims.load, recorded_claims.save
     monkeypatch.setattr(recorded_claims, "load", lambda: load(file))
     monkeypatch.setattr(recorded_claims, "save", lambda found: save(found, file))
+    monkeypatch.setattr(recorded_claims, "digest", lambda which: "d")
     assert main(["claims", "--table", "t", "--update"]) == 0
+    assert {one.digest for one in load(file)} == {"d"}
     assert (tmp_path / "page.md").read_text() == (
         "Before.\n<!-- table t -->\n|  | ring | both |\n| --- | --- | --- |\n"
         "| 64 | 2.11 ms | **566 us** |\n\n"
