@@ -186,7 +186,7 @@ def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
         close(ours(params), on_one_device(4, 8, "random", 2), terms=4 * T * D)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mostly_exhaustive(FORMS, lambda form: "ring" not in form))
 def test_more_rows_than_the_bound_are_nan_and_never_dropped(form):
     with jax.enable_x64(True):
         params = arguments(2, 8, "to one")  # a rank has T rows for the one with that expert
