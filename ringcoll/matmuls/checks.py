@@ -11,6 +11,7 @@ from jax import Array, lax
 from ringcoll.collectives import choice, wires
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Table
+from ringcoll.collectives.tree_order import leaves_of_tree
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -64,12 +65,8 @@ class FactorsCall(Call):
 
         A rank alone sends nothing, and rounds nothing.
         """
-        forward = self.ask(wires.settled_to_nearest, wire)
-        same = isinstance(gradient_wire, str) and gradient_wire == wires.SAME
-        back = forward if same else self.ask(wires.settled_to_nearest, gradient_wire)
-        if (forward or back) and self.tree[0] is not None:
-            words = "order with wire or gradient_wire: codes are rounded by the ranks there are"
-            raise self.refusal(ValueError, words, "leave order out, or the wires")
+        forward, back = self.ask(wires.settled_pair, wire, gradient_wire)
+        self.ask(leaves_of_tree, *self.tree, self.rank_count(), forward, back)
         if forward or back:
             self.ask(wires.check_operands, factors, [False] * len(factors))
         return (forward, back) if self.rank_count() > 1 else (None, None)

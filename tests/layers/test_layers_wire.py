@@ -94,6 +94,52 @@ def test_tensor_parallel_layers_take_both_wires():
     assert jnp.isfinite(value)
 
 
+def test_the_wire_of_a_gradient_may_be_that_of_its_layer():
+    mesh, x, kernel, ids = make_mesh(4), np.ones((8, 16)), np.ones((16, 32)), np.arange(8)
+    columns, rows = P(None, "x"), P("x")
+    layers = {
+        "column_linear": (  # a gradient of x, which types say is the same on all ranks
+            lambda x, w, **how: tp.column_linear(w, x, "x", sequence_parallel=False, **how),
+            (x, kernel),
+            (P(), columns),
+            columns,
+        ),
+        "embed": (
+            lambda w, ids, **how: tp.embed({"embedding": w}, ids, "x", **how),
+            (kernel, ids),
+            (rows, P()),
+            rows,
+        ),
+        "gather": (
+            lambda w, **how: fsdp.gather(w, columns, "x", **how),
+            (kernel,),
+            (columns,),
+            P(),
+        ),
+        "linear": (
+            lambda w, x, **how: fsdp.linear({"kernel": w}, x, "x", replicas="x", **how),
+            (kernel, x),
+            (columns, rows),
+            rows,
+        ),
+    }
+    for name, (layer, operands, in_specs, out_specs) in layers.items():
+        operands = [jnp.asarray(x, jnp.float32 if x.ndim > 1 else None) for x in operands]
+        programs = []
+        for gradient_wire in "same", "int8", None:
+            mapped = jax.shard_map(
+                partial(layer, wire="int8", gradient_wire=gradient_wire),
+                mesh=mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                check_vma=name == "column_linear",
+            )
+            gradient = jax.grad(lambda first, *rest, mapped=mapped: mapped(first, *rest).sum())
+            programs.append(str(jax.make_jaxpr(gradient)(*operands)))
+        same, given, floats = programs
+        assert same == given != floats, name
+
+
 D, K = 8, 4
 #: Layers that gather, compute and scatter, and the same on one device.
 LAYERS = {
