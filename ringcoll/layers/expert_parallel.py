@@ -24,6 +24,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +35,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import AxisName, Call, Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.experts import (
     Experts,
@@ -47,7 +48,6 @@ from ringcoll.layers.experts import (
     slots_of,
     spread,
 )
-from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
@@ -147,7 +147,8 @@ def moe(
     [[  3.  75. 243. 507.]
      [  3.  75. 243. 507.]] 1.0
     """
-    axes, n = axes_of(axis_name), rank_count(axis_name)
+    call = Call("layers.moe", axis_name, operands="x, router, experts")
+    axes, n = call.axes, call.ask(call.rank_count)
     x, router = jnp.asarray(x), jnp.asarray(router)
     top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
     if max_send is not None:
@@ -157,7 +158,7 @@ def moe(
     how = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
-    tokens = x.reshape(-1, x.shape[-1])
+    tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
     form = algorithm
@@ -179,9 +180,9 @@ def _checked(
 ) -> int:
     """The number of experts of a token, if it and the shapes are right."""
     for name, array in {"x": x, "router": router}.items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
             words = f"{name} is {array.dtype.name}"
-            raise refusal(TypeError, function, words, "pass real floats")
+            raise refusal(TypeError, function, words, "pass real floats, of 2 bytes or more")
     if x.ndim < 2 or router.ndim != 2 or x.shape[-1] != router.shape[0]:
         words = f"x is {list(x.shape)}, the router {list(router.shape)}"
         raise refusal(ValueError, function, words, "pass x: [..., t, d] and router: [d, experts]")
@@ -289,7 +290,7 @@ def _by_ragged_all_to_all(
     rows = experts.mlp(rows, of_expert[me])
     buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, arrived, gets, left, sends)
-    y = combined(permuted(rows, back, order).reshape(tokens, k, -1), routing.weights)
+    y = combined(permuted(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
     return jnp.where(fits, y, jnp.nan)
 
 
