@@ -22,14 +22,12 @@ rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has bo
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
@@ -37,6 +35,7 @@ from jax.tree_util import keystr
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import AxisName, Call, Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.layers.expert_ring import by_ring
 from ringcoll.layers.experts import (
     Experts,
     Kernel,
@@ -52,7 +51,6 @@ from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
 from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest
-from ringcoll.matmuls.tours import toured
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
@@ -171,7 +169,7 @@ def moe(
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
-        y = _by_ring(tokens, routing, own, axes, max_send, form)
+        y = by_ring(tokens, routing, own, axes, max_send, form)
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 
@@ -219,45 +217,6 @@ def _by_gather(
     most = None if max_send is None else max_send * len(whole) // max(len(x), 1)
     y = experts.weighted(whole, *slots_of(ids, weights, first, experts.count), most)
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
-
-
-def _by_ring(
-    x: Array,
-    routing: Routing,
-    experts: Experts,
-    axes: tuple[Any, ...],
-    max_send: int | None,
-    algorithm: str,
-) -> Array:
-    """Blocks of tokens travel around the ring, and behind each the sum of what it has got so far.
-
-    While the experts work on one round's tokens, the next ones arrive, and the sums of the last
-    ones are sent on.
-    """
-    me, count, rows = lax.axis_index(axes), experts.count, max(len(x), 1)
-    x, _ = typed_alike([x, experts.gate], axes)
-    table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
-
-    # Without a bound, rows would be kept for all experts that a token may have.
-    kept = None if max_send is None else jax.checkpoint_policies.everything_saveable
-
-    @partial(jax.checkpoint, policy=kept)
-    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...]) -> Array:
-        mine = replace(experts, gate=own[0], up=own[1], down=own[2])
-        most = None if max_send is None else -(-max_send * len(x) // rows)
-        return mine.weighted(x, *slots_of(ids, weights, me * count, count), most)
-
-    def make(parts: Sequence[tuple[Array, Array, int]]) -> list[Array]:
-        def found(whole: Array) -> Array:
-            blocks = [jnp.take(whole, origin, axis=0) for _, origin, _ in parts]
-            firsts = [slice(first, first + len(x)) for x, _, first in parts]
-            return jnp.concatenate([x[part] for x, part in zip(blocks, firsts, strict=True)])
-
-        together = jnp.concatenate([x for x, _, _ in parts])
-        made = work(together, *map(found, table), (experts.gate, experts.up, experts.down))
-        return jnp.split(made, np.cumsum([len(x) for x, _, _ in parts])[:-1])
-
-    return toured(x, make, axes, algorithm)
 
 
 def _by_ragged_all_to_all(
