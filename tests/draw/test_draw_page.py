@@ -210,6 +210,31 @@ def test_a_film_is_dark_and_still_on_request(browser, tmp_path):
         page.close()
 
 
+def test_every_letter_of_a_picture_stands_out_from_what_is_under_it(browser):
+    """Also those that have no colour of their own, such as the names of ranks."""
+    contrast = """() => {
+      const light = (colour) => {
+        const [r, g, b] = colour.match(/\\d+/g).map((part) => {
+          const share = part / 255;
+          return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+      };
+      const paper = light(getComputedStyle(document.querySelector("svg > rect")).fill);
+      const ratios = [...document.querySelectorAll("text[font-weight='600']")].map((text) => {
+        const ink = light(getComputedStyle(text).fill);
+        return Math.max(ink / paper, paper / ink);
+      });
+      return Math.min(...ratios);
+    }"""
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        for picture in (as_svg(plan("psum", "ring", (3,))), as_motion(plan("psum", "ring", (3,)))):
+            page.set_content(picture)
+            assert page.evaluate(contrast) > 4.5, scheme  # WCAG 2.2, AA
+        page.close()
+
+
 PICTURES = [*PAGES.values(), ("psum", "direct", (8,)), ("psum", "torus", (2, 2, 2))]
 PICTURES += [("all_to_all", "bruck", (4, 3)), ("psum", "bruck", (2,)), ("pmin", "torus", (4, 4))]
 
