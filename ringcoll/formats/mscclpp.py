@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from ringcoll.formats.order import Order
+from ringcoll.formats.order import StepOrder
 from ringcoll.formats.program import At, Place, Program, Step
 
 _COLLECTIVES = {
@@ -74,7 +74,7 @@ class _Plan:
 
     def __init__(self, program: Program, in_place: bool) -> None:
         self.program, self.in_place = program, in_place
-        order = Order(program)
+        order = StepOrder(program)
         self.channels: list[list[_Connection]] = [[] for _ in program.ranks]
         self.scratch = [rank.scratch for rank in program.ranks]
         self.slots: dict[At, Place] = {}  # of a step that receives

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ringcoll.formats.order import Order
+from ringcoll.formats.order import StepOrder
 from ringcoll.formats.program import At, Place, Program
 from ringcoll.schedules.schedule import ScheduleError
 
@@ -23,7 +23,7 @@ _PLACES = ("in place", "out of place")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentChunks:
     """What a step sends: in which round, from whom, to whom, and the values of its chunks."""
 
     round: int
@@ -51,7 +51,7 @@ class Proof:
 
     program: Program
     places: tuple[str, ...]
-    messages: tuple[Sent, ...]
+    messages: tuple[SentChunks, ...]
     added: int
     wrote: tuple[tuple[int, int, Value], ...] = field(repr=False)
     buffered: int
@@ -88,7 +88,7 @@ def prove(program: Program, place: str | None = None) -> Proof:
     (6, 24, ('in place', 'out of place'))
     """
     program.check_indices()
-    order = Order(program)
+    order = StepOrder(program)
     meant = zip(_PLACES, (program.in_place, program.out_of_place), strict=True)
     places = tuple(name for name, is_meant in meant if is_meant) if place is None else (place,)
     runs = []
@@ -110,13 +110,13 @@ def prove(program: Program, place: str | None = None) -> Proof:
 class _Run:
     """One execution, in place or out of place."""
 
-    def __init__(self, program: Program, order: Order, in_place: bool) -> None:
+    def __init__(self, program: Program, order: StepOrder, in_place: bool) -> None:
         self.program, self.order, self.in_place = program, order, in_place
         self.share = program.chunks // program.size  # not of psum
         self.values: dict[tuple[int, Place], Value] = {}
         self.writer: dict[tuple[int, Place], At] = {}
         self.readers = defaultdict[tuple[int, Place], list[At]](list)
-        self.messages: list[Sent] = []
+        self.messages: list[SentChunks] = []
         self.sent: dict[At, tuple[Value, ...]] = {}
         self.added = [0] * program.size
         self.chain: dict[At, int] = {}  # the most chunks added one after the other, up to a step
@@ -160,7 +160,7 @@ class _Run:
                 block = self.program.block(at)
                 assert block.to is not None  # `check_indices` has looked
                 number = self.order.round[at]
-                sent = Sent(number, at.rank, block.to, block.channel, at, values)
+                sent = SentChunks(number, at.rank, block.to, block.channel, at, values)
                 self.messages.append(sent)
 
     def _sum(self, at: At, values: tuple[Value, ...]) -> Value:

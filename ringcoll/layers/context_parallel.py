@@ -33,11 +33,11 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ringcoll.attention.auto import ULYSSES, Shape, fastest
+from ringcoll.attention.auto import ULYSSES, AttentionShape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
 from ringcoll.attention.overlapped import attend
 from ringcoll.attention.tiles import NOWHERE, Mask
-from ringcoll.attention.visits import BlockMask, Kernel, Options
+from ringcoll.attention.visits import AttentionOptions, BlockMask, Kernel
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
@@ -120,7 +120,7 @@ def attention(
     per_axis = _per_axis(call, algorithm)
     if per_axis is None:
         (batch, length, heads, d), groups = q.shape, k.shape[2]
-        shape = Shape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
+        shape = AttentionShape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
         per_axis = fastest(shape, mask, layout, sizes, device_kind())
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
@@ -139,7 +139,7 @@ def attention(
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
             raise call.refusal(ValueError, words, "both must be multiples of the ranks; or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
-    options = Options(
+    options = AttentionOptions(
         gathered,
         chosen,
         mask,
@@ -291,7 +291,9 @@ def _scale(call: Call, scale: Any, width: int) -> float:
         return float(scale)
     except (TypeError, ValueError) as error:  # a traced one too
         words = f"scale={scale!r} is no number"
-        raise call.refusal(TypeError, words, "pass a Python float; multiply q by another") from error
+        raise call.refusal(
+            TypeError, words, "pass a Python float; multiply q by another"
+        ) from error
 
 
 def _check_layout(call: Call, layout: Any, length: int) -> None:

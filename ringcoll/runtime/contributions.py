@@ -45,7 +45,7 @@ class Contributions(NamedTuple):
     of: Sequence[Array] = ()
 
 
-class Step(NamedTuple):
+class PlannedRound(NamedTuple):
     """A round as the engine runs it: its moves, and for each the keys of the shards that it moves.
 
     Attributes:
@@ -60,10 +60,10 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def planned(schedule: Schedule) -> tuple[Step, ...]:
+def planned(schedule: Schedule) -> tuple[PlannedRound, ...]:
     """The rounds of a schedule as the engine runs them."""
     return tuple(
-        Step(
+        PlannedRound(
             moves,
             tuple(tuple(Key(m.lane, offset) for offset in m.offsets) for m in moves),
             tuple(tuple(Key(m.lane, offset) for offset in schedule.arrivals(m)) for m in moves),

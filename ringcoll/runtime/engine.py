@@ -21,9 +21,9 @@ from jax import Array, lax
 from ringcoll.runtime.contributions import (
     Contributions,
     Key,
+    PlannedRound,
     Shard,
     Slot,
-    Step,
     message,
     planned,
 )
@@ -127,7 +127,7 @@ def _decoding(wire: Wire, own: Sequence[Array], visit: Visit[Carry]) -> Visit[Ca
 
 
 def _gather_loop(
-    steps: Sequence[Step],
+    steps: Sequence[PlannedRound],
     ranks: Ranks,
     stretch: tuple[int, int],
     last: list[Array],
@@ -224,7 +224,7 @@ def reduce(
 class _Sums:
     """The partial results of one rank while a `reduce` runs."""
 
-    steps: Sequence[Step]
+    steps: Sequence[PlannedRound]
     ranks: Ranks
     produce: Produce
     combine: Combine
@@ -266,7 +266,7 @@ class _Sums:
             mine, self.operands = self.order.tied((mine, self.operands))
         self.partial.update(mine)
 
-    def loop(self, first: int, steps: Sequence[Step]) -> None:
+    def loop(self, first: int, steps: Sequence[PlannedRound]) -> None:
         """Rounds of a stretch, in the order in which they run backward; the first has this number.
 
         The round before them sent raw contributions, which may be narrower than a loop's sums.

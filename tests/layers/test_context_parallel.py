@@ -21,7 +21,7 @@ from support import SIZES, crossed, make_mesh, mostly_exhaustive, paired
 from test_matmul_gradients import gamma
 
 import ringcoll
-from ringcoll.attention.auto import Shape, fastest, seconds
+from ringcoll.attention.auto import AttentionShape, fastest, seconds
 from ringcoll.attention.tiles import Mask, plan
 from ringcoll.layers import context_parallel as cp
 
@@ -97,8 +97,8 @@ def check(shape, layout, segments=False, *, length=LENGTH, jit=True, operands=op
         found, expected = (jax.jit(run) if jit else run)(q, k, v), jax.jit(one)(q, k, v)
     found, expected = jax.tree.map(np.asarray, (found, expected))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
-    tolerance = 4 * 64 * gamma(s + D) * max(
-        np.abs(x).max(initial=0) for x in jax.tree.leaves(expected)
+    tolerance = (
+        4 * 64 * gamma(s + D) * max(np.abs(x).max(initial=0) for x in jax.tree.leaves(expected))
     )
     chex.assert_trees_all_close(found, expected, rtol=0, atol=float(tolerance))
 
@@ -374,14 +374,16 @@ def test_auto_takes_what_its_price_says(monkeypatch):
     for layout in ("contiguous", "zigzag", "striped"):
         for length in (512, 4096, 16384):
             for heads in (8, 2):
-                shape = Shape(1, length, 32, heads, 128, 128, 2)
+                shape = AttentionShape(1, length, 32, heads, 128, 128, 2)
                 asked = shape, Mask(True), layout, (8,), "TPU v5 lite"
                 found = seconds(*asked)
                 chosen = found[fastest(*asked)]
                 assert chosen <= 1.02 * min(found.values())
                 assert ("ulysses",) not in found or heads == 8
     whole, near = (
-        seconds(Shape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p")
+        seconds(
+            AttentionShape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p"
+        )
         for window in (None, 512)
     )
     hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
