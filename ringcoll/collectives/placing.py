@@ -119,10 +119,10 @@ def reduce_along(
     cut = _cut(jax.typeof(x), shape, schedule.lanes)
 
     def contributions(_: Any, slots: Sequence[Slot]) -> Contributions:
-        starts = [cut.start(dim, shape[dim], slot) for slot in slots]
-        shapes = [cut.shapes[slot.lane] for slot in slots]
         sliced = partial(lax.dynamic_slice, x, allow_negative_indices=False)
-        return Contributions(list(map(sliced, starts, shapes)))
+        return Contributions(
+            [sliced(cut.start(dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots]
+        )
 
     mine = engine.reduce(schedule, ranks, contributions, combine, wire=wire)
     return concatenated(mine, cut.dim)
