@@ -11,7 +11,7 @@ from ringcoll.costs.slices import closed, rings
 
 
 @dataclass(frozen=True)
-class Placement:
+class Place:
     """The ranks of a collective, and where they are."""
 
     device: Device
@@ -28,7 +28,7 @@ class Placement:
         return prod(self.shape)
 
 
-def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -> Placement:
+def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -> Place:
     """Where so many ranks of a machine are.
 
     Raises:
@@ -64,12 +64,10 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
             f"predict: {device.name} names no network between hosts ({between!r}); give a topology "
             f"with one of {', '.join(_networks())}, or put it into the file as `between`"
         )
-    return Placement(device, shape, hosts, between=between, uneven=uneven)
+    return Place(device, shape, hosts, between=between, uneven=uneven)
 
 
-def _on_a_slice(
-    shape: tuple[int, ...], device: Device, topology: str | None, words: str
-) -> Placement:
+def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, words: str) -> Place:
     axes, sizes = device.model.axes, _sizes(words)
     line = re.search(r"\bline|no wrap|mesh", words)
     ring = re.search(r"\bring|torus|wraps", words)
@@ -85,7 +83,7 @@ def _on_a_slice(
         is_ring = (closed(axes, sizes)[sizes.index(shape[0])],)
     if line or ring:
         is_ring = (bool(ring and not line),) * len(network)
-    return Placement(device, shape, network=network, closed=is_ring)
+    return Place(device, shape, network=network, closed=is_ring)
 
 
 def _sizes(words: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
 from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, seconds, seconds_on_hosts
-from ringcoll.costs.places import Placement, place_of
+from ringcoll.costs.places import Place, place_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.strict_json import DTYPES
 from ringcoll.schedules.registry import (
@@ -142,7 +142,7 @@ def predict(
 
 
 def _encoded(
-    name: str, algorithm: Algorithm, nbytes: float, dtype: str, place: Placement, wire: Wire
+    name: str, algorithm: Algorithm, nbytes: float, dtype: str, place: Place, wire: Wire
 ) -> float:
     """With a wire: fewer bytes to send, and the work of each rank."""
     itemsize = int(re.sub(r"\D", "", _DTYPES.get(dtype, dtype))) // 8
@@ -184,7 +184,7 @@ def _price(*what: Any, offsets: frozenset[int] | None = None) -> Price:
 
 
 def _paid(
-    name: str, algorithm: Algorithm, place: Placement, offsets: frozenset[int] | None = None
+    name: str, algorithm: Algorithm, place: Place, offsets: frozenset[int] | None = None
 ) -> Price | HostsPrice:
     if place.between and 1 < place.hosts < place.ranks:
         return price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
@@ -195,7 +195,7 @@ def _by_schedule(
     name: str,
     algorithm: Algorithm,
     nbytes: float,
-    place: Placement,
+    place: Place,
     offsets: frozenset[int] | None = None,
 ) -> float:
     model, shard = place.device.model, nbytes / place.ranks
@@ -212,7 +212,7 @@ def _by_schedule(
 # -- the built-in --
 
 
-def _built_in(name: str, nbytes: float, place: Placement) -> float:
+def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place)
     if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
@@ -227,7 +227,7 @@ def _built_in(name: str, nbytes: float, place: Placement) -> float:
     return _between_hosts(name, nbytes, hosts, place)
 
 
-def _on_tpus(name: str, nbytes: float, place: Placement) -> float:
+def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     """By both directions of a ring, or of all rings of a torus.
 
     Where XLA makes an all-reduce and a slice of a reduce-scatter, that is what it costs.
@@ -313,7 +313,7 @@ def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
     )
 
 
-def _between_hosts(name: str, nbytes: float, hosts: int, place: Placement) -> float:
+def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
     """Of GPUs on several hosts that nobody measured, from one host and the network.
 
     What crosses hosts goes by a port for each rank, beside what stays within a host. Each rank

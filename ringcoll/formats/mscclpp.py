@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringcoll.formats.order import StepOrder
-from ringcoll.formats.program import At, Place, Program, Step
+from ringcoll.formats.program import At, ChunkPlace, Program, Step
 
 _COLLECTIVES = {
     "all_gather": "allgather",
@@ -77,9 +77,9 @@ class _Plan:
         order = StepOrder(program)
         self.channels: list[list[_Connection]] = [[] for _ in program.ranks]
         self.scratch = [rank.scratch for rank in program.ranks]
-        self.slots: dict[At, Place] = {}  # of a step that receives
+        self.slots: dict[At, ChunkPlace] = {}  # of a step that receives
         writers = self._writers()
-        self.puts: dict[At, tuple[int, Place]] = {}  # of a step that sends: whose, and where
+        self.puts: dict[At, tuple[int, ChunkPlace]] = {}  # of a step that sends: whose, and where
         for sends, receives in order.connections:
             sender, receiver = sends[0], receives[0]
             connection = sender.rank, receiver.rank, program.block(sender).channel
@@ -88,7 +88,7 @@ class _Plan:
             for sent, received in zip(sends, receives, strict=True):
                 step = program.step(received)
                 if not self._is_direct(received.rank, step, writers):
-                    self.slots[received] = Place("s", self.scratch[received.rank])
+                    self.slots[received] = ChunkPlace("s", self.scratch[received.rank])
                     self.scratch[received.rank] += step.count
                 place = self.slots.get(received, step.target)
                 self.puts[sent] = received.rank, place
@@ -101,14 +101,14 @@ class _Plan:
                 self.releases[At(at.rank, *step.after)].append(number)
                 self.semaphores[at.rank] += 1
 
-    def _writers(self) -> dict[tuple[int, Place], int]:
-        count = defaultdict[tuple[int, Place], int](int)
+    def _writers(self) -> dict[tuple[int, ChunkPlace], int]:
+        count = defaultdict[tuple[int, ChunkPlace], int](int)
         for at, step in self.program.steps():
             for place in step.written:
                 count[at.rank, place] += 1
         return count
 
-    def _is_direct(self, rank: int, step: Step, writers: dict[tuple[int, Place], int]) -> bool:
+    def _is_direct(self, rank: int, step: Step, writers: dict[tuple[int, ChunkPlace], int]) -> bool:
         """Whether a message can be put where it belongs: nothing else is ever there."""
         free = {"s"} if self.in_place and self.program.collective != "all_gather" else {"s", "o"}
         once = all(writers[rank, place] == 1 for place in step.written)
@@ -262,5 +262,5 @@ def _on(name: str, channel: int) -> dict[str, Any]:
     return {"name": name, "channel_ids": [channel], "channel_type": "memory"}
 
 
-def _local(place: Place, count: int) -> dict[str, Any]:
+def _local(place: ChunkPlace, count: int) -> dict[str, Any]:
     return {"type": place.buffer, "index": place.first, "size": count}

@@ -18,6 +18,7 @@ import jax
 from ringcoll.costs.model import Model, all_to_all_seconds
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.work import SURE, are_known
 
 #: The name of this form among algorithms.
 EXCHANGED = "exchanged"
@@ -42,12 +43,12 @@ def pays(
     gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
 ) -> bool:
     """Whether to exchange rows in place of the gather: on one axis, where it is quicker."""
-    if len(sizes) != 1 or not auto.are_known(x, *others):
+    if len(sizes) != 1 or not are_known(x, *others):
         return False
     algorithm, late = auto.to_gather(gather, x, others, sizes, model)
     gathered = auto.gather_seconds(gather, x, others, sizes, model, late)[algorithm]
     exchanged = seconds(gather, x, others, sizes, model)
-    return exchanged is not None and auto.SURE**2 * exchanged < gathered
+    return exchanged is not None and SURE**2 * exchanged < gathered
 
 
 def seconds(
