@@ -132,7 +132,7 @@ def gather(
             return leaf
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
-            raise refusal(TypeError, "fsdp.gather", words, "leave what is no float whole")
+            raise refusal(TypeError, "fsdp.gather", words, "leave this leaf whole")
         if is_checked() and not {*axes} <= jax.typeof(leaf).mat.varying:
             words = f"{name}: its spec {spec} shards it, but it is the same on all ranks here"
             cure = "pass the specs that jax.shard_map has in in_specs"
@@ -187,7 +187,7 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
         if there == axes and axes:
             found = dim
         elif set(there) & set(axes):
-            words = f"{name}: its spec {spec} has {entry!r}, of which {axes} is gathered"
+            words = f"{name}: its spec {spec} has {entry!r}, and the gather is over {axes}"
             cure = "pass axis_name as the spec has it, or shard another dimension"
             raise refusal(ValueError, "fsdp.gather", words, cure)
     return found

@@ -311,7 +311,7 @@ def rows(
 
 
 def check_unused(function: str, axis_name: AxisName, options: LayerOptions) -> None:
-    """Refuse wires and orders that are none, also where nothing is sent or added."""
+    """Refuse wrong wires and orders, also where nothing is sent or added."""
     check_order(function, options.order, options.leaves, axis_name, *options.wires())
 
 

@@ -118,10 +118,10 @@ def gather_seconds(
 ) -> dict[str, float]:
     """Seconds by algorithm, on axes of these sizes; the products numbered in `late` are made late.
 
-    Where products are added up, whole shards are no choice: compilers then copy what came. Nor are
-    they with a wire: the decoding of two shards, which hides nothing, is twice as long. (Compiled,
-    int8, 8192 x 8192 x 28672: halves 660 us on v6e:4x2, 2671 on v5e:4x2, 1202 on v5p:2x2x2; whole
-    shards 735, 2830, 1176.) Where halves cut tiles, halves are none.
+    Whole shards are left out where products are added up, because compilers then copy what arrived.
+    They are left out with a wire too: to decode two shards takes twice as long, and hides nothing.
+    (Compiled, int8, 8192 x 8192 x 28672: halves 660 us on v6e:4x2, 2671 on v5e:4x2, 1202 on
+    v5p:2x2x2; whole shards 735, 2830, 1176.) Halves are left out where they would cut tiles.
     """
     ranks, shard = prod(sizes), nbytes(x)
     works = works_of(gather, x, others, ranks)
@@ -223,8 +223,8 @@ def to_scatter(
 ) -> str:
     """The algorithm that scatters a sum of products.
 
-    With a wire that is the built-in exchange: it encodes every contribution once. Rings, which hide
-    more, encode each partial sum at every hop: they are only for who asks for them.
+    With a wire that is the built-in exchange: it encodes every contribution once. Rings hide more,
+    but encode each partial sum at every hop, so they run only if the caller names one.
     """
     if scatter.wire or not are_known(*(x for pair in pairs for x in pair)):
         return LAX

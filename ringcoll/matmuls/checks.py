@@ -78,7 +78,7 @@ class FactorsCall(Call):
         return self.ask(Labels.of, spec)
 
     def check_label(self, label: Any, labels: str, of: str) -> None:
-        """Refuse what is none of `labels`."""
+        """Refuse a label that is not among `labels`."""
         if label not in tuple(labels):  # "mk" is in "mkf"
             cure = f"choose from {', '.join(labels)}"
             raise self.refusal(ValueError, f"{label!r} is no label of {of}", cure)
@@ -103,7 +103,7 @@ class FactorsCall(Call):
         how = {"precision": precision, "preferred_element_type": preferred}
         einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **how)
         dtype = self.ask(jax.eval_shape, einsum, *whole).dtype
-        if jnp.issubdtype(dtype, jnp.bool_):  # of which lax has no sum over ranks
+        if jnp.issubdtype(dtype, jnp.bool_):  # lax has no sum of booleans over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
         self.wide(dtype)
         return dtype

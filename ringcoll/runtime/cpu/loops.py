@@ -29,7 +29,7 @@ _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 
-#: Operations of which one part may need only some of the operands.
+#: Operations with several parts, each of which may need only some of the operands.
 _IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
 
 #: What an operation does: neither, it sends, or it runs a loop that sends.
