@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         text = Path(args.fit).read_text(encoding="utf-8")
         data, lines = fit_machine(name, read_timings(text))
     except (OSError, UnicodeDecodeError) as error:
-        args.error(f"--fit {args.fit}: {getattr(error, 'strerror', None) or 'is no text'}")
+        args.error(f"--fit {args.fit}: {getattr(error, 'strerror', None) or 'is not text'}")
     except ValueError as error:
         args.error(f"--fit {args.fit}: {error}")
     print(*lines, sep="\n")

@@ -81,7 +81,7 @@ def _tuner(args: argparse.Namespace, content: bytes) -> int:
     """Read a tuner's file.
 
     Raises:
-        ValueError: a line is wrong, or it is no text.
+        ValueError: a line is wrong, or it is not text.
     """
     if args.svg:
         raise ValueError(f"--svg: {args.file} is no MSCCL XML, and a table has no picture")

@@ -126,7 +126,7 @@ def moe(
 
     Raises:
         KeyError: gate, up or down is missing.
-        TypeError: x and the experts are of different dtypes, or no floats; top_k is no integer.
+        TypeError: x and the experts are of different dtypes, or no floats; top_k is not an integer.
         ValueError: shapes do not fit; experts do not divide by the ranks; top_k is not 1 to E;
             there is no such algorithm.
 
@@ -203,7 +203,7 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError as error:
-        words = f"{name}={value!r} is no integer"
+        words = f"{name}={value!r} is not an integer"
         raise refusal(TypeError, function, words, "pass a Python int") from error
 
 

@@ -176,7 +176,7 @@ CALLS = {
     "to gather integers": (
         lambda: fsdp.gather({"w": jnp.arange(4)}, {"w": P("x")}, "x"),
         TypeError,
-        "shards it, and it is int32; leave what is no float whole",
+        "shards it, and it is int32; leave this leaf whole",
     ),
     "to gather what is whole": (
         lambda: fsdp.gather({"w": X}, {"w": P("x")}, "x"),
