@@ -92,7 +92,30 @@ def test_a_page_has_a_badge_where_the_repository_has_an_address():
         in page
     )
     assert '??? success "Solution"' in page
-    assert "colab" not in notebooks.as_markdown(notebook, "lessons/a.md", "")
+    without = notebooks.as_markdown(notebook, "lessons/a.md", "")
+    assert "colab" not in without
+    assert "Its first cell says how to install ringcoll" in without
+
+
+@pytest.mark.parametrize("path", ["", "ringcoll.whl"])
+def test_without_an_address_the_first_cell_asks_for_a_wheel(path, monkeypatch):
+    cell = notebooks.for_readers(notebooks.read(SOURCES[0]), "06_reading_the_schedule", "").cells[0]
+    assert 'RINGCOLL = ""' in cell.source
+    asked = []
+    pip = "    %pip install --quiet "
+    code = cell.source.replace('RINGCOLL = ""', f"RINGCOLL = {path!r}").replace(
+        pip, "    asked += f"
+    )
+    run = {"asked": asked}
+    exec(code, run)  # it is installed
+    assert asked == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    if path:
+        exec(code, run)
+        assert "".join(asked) == "ringcoll.whl[tpu]"
+    else:
+        with pytest.raises(ModuleNotFoundError, match="write the path of its wheel into RINGCOLL"):
+            exec(code, run)
 
 
 def test_links_are_those_of_the_site():
