@@ -22,6 +22,8 @@ SOURCES = sorted((HERE / "examples").glob("lessons/[0-9]*.py"))
 SOURCES += sorted(p for p in (HERE / "examples").glob("tutorials/*.py") if p.stem != "__init__")
 #: What the wheel brings; the rest of the repository is not there on Colab.
 THERE = {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}
+#: What of JAX imports a package that it does not bring.
+NEEDS_MORE = ("visualize_array_sharding(", "visualize_sharding(")
 #: And what a notebook may use that asks for an extra.
 BY_EXTRA = {"[examples]": {"flax", "optax"}}
 
@@ -35,6 +37,7 @@ def test_a_notebook_needs_nothing_but_the_wheel(source):
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     extra = BY_EXTRA.get(notebooks.EXTRAS.get(source.stem, ""), set())
     assert {name.split(".")[0] for name in names} <= THERE | extra
+    assert not any(name in code for name in NEEDS_MORE)
     assert "start(8)" in code or source.stem == "mesh_chooser"  # which runs nothing
 
 
