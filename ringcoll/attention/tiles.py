@@ -65,7 +65,7 @@ def side(length: int, heads: int) -> int:
 
 def rows_together(rows: int, heads: int, tile: int) -> int:
     """How many rows, of so many heads each, make one tile; a divisor of `rows`."""
-    most = max(TILE_BYTES // (4 * heads * tile**2), 1)
+    most = max(TILE_BYTES // (4 * max(heads, 1) * tile**2), 1)
     return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 

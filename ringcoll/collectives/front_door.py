@@ -153,7 +153,9 @@ class Call:
             if for_lax[i]:
                 done.append(self._by_lax(leaf, collective))
                 continue
-            done.append(varying(jnp.asarray(leaf), self.axes))
+            x = jnp.asarray(leaf)
+            counted = x.astype(jnp.int32) if collective.counts and x.dtype == bool else x
+            done.append(varying(counted, self.axes))
             if len(leaves) == 1 and jax.typeof(done[i]) != jax.typeof(leaf):
                 self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
             # With a wire each has messages of its own: in one message, they would share scales.

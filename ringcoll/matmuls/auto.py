@@ -111,7 +111,7 @@ def to_gather(
     takes longer than what it hides, it is made once, of the whole x: after the others, which
     then hide the wire alone, or, if there are none, after a built-in gather.
     """
-    if not _are_known(x, *others):
+    if not are_known(x, *others):
         return LAX, ()
     late = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
     choices = [
@@ -194,7 +194,7 @@ def to_gather_on_gpus(
     gather: Gather, x: Any, others: Sequence[Any], ranks: int, device_kind: str | None
 ) -> str:
     """The algorithm that gathers x on GPUs, if the devices may be some."""
-    if _is_no_gpu(device_kind) or not _are_known(x, *others):
+    if _is_no_gpu(device_kind) or not are_known(x, *others):
         return LAX
     works = _works(gather, x, others, ranks)
     sent = ratio(gather.wire, x.dtype)
@@ -205,7 +205,7 @@ def to_scatter_on_gpus(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, device_kind: str | None
 ) -> str:
     """The algorithm that scatters a sum of products on GPUs, if the devices may be some."""
-    if _is_no_gpu(device_kind) or not _are_known(*(x for pair in pairs for x in pair)):
+    if _is_no_gpu(device_kind) or not are_known(*(x for pair in pairs for x in pair)):
         return LAX
     if scatter.wire:
         return LAX
@@ -260,7 +260,7 @@ def gpu(device_kind: str | None) -> Device:
 
 def to_gather_between(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> str:
     """The algorithm that gathers x between hosts on CPU."""
-    if not _are_known(x, *others):
+    if not are_known(x, *others):
         return LAX
     if ranks == 2 and _widened(x.dtype) == 1:
         return LAX  # measured: the ring takes 1.2 to 1.5 times as long, for two hops of one way
@@ -279,7 +279,7 @@ def to_scatter_between(
         jax: the version of JAX. Before 0.11 lax's own psum_scatter is sometimes silently wrong
             there (github.com/jax-ml/jax/issues/40830): it is not taken.
     """
-    if not _are_known(*(x for pair in pairs for x in pair)):
+    if not are_known(*(x for pair in pairs for x in pair)):
         return LAX
     if scatter.wire:
         return LAX
@@ -320,7 +320,7 @@ def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, m
     joined, each part of the result is put in its place by itself, under which compilers may start
     the hop. By `hidden_seconds`, whichever is quickest.
     """
-    if not _are_known(x, *others):
+    if not are_known(x, *others):
         return FUSED
     works = _works(gather, x, others, schedule.size)
     sent = ratio(gather.wire, x.dtype)
@@ -339,7 +339,7 @@ def pairs_pay(
     memory beside the core holds the other factor, but not two shards beside it: then every turn
     reads it again (w: [14336, 4096] on v5e:4x2, compiled apart: 3154 us, written out 2764).
     """
-    if device_kind not in KINDS or not _are_known(x, *others):
+    if device_kind not in KINDS or not are_known(x, *others):
         return False
     model, n = machine(device_kind), schedule.size
     works = _works(gather, x, others, n)
@@ -389,7 +389,7 @@ def to_scatter(
     With a wire that is the built-in exchange: it encodes every contribution once. Rings, which hide
     more, encode each partial sum at every hop: they are only for who asks for them.
     """
-    if scatter.wire or not _are_known(*(x for pair in pairs for x in pair)):
+    if scatter.wire or not are_known(*(x for pair in pairs for x in pair)):
         return LAX
     return _fastest(scatter_seconds(scatter, pairs, sizes, model))
 
@@ -426,7 +426,7 @@ def turns_pay(
     as long. Twice as many matmuls then read the factors that are not cut, so the products must
     also take longer than that reading.
     """
-    if device_kind not in KINDS or not _are_known(*factors) or scatter.wire:
+    if device_kind not in KINDS or not are_known(*factors) or scatter.wire:
         return False  # by turns nothing is encoded
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
@@ -450,6 +450,6 @@ def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> t
     return Work(flops, 3 * block, once + ranks * block, again), block
 
 
-def _are_known(*arrays: Any) -> bool:
+def are_known(*arrays: Any) -> bool:
     """Whether all sizes are numbers (those of `jax.export` may be symbols)."""
     return all(isinstance(size, int) for x in arrays for size in x.shape)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.model import Model, all_to_all_seconds, links, scatter_links
 from ringcoll.costs.prediction import predict
 from ringcoll.matmuls import auto
 
@@ -48,8 +48,7 @@ class Mixture:
 def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     """Seconds of the layer by algorithm, forward; routing is left out.
 
-    On TPUs built-in collectives get all links of a chip, and rings one link each way. Rows of an
-    all-to-all pass as many links as a row of a torus on average: a quarter of each axis.
+    On TPUs built-in collectives get all links of a chip, and rings one link each way.
 
     >>> from ringcoll.matmuls.experts import Mixture, seconds
     >>> few = Mixture(ranks=8, tokens=128, experts=8, chosen=8, d=4096, f=1536, itemsize=2)
@@ -62,9 +61,8 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     whole, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
     inward, outward = links(n, model), scatter_links(n, model)
     made = {GATHER: whole + 2 * model.alpha + sent / inward + sent / outward}
-    distance = model.axes * n ** (1 / model.axes) / 4
-    rows = mixture.chosen * sent / n * max(distance, 1.0)
-    made[RAGGED] = whole + 2 * (model.alpha + rows / inward)
+    rows = all_to_all_seconds(mixture.chosen * mixture.block, n, model)
+    made[RAGGED] = whole + 2 * (model.alpha + rows)
     for name, ways in RINGS.items():
         hop = 2 * (model.latency + model.beta * mixture.block / ways)
         made[name] = mixture.around(model, hop)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -72,12 +72,11 @@ def planned(schedule: Schedule) -> tuple[Step, ...]:
     )
 
 
-def messages(held: Mapping[Key, Array], keys: Sequence[Sequence[Key]]) -> list[Array]:
-    """A message for each move: the shards with its keys."""
-    return [stacked([held[key] for key in of_move]) for of_move in keys]
+def message(held: Mapping[Key, Array], keys: Sequence[Any]) -> Array:
+    """The shards under these keys, stacked; under the keys of several messages, a stack of these.
 
-
-def stacked(arrays: Sequence[Array]) -> Array:
-    """The arrays stacked, in the widest of their dtypes: partial results may be wider."""
-    widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
-    return jnp.stack([x.astype(widest) for x in arrays])
+    In the widest of their dtypes: a partial sum may be wider than a raw contribution.
+    """
+    shards = [held[key] if isinstance(key, Key) else message(held, key) for key in keys]
+    widest = max((x.dtype for x in shards), key=lambda dtype: dtype.itemsize)
+    return jnp.stack([x.astype(widest) for x in shards])

@@ -1,0 +1,79 @@
+"""A product with a gathered factor, made without gathering it: the rows of the other one travel.
+
+FSDP with few rows: x: [m, k] on each of n ranks, w: [k/n, f]. The gather of w sends k f numbers,
+though n m rows may be far fewer than k. So w stays:
+
+- `mk,kf->mf`, gathered along k: an all-to-all brings every rank its k/n columns of all n m rows,
+  and the sum of the products over ranks, [n m, f], is scattered;
+- `mk,kf->mf`, gathered along f (w: [k, f/n]; or the gradient by x of the form above): all rows are
+  gathered, and an all-to-all brings the products, [n m, f/n], home.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+
+from ringcoll.costs.model import Model, all_to_all_seconds
+from ringcoll.matmuls import auto
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+
+#: The name of this form among algorithms.
+EXCHANGED = "exchanged"
+
+
+def in_place_of(gather: Gather, product: Product, other: Any) -> Gather | Scatter | None:
+    """What sends the rows of the other factor or of the result; None if they have none.
+
+    Of several labels of the other factor, the longest is that of rows.
+    """
+    label, moving = gather.label, gather.moving
+    free = [c for c in product.other if c in product.out and c not in moving]
+    if not free or (label in product.other and label in product.out):  # products of a batch
+        return None
+    rows = max(free, key=lambda c: other.shape[product.other.index(c)])
+    if label in product.other:
+        return Scatter(rows, product.out, ((moving, product.other),), product.dtype)
+    return Gather(rows, product.other, (Product(moving, product.out, product.dtype),))
+
+
+def pays(
+    gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
+) -> bool:
+    """Whether to exchange rows in place of the gather: on one axis, where it is quicker."""
+    if len(sizes) != 1 or not auto.are_known(x, *others):
+        return False
+    algorithm, late = auto.to_gather(gather, x, others, sizes, model)
+    gathered = auto.gather_seconds(gather, x, others, sizes, model, late)[algorithm]
+    exchanged = seconds(gather, x, others, sizes, model)
+    return exchanged is not None and auto.SURE**2 * exchanged < gathered
+
+
+def seconds(
+    gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
+) -> float | None:
+    """Seconds of all products if x stays; None if that is not possible."""
+    n, total = prod(sizes), 0.0
+    for product, other in zip(gather.products, others, strict=True):
+        of = in_place_of(gather, product, other)
+        if of is None:
+            return None
+        length = dict(zip(gather.moving, x.shape, strict=True))
+        length |= dict(zip(product.other, other.shape, strict=True))
+        if isinstance(of, Scatter):
+            swapped = other
+            length |= {gather.label: length[gather.label] // n, of.label: n * length[of.label]}
+            rows = _array(length, product.other, other.dtype)
+            choices = auto.scatter_seconds(of, [(x, rows)], sizes, model)
+        else:
+            choices = auto.gather_seconds(of, other, [x], sizes, model)
+            length[of.label] *= n
+            swapped = _array(length, product.out, product.dtype)
+        block = swapped.size * swapped.dtype.itemsize
+        total += min(choices.values()) + all_to_all_seconds(block, n, model)
+    return total
+
+
+def _array(length: dict[str, int], labels: str, dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(length[c] for c in labels), dtype)
