@@ -78,7 +78,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     terms = tuple((product.out, product.other) for product in products)
     wires = gather.gradient_wire, gather.gradient_wire
     like = x if whole is None else whole
-    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires)
+    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires, follows=True)
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
