@@ -250,8 +250,8 @@ class _Block:
             yield _on("signal", self.to)
         if numbers := self.plan.releases[at]:
             yield _SYNC
-            for first in range(0, len(numbers), _MOST_SEMAPHORES):
-                yield _of_semaphores("sem_release", numbers[first : first + _MOST_SEMAPHORES])
+            for i in range(0, len(numbers), _MOST_SEMAPHORES):
+                yield _of_semaphores("sem_release", numbers[i : i + _MOST_SEMAPHORES])
 
 
 def _of_semaphores(name: str, numbers: list[int]) -> dict[str, Any]:

@@ -236,11 +236,14 @@ def scatter_seconds(
 ) -> dict[str, float]:
     """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
     ranks = prod(sizes)
-    work, block = summed(scatter, pairs, ranks)
+    whole, block = summed(scatter, pairs, ranks)
+    work = replace(whole, once=ranks * block, cut=whole.once - ranks * block, joined=block)
+    follows = scatter.follows
     algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
+    ways = scatter_links(ranks, model)
     return {
-        LAX: bare_seconds([work], block, ranks, model, scatter_links(ranks, model)),
-        algorithm: hidden_seconds([work], block, ranks, model, made),
+        LAX: bare_seconds([work], block, ranks, model, ways, follows=follows),
+        algorithm: hidden_seconds([work], block, ranks, model, made, follows=follows),
     }
 
 

@@ -10,6 +10,7 @@ though n m rows may be far fewer than k. So w stays:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -40,15 +41,37 @@ def in_place_of(gather: Gather, product: Product, other: Any) -> Gather | Scatte
 
 
 def pays(
-    gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
+    gather: Gather,
+    x: Any,
+    others: Sequence[Any],
+    sizes: tuple[int, ...],
+    model: Model,
+    keeps: bool = False,
 ) -> bool:
-    """Whether to exchange rows in place of the gather: on one axis, where it is quicker."""
-    if len(sizes) != 1 or not are_known(x, *others):
+    """Whether to exchange rows in place of the gather: on one axis, where it is quicker.
+
+    Not of several products, which share a gather, and whose rows would travel once for each.
+
+    Args:
+        gather, x, others, sizes, model: as for `auto.to_gather`.
+        keeps: whether a gather would keep the whole x for the gradient by the other factor. Then
+            that is one product more. Rows that were exchanged are exchanged again for it.
+    """
+    if len(sizes) != 1 or len(others) != 1 or not are_known(x, *others):
         return False
     algorithm, late = auto.to_gather(gather, x, others, sizes, model)
     gathered = auto.gather_seconds(gather, x, others, sizes, model, late)[algorithm]
     exchanged = seconds(gather, x, others, sizes, model)
-    return exchanged is not None and SURE**2 * exchanged < gathered
+    if exchanged is None:
+        return False
+    if keeps:
+        (product,), (other,) = gather.products, others
+        length = _lengths(gather, product, x, other, prod(sizes))
+        back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
+        ct = _array(length, product.out, product.dtype)
+        exchanged += seconds(back, x, [ct], sizes, model) or 0.0
+        gathered += model.start + 2 * prod(length.values()) * model.delta
+    return SURE**2 * exchanged < gathered
 
 
 def seconds(
@@ -60,20 +83,25 @@ def seconds(
         of = in_place_of(gather, product, other)
         if of is None:
             return None
-        length = dict(zip(gather.moving, x.shape, strict=True))
-        length |= dict(zip(product.other, other.shape, strict=True))
+        length = _lengths(gather, product, x, other, n)
         if isinstance(of, Scatter):
             swapped = other
-            length |= {gather.label: length[gather.label] // n, of.label: n * length[of.label]}
-            rows = _array(length, product.other, other.dtype)
+            part = {gather.label: length[gather.label] // n, of.label: n * length[of.label]}
+            rows = _array(length | part, product.other, other.dtype)
             choices = auto.scatter_seconds(of, [(x, rows)], sizes, model)
         else:
             choices = auto.gather_seconds(of, other, [x], sizes, model)
-            length[of.label] *= n
             swapped = _array(length, product.out, product.dtype)
         block = swapped.size * swapped.dtype.itemsize
         total += min(choices.values()) + all_to_all_seconds(block, n, model)
     return total
+
+
+def _lengths(gather: Gather, product: Product, x: Any, other: Any, n: int) -> dict[str, int]:
+    """The size of every label of a product of the whole x."""
+    length = dict(zip(gather.moving, x.shape, strict=True))
+    length[gather.label] *= n
+    return length | dict(zip(product.other, other.shape, strict=True))
 
 
 def _array(length: dict[str, int], labels: str, dtype: Any) -> jax.ShapeDtypeStruct:

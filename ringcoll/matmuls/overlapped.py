@@ -66,7 +66,7 @@ def gather_and_multiply(
 
 
 def _gather_and_multiply_forward(options, gather, x, others):
-    if not options.saves or _stays(options, gather, x, others):
+    if not options.saves or _stays(options, gather, x, others, keeps=True):
         return gather_and_multiply(options, gather, x, others), (x, None, others)
     results, whole = _gather_and_multiply(options, gather, x, others, keep=True)
     return results, (None, whole, others)
@@ -78,7 +78,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     terms = tuple((product.out, product.other) for product in products)
     wires = gather.gradient_wire, gather.gradient_wire
     like = x if whole is None else whole
-    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires)
+    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires, follows=True)
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
@@ -152,13 +152,15 @@ def _gather_and_multiply(
     return results, whole if keep else None
 
 
-def _stays(options: Options, gather: Gather, x: Array, others: list[Array]) -> bool:
-    """Whether, on TPUs, x stays and the rows of the other factors travel: see `exchange`."""
+def _stays(
+    options: Options, gather: Gather, x: Array, others: list[Array], keeps: bool = False
+) -> bool:
+    """Whether, on TPUs, x stays and the rows of the other factor travel: see `exchange.pays`."""
     has_terms = options.leaves is not None or gather.wire or gather.gradient_wire
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
     if options.algorithm != "auto" or device_kind() not in auto.KINDS or has_terms or is_explicit:
         return False
-    return exchange.pays(gather, x, others, options.sizes(), options.model())
+    return exchange.pays(gather, x, others, options.sizes(), options.model(), keeps)
 
 
 def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:

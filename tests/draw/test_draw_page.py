@@ -177,6 +177,20 @@ def test_motion_is_reduced_on_request(opened):
     assert page.evaluate(TIME) == pytest.approx(2.995)
 
 
+def test_a_legend_is_whole_where_its_picture_scrolls(opened):
+    page = opened("torus")
+    page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
+    page.reload()
+    assert page.get_attribute("#larger", "aria-pressed") == "true"
+    assert page.evaluate(
+        """(width) => [...document.querySelectorAll("#legend span")].every((one) => {
+      const box = one.getBoundingClientRect();
+      return box.left >= 0 && box.right <= width;
+    })""",
+        PHONE[0],
+    )
+
+
 @pytest.mark.parametrize(("name", "cell"), [("ring", 2), ("stages", 0)])
 def test_one_shard_is_followed(opened, name, cell):
     page = opened(name, hash="#round=1", reduced_motion="reduce")

@@ -22,8 +22,10 @@ def array(*shape):
     return SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=TWO_BYTES)
 
 
-def where_possible(options, gather, x, others):
-    made = [exchange.in_place_of(gather, *pair) for pair in zip(gather.products, others)]
+def where_possible(options, gather, x, others, keeps=False):
+    made = [
+        exchange.in_place_of(gather, *pair) for pair in zip(gather.products, others, strict=True)
+    ]
     return options.algorithm == "auto" and None not in made
 
 
@@ -52,9 +54,9 @@ def test_what_travels_instead(monkeypatch):
 
     made = jax.shard_map(program, mesh=make_mesh(4), in_specs=(P("x"), P("x")), out_specs=P("x"))
     x, w = jax.ShapeDtypeStruct((12, 8), np.float32), jax.ShapeDtypeStruct((8, 6), np.float32)
-    text = str(jax.make_jaxpr(made)(x, w))
-    assert text.count(" all_to_all[") == 2
-    assert text.count(" all_gather[") == 1  # of the cotangent, none of w
+    text = jax.jit(made).lower(x, w).as_text()
+    assert text.count("stablehlo.all_to_all") == 2
+    assert text.count("stablehlo.all_gather") == 1  # of the cotangent, none of w
 
 
 def test_rows_are_the_longest_label_that_only_the_other_factor_has():
@@ -73,11 +75,11 @@ def test_rows_are_the_longest_label_that_only_the_other_factor_has():
     assert exchange.in_place_of(Gather("k", "kf", (vector,)), vector, array(8)) is None
 
 
-def fsdp(model, m, k, f, n=8, by="k", sizes=None):
+def fsdp(model, m, k, f, n=8, by="k", sizes=None, keeps=False):
     """Whether rows travel: w: [k, f], sharded by `by`, x: [m, k] on each rank."""
     w = array(k // n, f) if by == "k" else array(k, f // n)
     gather = Gather(by, "kf", (Product("mk", "mf", TWO_BYTES),))
-    return exchange.pays(gather, w, [array(m, k)], sizes or (n,), model)
+    return exchange.pays(gather, w, [array(m, k)], sizes or (n,), model, keeps)
 
 
 def test_few_rows_travel_in_place_of_a_large_weight():
@@ -93,6 +95,23 @@ def test_few_rows_travel_in_place_of_a_large_weight():
         assert not fsdp(model, 128, 8192, 14336, sizes=(2, 4))
 
 
+def test_rows_that_are_few_once_may_be_many_twice():
+    """A gathered w serves the gradient by x too. Compiled, with both gradients, v6e, 512 rows a
+    rank: w gathered 2694 us, rows exchanged there and back 3044."""
+    v6e = DEVICES["v6e"]
+    assert fsdp(v6e, 512, 8192, 14336)
+    assert not fsdp(v6e, 512, 8192, 14336, keeps=True)
+    assert fsdp(v6e, 128, 8192, 14336, keeps=True)
+
+
+def test_several_products_share_a_gather():
+    two = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),) * 2)
+    one = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
+    x, w = array(1024, 8192), array(8192, 128)
+    assert exchange.pays(one, x, [w], (8,), DEVICES["v6e"])  # compiled as 4096 columns: 421, 690
+    assert not exchange.pays(two, x, [w, w], (8,), DEVICES["v6e"])
+
+
 def test_of_symbolic_sizes_nothing_is_guessed():
     gather = Gather("k", "kf", (Product("mk", "mf", TWO_BYTES),))
     symbolic = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES)
@@ -104,9 +123,7 @@ def test_only_tpus_exchange_and_only_by_auto():
 
     def count(**how):
         call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how)  # noqa: E731
-        mapped = jax.shard_map(
-            call, mesh=make_mesh(8), in_specs=(P("x"), P("x")), out_specs=P("x")
-        )
+        mapped = jax.shard_map(call, mesh=make_mesh(8), in_specs=(P("x"), P("x")), out_specs=P("x"))
         x = jax.ShapeDtypeStruct((1024, 8192), jax.numpy.bfloat16)
         w = jax.ShapeDtypeStruct((8192, 14336), jax.numpy.bfloat16)
         return str(jax.make_jaxpr(mapped)(x, w)).count(" all_to_all[")

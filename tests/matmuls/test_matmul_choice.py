@@ -1,5 +1,6 @@
 """What "auto" is for a matmul: hidden, hidden with some products late, or beside lax."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -121,7 +122,9 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     assert added == Work(flops, added=y, once=w, sliced=x)  # w travels
     # k is of both ranks. What came and what was made are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
-    assert scattered == Work(flops / n, added=3 * y / n, once=x / n + y, again=w / n)
+    assert scattered == Work(
+        flops / n, added=3 * y / n, once=y, again=w / n, cut=x / n, joined=y / n
+    )
 
 
 def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_is_not_cut():
@@ -139,6 +142,15 @@ def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_i
     assert pays(v5e, 2048, 512, 4096)
     assert not pays("NVIDIA H200", 8192, 3584, 8192)  # whose scheduler hides nothing then
     assert not pays(None, 8192, 3584, 8192)
+
+
+def test_a_gradient_finds_its_factors_fetched():
+    """Compiled, both gradients of a gathered contraction, 512 x 8192 x 14336 on v6e: ring 170 us,
+    lax 157."""
+    pair = array(512, 1792), array(8192, 1792)
+    sums = Scatter("k", "mk", (("mf", "kf"),), TWO_BYTES)
+    assert to_scatter(sums, [pair], (8,), V6E) == RING
+    assert to_scatter(replace(sums, follows=True), [pair], (8,), V6E) == "lax"
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():
