@@ -203,9 +203,9 @@ def test_the_help_names_what_a_constant_is_of(capsys):
     with pytest.raises(SystemExit):
         main(["cost", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for network in ("device", "outer network"):
-        assert f"of a byte sent, in place of the {network}'s" in said
-        assert f"of a message, in place of the {network}'s" in said
+    for whose in ("device", "outer network"):
+        assert f"of a byte sent, in place of the {whose}'s" in said
+        assert f"of a message, in place of the {whose}'s" in said
 
 
 def test_hosts(capsys):
