@@ -60,7 +60,9 @@ class FactorsCall(Call):
             words += f"{options.blocks()} leaves of a rank"
             raise self.refusal(ValueError, words, "pass fewer leaves, or pad it")
 
-    def wires(self, wire: Any, gradient_wire: Any, *factors: Array) -> tuple[Wire | None, ...]:
+    def wires(
+        self, wire: Any, gradient_wire: Any, *factors: Array
+    ) -> tuple[Wire | None, Wire | None]:
         """What messages hold, and those of the gradient, if these factors can be encoded.
 
         A rank alone sends nothing, and rounds nothing.

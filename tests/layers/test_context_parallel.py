@@ -466,9 +466,5 @@ def test_what_layouts_refuse(function):
     ):
         with pytest.raises(ValueError, match=words):
             function(*arguments)
-<<<<<<< HEAD
-    with pytest.raises(TypeError, match="n=2.0 is not an integer; pass a Python int"):
-=======
-    with pytest.raises(TypeError, match=r"n=2\.0 is no integer; pass a Python int"):
->>>>>>> main
+    with pytest.raises(TypeError, match=r"n=2\.0 is not an integer; pass a Python int"):
         function(ones(2, 8), 2.0, "zigzag")
