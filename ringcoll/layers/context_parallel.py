@@ -87,8 +87,8 @@ def attention(
             striped layout it is `kernel(q, k, v, mask=...)`, of None or a `BlockMask`; where a
             query sees no key, lse is -inf. Gradients do not use it.
 
-    n-1 rounds by a ring, each of the keys and values of one shard. Backward, 2 hops more, and as
-    many numbers again as sums, in float32 or wider.
+    A ring makes n-1 rounds, each with the keys and values of one shard. The backward pass makes 2
+    hops more, and also sends as many sums, in float32 or wider.
 
     Gradient: see above. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
 
