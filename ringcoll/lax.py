@@ -25,12 +25,12 @@ keep their dtype on the wire, partial sums travel wide, and the result is rounde
 docstrings n is the number of ranks, and s is the bytes of one rank's operand.
 
 `wire` says what messages hold in place of floats: "int8", "float8_e4m3fn", "float8_e5m2", or a
-`ringcoll.Wire`. These are codes of one byte, and a scale for each block. Collectives that gather, add
-or exchange floats take it. With "auto", the table chooses by the bytes that are sent, every value is
-encoded once before it is gathered, exchanged or added, and sums are added in float32. Gradients have
-the same wire. Values that are not sent are not rounded: on a single rank, along the axis of a `vmap`,
-and constants of a sum. Operands are bfloat16, float16 or float32; others raise TypeError.
-`ringcoll.precision` has the bound on the error.
+`ringcoll.Wire`. These are codes of one byte, and a scale for each block. Collectives that gather,
+add or exchange floats take it. With "auto", the table chooses by the bytes that are sent, every
+value is encoded once before it is gathered, exchanged or added, and sums are added in float32.
+Gradients have the same wire. Values that are not sent are not rounded: on a single rank, along the
+axis of a `vmap`, and constants of a sum. Operands are bfloat16, float16 or float32; others raise
+TypeError. `ringcoll.precision` has the bound on the error.
 
 All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in both
 `check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` handles calls
