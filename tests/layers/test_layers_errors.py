@@ -151,7 +151,7 @@ CALLS = {
     "to gather one of two axes": (
         lambda: fsdp.gather({"w": X}, {"w": P(("x", "y"))}, "x"),
         ValueError,
-        "of which ('x',) is gathered; pass axis_name as the spec has it",
+        "and the gather is over ('x',); pass axis_name as the spec has it",
     ),
     "to gather by no spec": (
         lambda: fsdp.gather({"w": X}, {"w": ("x",)}, "x"),

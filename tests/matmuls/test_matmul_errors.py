@@ -122,7 +122,7 @@ REFUSED = {
     "dimension of neither kind": (
         ValueError,
         gather(dimension=0),
-        (GATHER, "dimension=0", "none of the last two", "use all_gather_einsum"),
+        (GATHER, "dimension=0", "not one of the last two", "use all_gather_einsum"),
     ),
     "dimension no integer": (
         TypeError,
@@ -132,7 +132,7 @@ REFUSED = {
     "rows of a vector": (
         ValueError,
         lambda x, w: gather()(x[0], w),
-        (GATHER, "dimension -2", "none of the last two"),
+        (GATHER, "dimension -2", "not one of the last two"),
     ),
     "scatter_dimension": (
         ValueError,
