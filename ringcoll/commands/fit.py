@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--fit", metavar="FILE", help="measurements: nccl-tests' output, JSON of ours, or CSV")
-    add("--name", metavar="NAME", help="of the machine (the name of the file)")
+    add("--name", metavar="NAME", help="the name of the machine (that of the file)")
     add("--output", type=MachineFile, metavar="FILE", help="write the machine here, .json")
     add("--show", metavar="NAME", help="print a machine that is known: its figures, their sources")
 
