@@ -405,10 +405,12 @@ def scatter_seconds(
     """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
     ranks = prod(sizes)
     summed, block = _summed(scatter, pairs, ranks)
-    work = replace(summed, once=ranks * block, cut=summed.once - ranks * block, joined=block)
-    follows = scatter.follows
+    cut = summed.once - ranks * block
+    work = replace(summed, once=summed.once - cut, cut=cut, joined=block)
+    if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model, work.again):
+        work = replace(work, joined=0.0)  # matmuls add by turns: that saves more than joining takes
     algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
-    ways = scatter_links(ranks, model)
+    ways, follows = scatter_links(ranks, model), scatter.follows
     return {
         LAX: bare_seconds([work], block, ranks, model, ways, follows=follows),
         algorithm: hidden_seconds([work], block, ranks, model, made, follows=follows),
@@ -434,8 +436,13 @@ def turns_pay(
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = _summed(scatter, pairs, ranks)
+    return _turns_are_quicker(work, block, ranks, model, sum(map(_bytes, whole)))
+
+
+def _turns_are_quicker(work: Work, block: int, ranks: int, model: Model, whole: float) -> bool:
+    """As `turns_pay`; `whole` is the bytes of factors that are not cut."""
     hop = model.latency + model.beta * block / 2
-    return hop > work.flops * model.delta / ranks > sum(map(_bytes, whole)) * model.memory
+    return hop > work.flops * model.delta / ranks > whole * model.memory
 
 
 def _summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
