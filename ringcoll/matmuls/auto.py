@@ -237,10 +237,12 @@ def scatter_seconds(
     """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
     ranks = prod(sizes)
     whole, block = summed(scatter, pairs, ranks)
-    work = replace(whole, once=ranks * block, cut=whole.once - ranks * block, joined=block)
-    follows = scatter.follows
+    cut = whole.once - ranks * block
+    work = replace(whole, once=whole.once - cut, cut=cut, joined=block)
+    if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model, work.again):
+        work = replace(work, joined=0.0)  # matmuls add by turns: that saves more than joining takes
     algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
-    ways = scatter_links(ranks, model)
+    ways, follows = scatter_links(ranks, model), scatter.follows
     return {
         LAX: bare_seconds([work], block, ranks, model, ways, follows=follows),
         algorithm: hidden_seconds([work], block, ranks, model, made, follows=follows),
@@ -266,5 +268,10 @@ def turns_pay(
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = summed(scatter, pairs, ranks)
+    return _turns_are_quicker(work, block, ranks, model, sum(map(nbytes, whole)))
+
+
+def _turns_are_quicker(work: Work, block: int, ranks: int, model: Model, whole: float) -> bool:
+    """As `turns_pay`; `whole` is the bytes of factors that are not cut."""
     hop = model.latency + model.beta * block / 2
-    return hop > work.flops * model.delta / ranks > sum(map(nbytes, whole)) * model.memory
+    return hop > work.flops * model.delta / ranks > whole * model.memory

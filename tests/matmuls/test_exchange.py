@@ -134,5 +134,5 @@ def test_only_tpus_exchange_and_only_by_auto():
         assert count() == 1
         assert count(algorithm="ring") == 0
         assert count(algorithm="lax") == 0
-        assert count(wire="int8") == 0
+        assert count(wire="int8") == count(wire="int8", gradient_wire=None) == 0
         assert count(order="tree") == 0
