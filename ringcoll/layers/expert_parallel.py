@@ -22,14 +22,12 @@ rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has bo
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
@@ -37,6 +35,7 @@ from jax.tree_util import keystr
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import AxisName, Call, Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.layers.expert_ring import by_ring
 from ringcoll.layers.experts import (
     Experts,
     Kernel,
@@ -52,7 +51,6 @@ from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
 from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest
-from ringcoll.matmuls.tours import toured
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
@@ -100,8 +98,8 @@ def moe(
         algorithm: see above.
         max_send: the most rows that one rank may have for another, which bounds buffers, and the
             messages of "ragged_all_to_all". A ring sends a rank's tokens in blocks, and a block may
-            have its share of these rows. If there are more, no row is dropped in silence: the
-            output is NaN, by a ring for the tokens of that round, else on all ranks.
+            have its share of these rows. If there are more, the output is NaN: by a ring for the
+            tokens of that round, otherwise on all ranks.
         precision: of the experts' products, as in `jax.lax.dot`.
         kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
             gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows
@@ -110,25 +108,24 @@ def moe(
             `jax.experimental.pallas.ops.tpu.megablox`, under `check_vma=False`.
 
     Returns:
-        `Routed(output, balance_loss)`. The loss is E times the sum over experts of the share of
-        choices that fell on an expert times its mean probability, over all ranks of the axis; the
-        same on each. It is 1 if all are alike, and at most E. Its gradient is for the router
-        (and x): add it to yours with a small factor, such as 0.01.
+        `Routed(output, balance_loss)`. The loss is E times a sum over the experts: the share of
+        choices that fell on an expert, times its mean probability. It is taken over all ranks of
+        the axis, and is the same on each. It is 1 if all experts are chosen alike, and E at most.
+        Its gradient is for the router (and x): add it to yours with a small factor, such as 0.01.
 
     Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
-    holds the tokens of all ranks, and as rows those that its experts may get at most:
-    n t min(top_k, E/n), or n max_send. The rings hold n times less of rows, and compute them again
-    for gradients, for which they keep the blocks and sums of all rounds; with max_send they keep
-    the rows too.
+    holds the tokens of all ranks, and as many rows as its experts may get: n t min(top_k, E/n), or
+    n max_send. The rings hold 1/n of these rows, and compute them again for gradients. For that
+    they keep the blocks and sums of all rounds; with max_send they keep the rows too.
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
-    Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
+    Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing
     is sent.
 
     Raises:
         KeyError: gate, up or down is missing.
-        TypeError: x and the experts are of different dtypes, or no floats; top_k is no integer.
+        TypeError: x and the experts are of different dtypes, or no floats; top_k is not an integer.
         ValueError: shapes do not fit; experts do not divide by the ranks; top_k is not 1 to E;
             there is no such algorithm.
 
@@ -171,7 +168,7 @@ def moe(
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
-        y = _by_ring(tokens, routing, own, axes, max_send, form)
+        y = by_ring(tokens, routing, own, axes, max_send, form)
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 
@@ -205,7 +202,7 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError as error:
-        words = f"{name}={value!r} is no integer"
+        words = f"{name}={value!r} is not an integer"
         raise refusal(TypeError, function, words, "pass a Python int") from error
 
 
@@ -219,45 +216,6 @@ def _by_gather(
     most = None if max_send is None else max_send * len(whole) // max(len(x), 1)
     y = experts.weighted(whole, *slots_of(ids, weights, first, experts.count), most)
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
-
-
-def _by_ring(
-    x: Array,
-    routing: Routing,
-    experts: Experts,
-    axes: tuple[Any, ...],
-    max_send: int | None,
-    algorithm: str,
-) -> Array:
-    """Blocks of tokens travel around the ring, and behind each the sum of what it has got so far.
-
-    While the experts work on one round's tokens, the next ones arrive, and the sums of the last
-    ones are sent on.
-    """
-    me, count, rows = lax.axis_index(axes), experts.count, max(len(x), 1)
-    x, _ = typed_alike([x, experts.gate], axes)
-    table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
-
-    # Without a bound, rows would be kept for all experts that a token may have.
-    kept = None if max_send is None else jax.checkpoint_policies.everything_saveable
-
-    @partial(jax.checkpoint, policy=kept)
-    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...]) -> Array:
-        mine = replace(experts, gate=own[0], up=own[1], down=own[2])
-        most = None if max_send is None else -(-max_send * len(x) // rows)
-        return mine.weighted(x, *slots_of(ids, weights, me * count, count), most)
-
-    def make(parts: Sequence[tuple[Array, Array, int]]) -> list[Array]:
-        def found(whole: Array) -> Array:
-            blocks = [jnp.take(whole, origin, axis=0) for _, origin, _ in parts]
-            firsts = [slice(first, first + len(x)) for x, _, first in parts]
-            return jnp.concatenate([x[part] for x, part in zip(blocks, firsts, strict=True)])
-
-        together = jnp.concatenate([x for x, _, _ in parts])
-        made = work(together, *map(found, table), (experts.gate, experts.up, experts.down))
-        return jnp.split(made, np.cumsum([len(x) for x, _, _ in parts])[:-1])
-
-    return toured(x, make, axes, algorithm)
 
 
 def _by_ragged_all_to_all(

@@ -21,7 +21,7 @@ from support import SIZES, crossed, make_mesh, mostly_exhaustive, paired
 from test_matmul_gradients import gamma
 
 import ringcoll
-from ringcoll.attention.auto import Shape, fastest, seconds
+from ringcoll.attention.auto import AttentionShape, fastest, seconds
 from ringcoll.attention.tiles import Mask, plan
 from ringcoll.layers import context_parallel as cp
 
@@ -97,8 +97,8 @@ def check(shape, layout, segments=False, *, length=LENGTH, jit=True, operands=op
         found, expected = (jax.jit(run) if jit else run)(q, k, v), jax.jit(one)(q, k, v)
     found, expected = jax.tree.map(np.asarray, (found, expected))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
-    tolerance = 4 * 64 * gamma(s + D) * max(
-        np.abs(x).max(initial=0) for x in jax.tree.leaves(expected)
+    tolerance = (
+        4 * 64 * gamma(s + D) * max(np.abs(x).max(initial=0) for x in jax.tree.leaves(expected))
     )
     chex.assert_trees_all_close(found, expected, rtol=0, atol=float(tolerance))
 
@@ -374,14 +374,16 @@ def test_auto_takes_what_its_price_says(monkeypatch):
     for layout in ("contiguous", "zigzag", "striped"):
         for length in (512, 4096, 16384):
             for heads in (8, 2):
-                shape = Shape(1, length, 32, heads, 128, 128, 2)
+                shape = AttentionShape(1, length, 32, heads, 128, 128, 2)
                 asked = shape, Mask(True), layout, (8,), "TPU v5 lite"
                 found = seconds(*asked)
                 chosen = found[fastest(*asked)]
                 assert chosen <= 1.02 * min(found.values())
                 assert ("ulysses",) not in found or heads == 8
     whole, near = (
-        seconds(Shape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p")
+        seconds(
+            AttentionShape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p"
+        )
         for window in (None, 512)
     )
     hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
@@ -406,7 +408,7 @@ REFUSED = {
     "window": ((Q, K, K), {"window": 0}, ValueError, "pass 1 or more"),
     "window of half": ((Q, K, K), {"window": 1.5}, TypeError, "not an integer"),
     "a list of layouts": ((Q, K, K), {"layout": ["zigzag"]}, ValueError, "choose from"),
-    "scale": ((Q, K, K), {"scale": "half"}, TypeError, "scale='half' is no number"),
+    "scale": ((Q, K, K), {"scale": "half"}, TypeError, "scale='half' is not a number"),
     "kernel": ((Q, K, K), {"kernel": 1}, TypeError, "kernel=1; pass a function"),
     "bytes": ((Q.astype(jnp.float8_e5m2),) * 3, {}, TypeError, "of 2 bytes or more"),
     "segments": ((Q, K, K), {"segment_ids": ones(1, 4)}, TypeError, "pass integers"),
@@ -464,5 +466,5 @@ def test_what_layouts_refuse(function):
     ):
         with pytest.raises(ValueError, match=words):
             function(*arguments)
-    with pytest.raises(TypeError, match="n=2.0 is no integer; pass a Python int"):
+    with pytest.raises(TypeError, match=r"n=2\.0 is not an integer; pass a Python int"):
         function(ones(2, 8), 2.0, "zigzag")
