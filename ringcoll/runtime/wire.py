@@ -45,8 +45,8 @@ def encode(wire: Wire, x: Array) -> Array:
     values = flat.reshape(blocks, size, columns)
     # Both ends, because XLA:CPU writes all magnitudes to memory before it takes their maximum. An
     # initial value that nothing needs would make it read bfloat16 wrongly (jax 0.12.0.1).
-    initial = {} if size else {"initial": 0}
-    most, least = (f(values, 1, keepdims=True, **initial) for f in (jnp.max, jnp.min))
+    initial = None if size else 0
+    most, least = (f(values, 1, keepdims=True, initial=initial) for f in (jnp.max, jnp.min))
     largest = jnp.maximum(most, -least).astype(jnp.float32)
     values = values.astype(jnp.float32)
     is_finite = largest <= jnp.finfo(jnp.float32).max  # and no NaN
