@@ -55,6 +55,18 @@ def settled_to_nearest(wire: Any) -> Wire | None:
     return made
 
 
+def settled_pair(wire: Any, gradient_wire: Any) -> tuple[Wire | None, Wire | None]:
+    """The wires of a function and of its gradient, which may be `SAME`.
+
+    Raises:
+        TypeError, ValueError: as `settled_to_nearest`.
+    """
+    forward = settled_to_nearest(wire)
+    if isinstance(gradient_wire, str) and gradient_wire == SAME:
+        return forward, forward
+    return forward, settled_to_nearest(gradient_wire)
+
+
 def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:
     """Refuse operands that no wire carries, or that only lax can handle.
 

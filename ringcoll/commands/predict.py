@@ -5,7 +5,8 @@
     python -m ringcoll predict all_gather --ranks 4 --device v5e --topology 8x4 --json
 
 Bytes are counted as nccl-tests does: the larger of what a rank passes and gets. The built-in is
-priced by published measurements where there are any; `python -m benchmarks measured` compares.
+priced by published measurements where there are any; `python -m benchmarks measured` says how far
+the prices are off.
 """
 
 import argparse

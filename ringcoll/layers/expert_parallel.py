@@ -22,20 +22,20 @@ rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has bo
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import AxisName, Call, Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.layers.expert_ring import by_ring
 from ringcoll.layers.experts import (
     Experts,
     Kernel,
@@ -47,12 +47,10 @@ from ringcoll.layers.experts import (
     slots_of,
     spread,
 )
-from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
 from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest
-from ringcoll.matmuls.tours import toured
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
@@ -147,7 +145,8 @@ def moe(
     [[  3.  75. 243. 507.]
      [  3.  75. 243. 507.]] 1.0
     """
-    axes, n = axes_of(axis_name), rank_count(axis_name)
+    call = Call("layers.moe", axis_name, operands="x, router, experts")
+    axes, n = call.axes, call.ask(call.rank_count)
     x, router = jnp.asarray(x), jnp.asarray(router)
     top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
     if max_send is not None:
@@ -157,7 +156,7 @@ def moe(
     how = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
-    tokens = x.reshape(-1, x.shape[-1])
+    tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
     form = algorithm
@@ -170,7 +169,7 @@ def moe(
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
-        y = _by_ring(tokens, routing, own, axes, max_send, form)
+        y = by_ring(tokens, routing, own, axes, max_send, form)
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 
@@ -179,9 +178,9 @@ def _checked(
 ) -> int:
     """The number of experts of a token, if it and the shapes are right."""
     for name, array in {"x": x, "router": router}.items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
             words = f"{name} is {array.dtype.name}"
-            raise refusal(TypeError, function, words, "pass real floats")
+            raise refusal(TypeError, function, words, "pass real floats, of 2 bytes or more")
     if x.ndim < 2 or router.ndim != 2 or x.shape[-1] != router.shape[0]:
         words = f"x is {list(x.shape)}, the router {list(router.shape)}"
         raise refusal(ValueError, function, words, "pass x: [..., t, d] and router: [d, experts]")
@@ -220,45 +219,6 @@ def _by_gather(
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
 
 
-def _by_ring(
-    x: Array,
-    routing: Routing,
-    experts: Experts,
-    axes: tuple[Any, ...],
-    max_send: int | None,
-    algorithm: str,
-) -> Array:
-    """Blocks of tokens travel around the ring, and behind each the sum of what it has got so far.
-
-    While the experts work on one round's tokens, the next ones arrive, and the sums of the last
-    ones are sent on.
-    """
-    me, count, rows = lax.axis_index(axes), experts.count, max(len(x), 1)
-    x, _ = typed_alike([x, experts.gate], axes)
-    table = all_gather((routing.ids, routing.weights), axes, axis=0)  # [n, t, k]
-
-    # Without a bound, rows would be kept for all experts that a token may have.
-    kept = None if max_send is None else jax.checkpoint_policies.everything_saveable
-
-    @partial(jax.checkpoint, policy=kept)
-    def work(x: Array, ids: Array, weights: Array, own: tuple[Array, ...]) -> Array:
-        mine = replace(experts, gate=own[0], up=own[1], down=own[2])
-        most = None if max_send is None else -(-max_send * len(x) // rows)
-        return mine.weighted(x, *slots_of(ids, weights, me * count, count), most)
-
-    def make(parts: Sequence[tuple[Array, Array, int]]) -> list[Array]:
-        def found(whole: Array) -> Array:
-            blocks = [jnp.take(whole, origin, axis=0) for _, origin, _ in parts]
-            firsts = [slice(first, first + len(x)) for x, _, first in parts]
-            return jnp.concatenate([x[part] for x, part in zip(blocks, firsts, strict=True)])
-
-        together = jnp.concatenate([x for x, _, _ in parts])
-        made = work(together, *map(found, table), (experts.gate, experts.up, experts.down))
-        return jnp.split(made, np.cumsum([len(x) for x, _, _ in parts])[:-1])
-
-    return toured(x, make, axes, algorithm)
-
-
 def _by_ragged_all_to_all(
     x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], max_send: int | None
 ) -> Array:
@@ -289,7 +249,7 @@ def _by_ragged_all_to_all(
     rows = experts.mlp(rows, of_expert[me])
     buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, arrived, gets, left, sends)
-    y = combined(permuted(rows, back, order).reshape(tokens, k, -1), routing.weights)
+    y = combined(permuted(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
     return jnp.where(fits, y, jnp.nan)
 
 

@@ -45,13 +45,18 @@ class Experts:
         """How many experts there are on this rank."""
         return self.gate.shape[0]
 
+    @property
+    def product(self) -> Kernel:
+        """How rows that are sorted by expert are multiplied."""
+        return self.kernel or partial(_product, self.precision)
+
     def mlp(self, rows: Array, sizes: Array) -> Array:
         """Rows sorted by expert, `sizes` of them for each: `[r, d] -> [r, d]`.
 
         What is behind the last row of an expert may be anything.
         """
         rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
-        product = self.kernel or partial(_product, self.precision)
+        product = self.product
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes)
 
@@ -66,7 +71,7 @@ class Experts:
         sizes = counted(slots.reshape(-1), self.count)
         if most is None or most >= slots.size:
             rows = self.mlp(spread(x, order, back, used), sizes)
-            rows = permuted(rows, back, order).reshape(*slots.shape, -1)
+            rows = permuted(rows, back, order).reshape(*slots.shape, x.shape[1])
             return combined(jnp.where(used[..., None], rows, 0), weights)
         order, total = order[:most], sizes.sum()
         tokens, here = order // slots.shape[1], jnp.arange(most) < total
@@ -145,12 +150,12 @@ def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
 
     `back` is the inverse of `order`; slots that are not used get no gradient.
     """
-    return jnp.take(x, order // used.shape[1], axis=0)
+    return jnp.take(x, order // used.shape[1], axis=0, mode="clip")
 
 
 def _spread_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
     back, used = residuals
-    by_slot = jnp.take(ct, back, axis=0).reshape(*used.shape, -1)
+    by_slot = jnp.take(ct, back, axis=0, mode="clip").reshape(*used.shape, ct.shape[1])
     wide = jnp.promote_types(ct.dtype, jnp.float32)
     summed = jnp.where(used[..., None], by_slot, 0).sum(1, dtype=wide)
     return summed.astype(ct.dtype), None, None, None
@@ -162,12 +167,12 @@ spread.defvjp(lambda x, *where: (spread(x, *where), where[1:]), _spread_backward
 @jax.custom_vjp
 def permuted(x: Array, order: Array, back: Array) -> Array:
     """The rows of x in an order, whose inverse is `back`."""
-    return jnp.take(x, order, axis=0)
+    return jnp.take(x, order, axis=0, mode="clip")
 
 
 permuted.defvjp(
     lambda x, order, back: (permuted(x, order, back), back),
-    lambda back, ct: (jnp.take(ct, back, axis=0), None, None),
+    lambda back, ct: (jnp.take(ct, back, axis=0, mode="clip"), None, None),
 )
 
 
@@ -177,7 +182,7 @@ def chosen(count: int, x: Array, tokens: Array, used: Array) -> Array:
 
     Those not used get no gradient.
     """
-    return jnp.take(x, tokens, axis=0)
+    return jnp.take(x, tokens, axis=0, mode="clip")
 
 
 def _chosen_backward(count: int, residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:

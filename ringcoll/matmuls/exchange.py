@@ -19,6 +19,7 @@ import jax
 from ringcoll.costs.model import Model, all_to_all_seconds
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.work import SURE, are_known
 
 #: The name of this form among algorithms.
 EXCHANGED = "exchanged"
@@ -56,7 +57,7 @@ def pays(
         keeps: whether a gather would keep the whole x for the gradient by the other factor. Then
             that is one product more. Rows that were exchanged are exchanged again for it.
     """
-    if len(sizes) != 1 or len(others) != 1 or not auto.are_known(x, *others):
+    if len(sizes) != 1 or len(others) != 1 or not are_known(x, *others):
         return False
     algorithm, late = auto.to_gather(gather, x, others, sizes, model)
     gathered = auto.gather_seconds(gather, x, others, sizes, model, late)[algorithm]
@@ -70,7 +71,7 @@ def pays(
         ct = _array(length, product.out, product.dtype)
         exchanged += seconds(back, x, [ct], sizes, model) or 0.0
         gathered += model.start + 2 * prod(length.values()) * model.delta
-    return auto.SURE**2 * exchanged < gathered
+    return SURE**2 * exchanged < gathered
 
 
 def seconds(

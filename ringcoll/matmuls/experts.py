@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model, all_to_all_seconds, links, scatter_links
 from ringcoll.costs.prediction import predict
-from ringcoll.matmuls import auto
+from ringcoll.matmuls import auto, auto_gpus
 
 #: The names of `ringcoll.layers.expert_parallel.moe`.
 GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectional_ring": 2}
@@ -55,7 +56,7 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     >>> print({name: round(1e6 * t) for name, t in seconds(few, "TPU v6 lite").items()})
     {'gather': 310, 'ragged_all_to_all': 344, 'ring': 1973, 'bidirectional_ring': 1973}
     """
-    if device_kind not in auto.KINDS:
+    if device_kind not in KINDS:
         return _on_gpus(mixture, device_kind)
     n, model = mixture.ranks, auto.machine(device_kind)
     whole, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
@@ -71,7 +72,7 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
 
 def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
     """By measured collectives and permutes; a switch has no ways round a ring."""
-    n, device = mixture.ranks, auto.gpu(device_kind)
+    n, device = mixture.ranks, auto_gpus.gpu(device_kind)
     model, whole = device.model, n * mixture.block
     work = mixture.work(model, 1)
     both = (predict(name, whole, n, device) for name in ("all_gather", "psum_scatter"))

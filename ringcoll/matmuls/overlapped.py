@@ -28,7 +28,7 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather, PsumScatter
 from ringcoll.collectives.by_schedule import named
 from ringcoll.collectives.table import LAX
-from ringcoll.matmuls import auto, exchange
+from ringcoll.matmuls import auto, auto_gpus, auto_hosts, exchange
 from ringcoll.matmuls.forms import Form, by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
@@ -114,9 +114,9 @@ def _gather_and_multiply(
             form = Form(exchange.EXCHANGED)
         else:
             form = Form(*auto.to_gather(gather, x, others, sizes, model))
-        on_gpus = auto.to_gather_on_gpus(gather, x, others, prod(sizes), device_kind())
+        on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # no product is made late, by which it was priced
-        between = Form(auto.to_gather_between(gather, x, others, prod(sizes)))
+        between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
         if options.of_whole():
             between = Form(LAX)
 
@@ -304,8 +304,8 @@ def multiply_and_scatter(
                 algorithm = auto.IN_ORDER
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
-        gpus = Form(auto.to_scatter_on_gpus(scatter, pairs, prod(sizes), device_kind()))
-        between = Form(auto.to_scatter_between(scatter, pairs, prod(sizes), jax.__version__))
+        gpus = Form(auto_gpus.to_scatter(scatter, pairs, prod(sizes), device_kind()))
+        between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
         if options.leaves is not None:  # what the ring would hide
             form, gpus = (f if f.algorithm == LAX else Form(auto.IN_ORDER) for f in (form, gpus))
             between = Form(LAX)

@@ -11,16 +11,14 @@ import pytest
 from ringcoll import algorithms
 from ringcoll.cost import DEVICES
 from ringcoll.costs.matmul import Work
-from ringcoll.matmuls import auto, options
+from ringcoll.matmuls import auto, auto_hosts, options
 from ringcoll.matmuls.auto import (
     hiding_algorithms,
     joining,
     machine,
     pairs_pay,
     to_gather,
-    to_gather_between,
     to_scatter,
-    to_scatter_between,
     turns_pay,
 )
 from ringcoll.matmuls.labels import Gather, Product, Scatter
@@ -283,8 +281,8 @@ def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
     gather = Gather("m", "mk", (Product("kf", "mf", kind),))
     scatter = Scatter("m", "mf", (("mk", "kf"),), kind)
     return (
-        to_gather_between(gather, x, [w], n),
-        to_scatter_between(scatter, [(columns, part)], n, jax),
+        auto_hosts.to_gather(gather, x, [w], n),
+        auto_hosts.to_scatter(scatter, [(columns, part)], n, jax),
     )
 
 
@@ -325,9 +323,9 @@ def test_of_symbolic_sizes_nothing_is_guessed():
     gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
     symbolic = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES)
     assert to_gather(gather, symbolic, [array(64, 64)], (8,), V5E) == ("lax", ())
-    assert to_gather_between(gather, symbolic, [array(64, 64)], 8) == "lax"
+    assert auto_hosts.to_gather(gather, symbolic, [array(64, 64)], 8) == "lax"
     scatter = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
-    assert to_scatter_between(scatter, [(symbolic, array(64, 64))], 8, "0.10.2") == "lax"
+    assert auto_hosts.to_scatter(scatter, [(symbolic, array(64, 64))], 8, "0.10.2") == "lax"
 
 
 def test_machines_are_known_by_what_devices_call_themselves():

@@ -1,0 +1,203 @@
+"""A ring of experts: blocks of tokens travel, and behind each the sum of what it has got so far.
+
+While the experts work on the tokens of one round, the next ones arrive, and the sums of the last
+ones are on their way home. Backward, cotangents of the sums travel in place of the tokens, and
+gradients of the tokens behind them.
+
+A round has few rows for each expert. A gradient of the weights is as large as the weights, so a
+product for it in every round would take longer to write than to compute. If a bound says how many
+rows there can be, those of all rounds are kept, and multiplied once. Without one they have room for
+every choice, which is too much to keep: then each round computes its rows again, and adds its
+gradient of the weights.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.collectives.all_gather import all_gather
+from ringcoll.layers.experts import Experts, Kernel, slots_of
+from ringcoll.layers.routing import Routing
+from ringcoll.matmuls.tours import Part, toured
+from ringcoll.runtime.value_types import typed_alike
+
+#: Gate, up and down.
+Weights = tuple[Array, ...]
+#: Of each part of a round: the rank of its tokens, the first one's number there, how many.
+Where = Sequence[tuple[Array, int, int]]
+
+
+def by_ring(
+    x: Array,
+    routing: Routing,
+    experts: Experts,
+    axes: tuple[Any, ...],
+    max_send: int | None,
+    algorithm: str,
+) -> Array:
+    """What the experts of all ranks make of this rank's tokens: `[t, d] -> [t, d]`."""
+    given = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
+    x, ids, weights, *own = typed_alike(given, axes)
+    table = all_gather((weights, ids), axes, axis=0)  # [n, t, k]
+    how = {name: getattr(experts, name) for name in ("activation", "precision", "kernel")}
+    ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **how))
+    return _mixed(ring, x, *table, tuple(own))
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """How the tokens of all ranks meet this rank's experts.
+
+    Attributes:
+        axes, algorithm, max_send: as for `moe`.
+        rows: of a rank.
+        experts: of weights.
+    """
+
+    axes: tuple[Any, ...]
+    algorithm: str
+    max_send: int | None
+    rows: int
+    experts: Callable[..., Experts]
+
+    def tour(self, x: Array, make: Callable[..., Any], carry: Any = None) -> tuple[Any, Array]:
+        """Bring the rows of all ranks to `make`, all those of a round in one array."""
+
+        def joined(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
+            ends = np.cumsum([len(x) for x, _, _ in parts])
+            together = jnp.concatenate([x for x, _, _ in parts])
+            where = [(origin, first, len(x)) for x, origin, first in parts]
+            carry, made = make(carry, together, where)
+            return carry, jnp.split(made, ends[:-1])
+
+        return toured(x, joined, self.axes, self.algorithm, carry)
+
+    def work(self, where: Where, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
+        """The weighted sums of what this rank's experts make of the tokens of a round."""
+
+        def found(table: Array) -> Array:
+            return jnp.concatenate(
+                [jnp.take(table, origin, axis=0)[first:][:count] for origin, first, count in where]
+            )
+
+        first = lax.axis_index(self.axes) * experts.count
+        slots = slots_of(found(ids), found(weights), first, experts.count)
+        return experts.weighted(x, *slots, self.most(len(x)))
+
+    def most(self, tokens: int) -> int | None:
+        """The most rows that so many tokens may have."""
+        return None if self.max_send is None else -(-self.max_send * tokens // self.rows)
+
+    def keeps(self) -> bool:
+        """Whether the rows of all rounds are kept for gradients."""
+        return self.max_send is not None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Array:
+    def make(_: None, x: Array, where: Where) -> tuple[None, Array]:
+        return None, ring.work(where, ids, x, weights, ring.experts(*own))
+
+    return ring.tour(x, make)[1]
+
+
+def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Any:
+    kept = list[Any]()
+    experts = ring.experts(*own)
+
+    def make(_: None, x: Array, where: Where) -> tuple[None, Array]:
+        if ring.keeps():
+            made, of_round = _keeping(ring, where, ids, x, weights, experts)
+        else:
+            made, of_round = ring.work(where, ids, x, weights, experts), x
+        kept.append(of_round)
+        return None, made
+
+    return ring.tour(x, make)[1], (kept, weights, ids, own)
+
+
+def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
+    kept, weights, ids, own = residuals
+    if not ring.keeps():
+        # Without it a compiler takes what is computed again from the forward pass, and keeps it.
+        kept, ct = lax.optimization_barrier((kept, ct))
+    rounds, products = iter(kept), list[Any]()
+
+    def make(sums: Any, ct: Array, where: Where) -> tuple[Any, Array]:
+        of_round = next(rounds)
+        if ring.keeps():
+            pull, multiplied = of_round
+            dx, dweights, cts = pull(ct)
+            gradients = [dweights]
+            products.append([(*of, ct) for of, ct in zip(multiplied, cts, strict=True)])
+        else:
+
+            def again(x: Array, weights: Array, own: Weights) -> Array:
+                return ring.work(where, ids, x, weights, ring.experts(*own))
+
+            dx, *gradients = jax.vjp(again, of_round, weights, own)[1](ct)
+        sums = gradients if sums is None else jax.tree.map(lax.add, sums, gradients)
+        return sums, dx
+
+    (dweights, *down), dx = ring.tour(ct, make)
+    if ring.keeps():
+        product = ring.experts(*own).product
+        pairs = zip(own, zip(*products, strict=True), strict=True)
+        down = [tuple(_of_weights(product, w, rounds) for w, rounds in pairs)]
+    return dx, dweights, None, *down
+
+
+_mixed.defvjp(_forward, _backward)
+
+
+def _keeping(
+    ring: _Ring, where: Where, ids: Array, x: Array, weights: Array, experts: Experts
+) -> tuple[Array, Any]:
+    """The work of a round, its pull-back, and the rows that were multiplied, with their sizes.
+
+    The pull-back has no gradients of the experts' weights, but those of the products.
+    """
+    every, most = len(x) * min(ids.shape[-1], experts.count), ring.most(len(x))
+    count = every if most is None else min(most, every)
+    own = experts.gate, experts.up, experts.down
+    zeros = [jnp.zeros((count, w.shape[-1]), x.dtype) for w in own]
+    zeros = typed_alike([*zeros, x], ())[:-1]
+
+    def work(x: Array, weights: Array, zeros: Sequence[Array]) -> tuple[Array, Any]:
+        multiplied, added = [], iter(zeros)
+
+        def product(rows: Array, w: Array, sizes: Array) -> Array:
+            multiplied.append((rows, sizes))
+            made = experts.product(rows, w, sizes)
+            return made + next(added).astype(made.dtype)
+
+        return ring.work(where, ids, x, weights, replace(experts, kernel=product)), multiplied
+
+    made, pull, multiplied = jax.vjp(work, x, weights, zeros, has_aux=True)
+    return made, (pull, multiplied)
+
+
+def _of_weights(product: Kernel, weights: Array, rounds: Sequence[tuple[Array, ...]]) -> Array:
+    """The gradient of weights, by one product of the rows of all rounds.
+
+    Args:
+        product: of rows that are sorted by expert.
+        weights: `[e, d, f]`.
+        rounds: of each the rows, those of each expert, and the cotangents of their products.
+    """
+    rows, sizes, cts = zip(*rounds, strict=True)
+    experts = []  # of each row; those behind the last expert's come last
+    for x, of_round in zip(rows, sizes, strict=True):
+        at = jnp.arange(len(x), dtype=of_round.dtype)
+        experts.append((at[:, None] >= jnp.cumsum(of_round)[None]).sum(1))
+    order = jnp.argsort(jnp.concatenate(experts), stable=True)
+    together, ct = (jnp.take(jnp.concatenate(x), order, axis=0, mode="clip") for x in (rows, cts))
+    total = sum(sizes[1:], sizes[0])
+    made, pull = jax.vjp(lambda w: product(together, w, total), weights)
+    return pull(ct.astype(made.dtype))[0]
