@@ -71,6 +71,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     },
 }
 _EXPLORER = "explore.html"
+#: How much a page counts in a search, by its folder: who looks for a word wants it explained.
+_BOOST = {"lessons": 4, "evidence": 0.5, "changelog.md": 0.5, "contributing.md": 0.5}
 _INDEX = re.compile(r"<!-- (lessons|tutorials) -->.*?<!-- end -->", re.DOTALL)
 _DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->")
 
@@ -141,7 +143,8 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of pages in `docs`, and draw."""
+    """Rewrite the links of pages in `docs`, and draw; a search finds lessons first."""
+    page.meta["search"] = {"boost": _BOOST.get(page.file.src_uri.partition("/")[0], 1)}
     if not page.file.generated_by:
         markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.extra["repository"])
     markdown = markdown.replace(
@@ -175,7 +178,8 @@ def example(path: str) -> str:
     source = (ROOT / path).read_text(encoding="utf-8")
     title, _, words = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
     code = source.split('"""', 2)[2].strip()
-    return f"# {title.rstrip('.')}\n\n`{path}`\n{words}\n\n```python\n{code}\n```\n"
+    head = f"---\ntitle: {Path(path).stem}\n---\n\n"  # of the navigation, where there is less room
+    return f"{head}# {title.rstrip('.')}\n\n`{path}`\n{words}\n\n```python\n{code}\n```\n"
 
 
 def reference(page: str, described: str, module: str, places: tuple[str, ...]) -> str:

@@ -55,7 +55,7 @@ def read(source: Path) -> NotebookNode:
     # What a script does by itself, such as reading its arguments, is no part of the notebook.
     notebook.cells = [cell for cell in notebook.cells if cell.cell_type != "raw"]
     if not notebook.cells[0].source.startswith("# "):
-        raise ValueError(f"{source}: its first cell is no text with a title; see the lessons")
+        raise ValueError(f"{source}: its first cell is not text with a title; see the lessons")
     return notebook
 
 

@@ -245,7 +245,7 @@ class Call:
         try:
             wide = jnp.dtype(self.accumulate_dtype)
         except TypeError as error:
-            words = f"accumulate_dtype={self.accumulate_dtype!r} is no dtype"
+            words = f"accumulate_dtype={self.accumulate_dtype!r} is not a dtype"
             raise self.refusal(TypeError, words, "pass one such as jnp.float32") from error
         for dtype in dtypes:
             if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):

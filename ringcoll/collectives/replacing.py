@@ -161,8 +161,8 @@ def replacing(
         only: the names of the functions to replace; all, if None.
 
     Raises:
-        TypeError: a module is no module; the algorithm is neither a name nor a `Table`; the dtype
-            is no dtype; `only` has what is no string.
+        TypeError: a module is not one; the algorithm is neither a name nor a `Table`; the dtype
+            is not a dtype; `only` has something other than strings.
         ValueError: there is no algorithm of this name; `only` names no collective; a module has
             no such function of jax.lax.
 
@@ -207,7 +207,7 @@ def _restore(replaced: Iterable[Attribute]) -> None:
 def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
     """The attributes of a module that are these functions of jax.lax, by whatever name."""
     if not isinstance(module, ModuleType):
-        raise TypeError(f"ringcoll.replacing({module!r}): is no module; pass such as jax.lax")
+        raise TypeError(f"ringcoll.replacing({module!r}): is not a module; pass such as jax.lax")
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
     found = [(module, key) for key, name in named if name is not None and name in names]
     if not found:
@@ -244,5 +244,5 @@ def _checked_dtype(dtype: DTypeLike | None) -> np.dtype | None:
     try:
         return None if dtype is None else jnp.dtype(dtype)
     except TypeError as error:
-        words = f"ringcoll.replacing: accumulate_dtype={dtype!r} is no dtype; pass jnp.float32"
+        words = f"ringcoll.replacing: accumulate_dtype={dtype!r} is not a dtype; pass jnp.float32"
         raise TypeError(words) from error

@@ -25,7 +25,7 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
             "there are; leave order out, or the wire"
         )
     if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
-        raise ValueError(f"leaves={leaves!r} is no power of two; pass one, such as 8")
+        raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8")
     if leaves % ranks:
         raise ValueError(
             f"leaves={leaves} do not divide by {ranks} ranks; pass as many leaves as the most "

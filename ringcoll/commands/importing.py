@@ -81,7 +81,7 @@ def _tuner(args: argparse.Namespace, content: bytes) -> int:
     """Read a tuner's file.
 
     Raises:
-        ValueError: a line is wrong, or it is no text.
+        ValueError: a line is wrong, or it is not text.
     """
     try:
         text = content.decode("utf-8")

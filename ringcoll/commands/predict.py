@@ -34,9 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(MACHINES)
     add("--device", default="v5e", metavar="NAME", help=f"{known}; or the file of a machine (v5e)")
     add("--algorithm", default="lax", metavar="NAME", help="lax is the built-in (lax)")
-    add("--dtype", default="float32", metavar="NAME", help="of the elements (float32)")
+    add("--dtype", default="float32", metavar="NAME", help="the dtype of the elements (float32)")
     add("--topology", metavar="WORDS", help="a slice (8x4), line, ring, switch, '4 hosts'")
-    add("--wire", choices=CODES, metavar="DTYPE", help=f"of messages: {', '.join(CODES)}")
+    add(
+        "--wire",
+        choices=CODES,
+        metavar="DTYPE",
+        help=f"what messages hold in place of floats: {', '.join(CODES)}",
+    )
     add("--json", action="store_true", help="print JSON")
 
 

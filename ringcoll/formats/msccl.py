@@ -53,7 +53,7 @@ class _Element:
         except ValueError:
             number = _MOST
         if not least <= number < _MOST:
-            raise self.wrong(f'{name}="{text:.40}" is no whole number from {least}')
+            raise self.wrong(f'{name}="{text:.40}" is not a whole number from {least}')
         return number
 
     def flag(self, name: str, default: bool) -> bool:
@@ -89,7 +89,7 @@ def from_msccl(text: str | bytes, file: str = "MSCCL XML") -> Program:
         file: its name, for errors.
 
     Raises:
-        ScheduleError: it is no XML, lacks an attribute, or names what is not there; with the line.
+        ScheduleError: it is not XML, lacks an attribute, or names what is not there; with the line.
 
     >>> text = formats.to_msccl(formats.program("all_gather", "ring", (4,)))
     >>> formats.from_msccl(text).size

@@ -87,13 +87,13 @@ def attention(
             striped layout it is `kernel(q, k, v, mask=...)`, of None or a `BlockMask`; where a
             query sees no key, lse is -inf. Gradients do not use it.
 
-    n-1 rounds by a ring, each of the keys and values of one shard. Backward, 2 hops more, and as
-    many numbers again as sums, in float32 or wider.
+    A ring makes n-1 rounds, each with the keys and values of one shard. The backward pass makes 2
+    hops more, and also sends as many sums, in float32 or wider.
 
     Gradient: see above. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
 
     Raises:
-        TypeError: an argument is no array or of another dtype, segment_ids are no integers, or
+        TypeError: an argument is not an array or of another dtype, segment_ids are not integers, or
             causal or scale is traced: multiply q by a scale that is learned.
         ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
             such layout or algorithm; a zigzag needs an even s/n; a kernel returns other shapes.
@@ -230,7 +230,9 @@ def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -
     where = f"context_parallel.{function}"
     for name, value in {"n": n, "dim": dim}.items():
         if not hasattr(value, "__index__"):
-            raise refusal(TypeError, where, f"{name}={value!r} is no integer", "pass a Python int")
+            raise refusal(
+                TypeError, where, f"{name}={value!r} is not an integer", "pass a Python int"
+            )
     if layout not in tuple(LAYOUTS):
         cure = f"choose from {', '.join(LAYOUTS)}"
         raise refusal(ValueError, where, f"layout={layout!r}", cure)
@@ -290,7 +292,7 @@ def _scale(call: Call, scale: Any, width: int) -> float:
     try:
         return float(scale)
     except (TypeError, ValueError) as error:  # a traced one too
-        words = f"scale={scale!r} is no number"
+        words = f"scale={scale!r} is not a number"
         raise call.refusal(
             TypeError, words, "pass a Python float; multiply q by another"
         ) from error

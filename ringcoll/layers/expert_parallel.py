@@ -98,8 +98,8 @@ def moe(
         algorithm: see above.
         max_send: the most rows that one rank may have for another, which bounds buffers, and the
             messages of "ragged_all_to_all". A ring sends a rank's tokens in blocks, and a block may
-            have its share of these rows. If there are more, no row is dropped in silence: the
-            output is NaN, by a ring for the tokens of that round, else on all ranks.
+            have its share of these rows. If there are more, the output is NaN: by a ring for the
+            tokens of that round, otherwise on all ranks.
         precision: of the experts' products, as in `jax.lax.dot`.
         kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
             gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows
@@ -108,25 +108,24 @@ def moe(
             `jax.experimental.pallas.ops.tpu.megablox`, under `check_vma=False`.
 
     Returns:
-        `Routed(output, balance_loss)`. The loss is E times the sum over experts of the share of
-        choices that fell on an expert times its mean probability, over all ranks of the axis; the
-        same on each. It is 1 if all are alike, and at most E. Its gradient is for the router
-        (and x): add it to yours with a small factor, such as 0.01.
+        `Routed(output, balance_loss)`. The loss is E times a sum over the experts: the share of
+        choices that fell on an expert, times its mean probability. It is taken over all ranks of
+        the axis, and is the same on each. It is 1 if all experts are chosen alike, and E at most.
+        Its gradient is for the router (and x): add it to yours with a small factor, such as 0.01.
 
     Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
-    holds the tokens of all ranks, and as rows those that its experts may get at most:
-    n t min(top_k, E/n), or n max_send. The rings hold n times less of rows, and compute them again
-    for gradients, for which they keep the blocks and sums of all rounds; with max_send they keep
-    the rows too.
+    holds the tokens of all ranks, and as many rows as its experts may get: n t min(top_k, E/n), or
+    n max_send. The rings hold 1/n of these rows, and compute them again for gradients. For that
+    they keep the blocks and sums of all rounds; with max_send they keep the rows too.
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
-    Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
+    Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing
     is sent.
 
     Raises:
         KeyError: gate, up or down is missing.
-        TypeError: x and the experts are of different dtypes, or no floats; top_k is no integer.
+        TypeError: x and the experts are of different dtypes, or no floats; top_k is not an integer.
         ValueError: shapes do not fit; experts do not divide by the ranks; top_k is not 1 to E;
             there is no such algorithm.
 
@@ -203,7 +202,7 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError as error:
-        words = f"{name}={value!r} is no integer"
+        words = f"{name}={value!r} is not an integer"
         raise refusal(TypeError, function, words, "pass a Python int") from error
 
 

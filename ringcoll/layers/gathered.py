@@ -237,7 +237,7 @@ def linear(
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
-        ValueError: the kernel is no matrix that fits x in one part of n, nor one that has arrived;
+        ValueError: the kernel is not a matrix that fits x, in one part of n or arrived whole;
             or the bias does not fit; or an order with replicas, or for a kernel that has arrived.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}

@@ -53,7 +53,7 @@ def embed(
     them.
 
     Raises:
-        TypeError: the tokens are no integers.
+        TypeError: the tokens are not integers.
         ValueError: the sequence does not divide by n.
 
     Source: Shoeybi et al., "Megatron-LM" (2019).
@@ -170,7 +170,7 @@ def cross_entropy(
     Gradient: softmax(logits) minus one at the label, for each rank's part. Nothing is sent.
 
     Raises:
-        TypeError: the labels are no integers.
+        TypeError: the labels are not integers.
         ValueError: they are not of the shape of the logits without the last dimension.
 
     Source: Shoeybi et al., "Megatron-LM" (2019), section 3.

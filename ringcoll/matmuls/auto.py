@@ -238,7 +238,7 @@ def scatter_seconds(
     ranks = prod(sizes)
     whole, block = summed(scatter, pairs, ranks)
     cut = whole.once - ranks * block
-    work = replace(whole, once=ranks * block, cut=cut, joined=block)
+    work = replace(whole, once=whole.once - cut, cut=cut, joined=block)
     if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model, work.again):
         work = replace(work, joined=0.0)  # matmuls add by turns: that saves more than joining takes
     algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))

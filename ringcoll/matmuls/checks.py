@@ -38,7 +38,7 @@ class FactorsCall(Call):
         """By whom and how exactly, if it can be."""
         for axis in self.axes:
             if isinstance(axis, int):
-                words = f"{axis} is no name; axes by position are lax's own"
+                words = f"{axis} is not a name; axes by position are lax's own"
                 raise self.refusal(ValueError, words, "name an axis of the mesh")
             self.ask(lax.axis_size, axis)
         if residuals not in ("regather", "save"):
@@ -60,7 +60,9 @@ class FactorsCall(Call):
             words += f"{options.blocks()} leaves of a rank"
             raise self.refusal(ValueError, words, "pass fewer leaves, or pad it")
 
-    def wires(self, wire: Any, gradient_wire: Any, *factors: Array) -> tuple[Wire | None, ...]:
+    def wires(
+        self, wire: Any, gradient_wire: Any, *factors: Array
+    ) -> tuple[Wire | None, Wire | None]:
         """What messages hold, and those of the gradient, if these factors can be encoded.
 
         A rank alone sends nothing, and rounds nothing.
@@ -81,7 +83,7 @@ class FactorsCall(Call):
         """Refuse a label that is not among `labels`."""
         if label not in tuple(labels):  # "mk" is in "mkf"
             cure = f"choose from {', '.join(labels)}"
-            raise self.refusal(ValueError, f"{label!r} is no label of {of}", cure)
+            raise self.refusal(ValueError, f"{label!r} is not a label of {of}", cure)
 
     def array(self, factor: Any) -> Array:
         """A factor, which has to be an array."""

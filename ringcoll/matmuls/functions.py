@@ -249,7 +249,7 @@ def all_gather_matmul(
     of = "kf" if operand else f"{rows}k"
     dimension = call.integer("dimension")
     if dimension not in (-1, -2) or len(of) < -dimension:
-        words = f"dimension {dimension} is not one of the last two"
+        words = f"dimension {dimension} is not one of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
     spec, gather = f"{rows}k,kf->{rows}f", of[dimension]
     return all_gather_einsum(

@@ -292,7 +292,7 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
     ("arguments", "options", "kind", "words"),
     [
         ((), {}, TypeError, "missing 1 required positional argument: 'module'"),
-        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is no module; pass such as jax.lax"),
+        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is not a module; pass such as jax.lax"),
         (
             (jnp,),
             {},
@@ -320,7 +320,7 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
             TypeError,
             "algorithm=None is neither a name nor",
         ),
-        ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "accumulate_dtype='f33' is no dtype"),
+        ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "='f33' is not a dtype"),
     ],
 )
 def test_what_is_wrong_is_refused_and_nothing_is_replaced(arguments, options, kind, words):

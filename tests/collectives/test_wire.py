@@ -334,8 +334,8 @@ def test_a_ragged_exchange_ignores_rows_that_say_nothing():
 
 REFUSED = {
     "codes": ("int4", ValueError, "'int4' has no codes; choose from 'int8'"),
-    "kind": (8, TypeError, "wire=8 is no wire; pass 'int8', or a ringcoll.Wire"),
-    "key": (Wire(stochastic=3), TypeError, "stochastic=3 is no key; pass one such as"),
+    "kind": (8, TypeError, "wire=8 is not a wire; pass 'int8', or a ringcoll.Wire"),
+    "key": (Wire(stochastic=3), TypeError, "stochastic=3 is not a key; pass one such as"),
 }
 
 

@@ -432,8 +432,8 @@ def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
         ("scan,0,1,ring,ll,-1,-1,-1", "colltype: there is no 'scan'"),
         ("allreduce,0,1,bruck,ll,-1,-1,-1", "algorithm: there is no 'bruck'"),
         ("allreduce,0,1,ring,l,-1,-1,-1", "protocol: there is no 'l'"),
-        ("allreduce,x,1,ring,ll,-1,-1,-1", "minbytes: 'x' is no whole number from 0"),
-        ("allreduce,0,1,ring,ll,-1,-2,-1", "nNodes: '-2' is no whole number from -1"),
+        ("allreduce,x,1,ring,ll,-1,-1,-1", "minbytes: 'x' is not a whole number from 0"),
+        ("allreduce,0,1,ring,ll,-1,-2,-1", "nNodes: '-2' is not a whole number from -1"),
         ("allreduce,9,1,ring,ll,-1,-1,-1", "minbytes 9 is above maxbytes 1"),
     ],
 )

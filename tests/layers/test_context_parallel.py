@@ -408,7 +408,7 @@ REFUSED = {
     "window": ((Q, K, K), {"window": 0}, ValueError, "pass 1 or more"),
     "window of half": ((Q, K, K), {"window": 1.5}, TypeError, "not an integer"),
     "a list of layouts": ((Q, K, K), {"layout": ["zigzag"]}, ValueError, "choose from"),
-    "scale": ((Q, K, K), {"scale": "half"}, TypeError, "scale='half' is no number"),
+    "scale": ((Q, K, K), {"scale": "half"}, TypeError, "scale='half' is not a number"),
     "kernel": ((Q, K, K), {"kernel": 1}, TypeError, "kernel=1; pass a function"),
     "bytes": ((Q.astype(jnp.float8_e5m2),) * 3, {}, TypeError, "of 2 bytes or more"),
     "segments": ((Q, K, K), {"segment_ids": ones(1, 4)}, TypeError, "pass integers"),
@@ -466,5 +466,5 @@ def test_what_layouts_refuse(function):
     ):
         with pytest.raises(ValueError, match=words):
             function(*arguments)
-    with pytest.raises(TypeError, match=r"n=2\.0 is no integer; pass a Python int"):
+    with pytest.raises(TypeError, match=r"n=2\.0 is not an integer; pass a Python int"):
         function(ones(2, 8), 2.0, "zigzag")

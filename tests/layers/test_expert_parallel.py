@@ -219,7 +219,7 @@ WRONG = {
     "experts that do not divide": ({"router": (6, 5)}, {}, ValueError, "5 experts do not divide"),
     "top_k too great": ({}, {"top_k": 5}, ValueError, "top_k=5 of 4 experts; pass 1 to 4"),
     "no expert": ({}, {"top_k": 0}, ValueError, "top_k=0"),
-    "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is no integer"),
+    "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is not an integer"),
     "no bound": ({}, {"max_send": 0}, ValueError, "max_send=0; pass 1 or more, or None"),
     "no such algorithm": ({}, {"algorithm": "rings"}, ValueError, "algorithm='rings'; choose from"),
     "all experts on each rank": ({"gate": (4, 6, 5)}, {}, ValueError, "gate [4, 6, 5]"),

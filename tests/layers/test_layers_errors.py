@@ -151,7 +151,7 @@ CALLS = {
     "to gather one of two axes": (
         lambda: fsdp.gather({"w": X}, {"w": P(("x", "y"))}, "x"),
         ValueError,
-        "of which ('x',) is gathered; pass axis_name as the spec has it",
+        "and the gather is over ('x',); pass axis_name as the spec has it",
     ),
     "to gather by no spec": (
         lambda: fsdp.gather({"w": X}, {"w": ("x",)}, "x"),
@@ -176,7 +176,7 @@ CALLS = {
     "to gather integers": (
         lambda: fsdp.gather({"w": jnp.arange(4)}, {"w": P("x")}, "x"),
         TypeError,
-        "shards it, and it is int32; leave what is no float whole",
+        "shards it, and it is int32; leave this leaf whole",
     ),
     "to gather what is whole": (
         lambda: fsdp.gather({"w": X}, {"w": P("x")}, "x"),

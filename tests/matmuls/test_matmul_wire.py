@@ -152,7 +152,7 @@ def test_what_is_refused():
             (TypeError, "int32 is not encoded", {"wire": "int8"}, np.int32),
             (TypeError, "int32 is not encoded", {"gradient_wire": "int8"}, np.int32),
             (ValueError, "'int4' has no codes", {"wire": "int4"}, np.float32),
-            (TypeError, "no wire", {"wire": 8}, np.float32),
+            (TypeError, "not a wire", {"wire": 8}, np.float32),
             (ValueError, "rounds to nearest alone", {"wire": random}, np.float32),
         ]:
             with pytest.raises(kind, match=words) as caught:

@@ -110,7 +110,7 @@ def of_jax(tree):
 
 
 def module_of(inner):
-    """The module that a name inside the package is of; what is no module is its package's."""
+    """The module that a name inside the package is of; what is not a module is its package's."""
     for length in range(len(inner), 0, -1):
         name = ".".join(inner[:length])
         for module in (name, f"{name}.__init__"):
