@@ -117,8 +117,8 @@ def moe(
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as rows those that its experts may get at most:
     n t min(top_k, E/n), or n max_send. The rings hold n times less of rows, and compute them again
-    for gradients, for which they keep the blocks and sums of all rounds; with max_send they keep
-    the rows too.
+    for gradients, for which they keep the blocks of all rounds; with max_send they keep the rows,
+    and what was made of them, of all rounds: as many as "gather".
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
     Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
