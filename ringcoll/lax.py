@@ -24,17 +24,17 @@ and so is a `wire`.
 keep their dtype on the wire, partial sums travel wide, and the result is rounded once. In the
 docstrings n is the number of ranks, and s is the bytes of one rank's operand.
 
-`wire`, of collectives that gather, add or exchange floats, is what messages hold: "int8",
-"float8_e4m3fn", "float8_e5m2", or a `ringcoll.Wire`: codes of one byte, and a scale for each block.
-By default the table picks for these bytes, and every value is encoded once on its way into a
-gather or an exchange, and into a sum, which is added in float32. Gradients have the same wire. What
-is not sent is not rounded: on a single rank, along the axis of a `vmap`, and constants of a sum. It
-takes bfloat16, float16 and float32; other operands raise TypeError. `ringcoll.precision` has the
-bound on the error.
+`wire` says what messages hold in place of floats: "int8", "float8_e4m3fn", "float8_e5m2", or a
+`ringcoll.Wire`. These are codes of one byte, and a scale for each block. Collectives that gather,
+add or exchange floats take it. With "auto", the table chooses by the bytes that are sent, every
+value is encoded once before it is gathered, exchanged or added, and sums are added in float32.
+Gradients have the same wire. Values that are not sent are not rounded: on a single rank, along the
+axis of a `vmap`, and constants of a sum. Operands are bfloat16, float16 or float32; others raise
+TypeError. `ringcoll.precision` has the bound on the error.
 
 All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in both
-`check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` does calls
-that need no communication, or that only lax can do: constants of a sum, axes given by position,
+`check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` handles calls
+that need no communication, or that only lax can handle: constants of a sum, axes given by position,
 unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
 
 Ours are separate primitives, `ringcoll_psum` and so on. A policy of `jax.checkpoint` that names

@@ -45,7 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_machine(parser, budget=130)
     processes.add_arguments(parser)
     add = parser.add_argument
-    add("-w", "--warmup_iters", type=int, default=1, metavar="N", help="rounds before (1)")
+    add(
+        "-w",
+        "--warmup_iters",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rounds that are not timed (1)",
+    )
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
     names = options.listed
     add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")

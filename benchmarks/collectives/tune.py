@@ -157,6 +157,7 @@ def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:
 def measured_bounds(mesh: Mesh) -> dict[str, tuple[Any, Any]]:
     """The bounds of measurements on a mesh: its ranks, their hosts, this minor version of JAX."""
     hosts, local = on_hosts(mesh, mesh.axis_names)
+    assert local is not None  # the devices of a mesh are known
     major, minor = jax.__version_info__[:2]
     return {
         "ranks": (mesh.size, mesh.size + 1),

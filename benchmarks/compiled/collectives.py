@@ -1,4 +1,4 @@
-"""Collectives compiled for TPUs that you need not have: ours and the built-in, in a program alone.
+"""Collectives compiled for TPUs, without having them: ours and the built-in, in a program alone.
 
 The built-in counts as the least time that any algorithm could take over its links, without latency;
 ours as its messages go over the links. Ranks are in the order of `overlap.mesh`. The messages of

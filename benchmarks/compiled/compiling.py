@@ -1,4 +1,4 @@
-"""Compiles programs for machines that you need not have, and writes tables and files of them."""
+"""Compiles programs for machines that need not be here, and writes tables and files of them."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """A mixture of experts over all devices, compiled: ours against all-to-alls before and after.
 
-Programs are compiled in bfloat16 for chips that you need not have, and `ringcoll.overlap` computes
+Programs are compiled in bfloat16 for chips that need not be here, and `ringcoll.overlap` computes
 their times.
 
   plain      rows sorted by expert, a block of equal size for each, by the built-in all-to-all to

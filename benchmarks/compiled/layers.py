@@ -3,7 +3,7 @@
 The block is RMSNorm, attention with grouped heads, RMSNorm, gated MLP; between them activations are
 sharded by sequence. Without --topology the programs run in turn on the devices of this machine, in
 float32, after their results were compared. With --topology they are compiled in bfloat16 for chips
-that you need not have, and `ringcoll.overlap` computes their times.
+that need not be here, and `ringcoll.overlap` computes their times.
 
   plain      jax.lax in shard_map: one all_gather for query, key and value, one for gate and up,
              a psum_scatter after either half (Megatron's sequence parallelism)

@@ -101,11 +101,24 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
         type=size,
         default=least,
         metavar="SIZE",
-        help=f"from ({least}); {SIZES}",
+        help=f"the least size ({least}); {SIZES}",
     )
-    add("-e", "--maxbytes", type=size, default=most, metavar="SIZE", help=f"to ({most})")
-    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="multiply by (4)")
-    add("-i", "--stepbytes", type=size, metavar="SIZE", help="or add")
+    add(
+        "-e",
+        "--maxbytes",
+        type=size,
+        default=most,
+        metavar="SIZE",
+        help=f"the largest size ({most})",
+    )
+    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="the factor between sizes (4)")
+    add(
+        "-i",
+        "--stepbytes",
+        type=size,
+        metavar="SIZE",
+        help="a difference between sizes, in place of the factor",
+    )
 
 
 def sizes(args: argparse.Namespace) -> list[int]:

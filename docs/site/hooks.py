@@ -2,6 +2,7 @@
 
 - README, CONTRIBUTING, CHANGELOG and the pages beside the benchmarks become pages of the site.
 - Lessons and tutorials become pages, with what they print, and notebooks (`notebooks.py`).
+- Each example program is a page: its docstring, then its source.
 - The reference has a section for each public name, and one for each command.
 - `<!-- draw COLLECTIVE ALGORITHM N -->` on a page becomes a picture by `ringcoll.draw`, and
   what stands between `<!-- lessons -->` (or tutorials) and `<!-- end -->` a list of these;
@@ -9,6 +10,7 @@
 """
 
 import argparse
+import ast
 import inspect
 import re
 import tempfile
@@ -38,6 +40,7 @@ ELSEWHERE = (
     "benchmarks/pages/*",
     "examples/*/*.svg",
 )
+EXAMPLES = ("examples/*.py",)
 SOURCES = ("examples/lessons/[0-9]*.py", "examples/tutorials/*.py")
 _CHOICE = ("ringcoll.collectives.choice", "ringcoll.collectives.table")
 #: The pages of the reference: the module that is described first, the one whose public names
@@ -68,6 +71,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     },
 }
 _EXPLORER = "explore.html"
+#: How much a page counts in a search, by its folder: who looks for a word wants it explained.
+_BOOST = {"lessons": 4, "evidence": 0.5, "changelog.md": 0.5, "contributing.md": 0.5}
 _INDEX = re.compile(r"<!-- (lessons|tutorials) -->.*?<!-- end -->", re.DOTALL)
 _DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->")
 
@@ -93,7 +98,7 @@ def _with_folders(nav: Any) -> Any:
 def _folder(folder: str) -> list[str]:
     if folder == "reference/":
         return [f"reference/{name}.md" for name in (*REFERENCE, "commands")]
-    found = (in_site(path) or "" for path in (*_paths(ELSEWHERE), *_paths(SOURCES)))
+    found = (in_site(path) or "" for path in _paths((*ELSEWHERE, *EXAMPLES, *SOURCES)))
     return [page for page in found if page.startswith(folder) and page.endswith(".md")]
 
 
@@ -122,6 +127,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, where in REFERENCE.items():
         add(f"reference/{page}.md", reference(page, *where))
     add("reference/commands.md", all_commands())
+    for path in _paths(EXAMPLES):
+        add(in_site(path), example(path))
     add(_EXPLORER, draw.as_explorer())
     for name, content in made_of_sources(config).items():
         add(name, content)
@@ -136,7 +143,8 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of pages in `docs`, and draw."""
+    """Rewrite the links of pages in `docs`, and draw; a search finds lessons first."""
+    page.meta["search"] = {"boost": _BOOST.get(page.file.src_uri.partition("/")[0], 1)}
     if not page.file.generated_by:
         markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.extra["repository"])
     markdown = markdown.replace(
@@ -163,6 +171,15 @@ def picture(collective: str, algorithm: str, n: int) -> str:
     """A picture for a page, drawn now."""
     plan = draw.plan(collective, algorithm, (n,))
     return notebooks.image(draw.as_svg(plan), plan.title)
+
+
+def example(path: str) -> str:
+    """The page of a program: its docstring, whose first line is the title, and its source."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    title, _, words = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+    code = source.split('"""', 2)[2].strip()
+    head = f"---\ntitle: {Path(path).stem}\n---\n\n"  # of the navigation, where there is less room
+    return f"{head}# {title.rstrip('.')}\n\n`{path}`\n{words}\n\n```python\n{code}\n```\n"
 
 
 def reference(page: str, described: str, module: str, places: tuple[str, ...]) -> str:

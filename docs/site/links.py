@@ -30,6 +30,8 @@ def in_site(path: str) -> str | None:
     folder, name = posixpath.split(path)
     if folder == "benchmarks/pages":
         return f"evidence/{name}"
+    if folder == "examples":
+        return f"{folder}/{name.removesuffix('.py')}.md"
     if folder in ("examples/lessons", "examples/tutorials"):
         page = f"{name.removesuffix('.py')}.md" if name.endswith(".py") else name
         return f"{posixpath.basename(folder)}/{page}"

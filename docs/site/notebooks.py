@@ -29,6 +29,19 @@ import importlib.util
 if importlib.util.find_spec("ringcoll") is None:
     %pip install --quiet "ringcoll{extras} @ git+{repository}"
 """
+#: The same where the repository has no public address.
+_INSTALL_FROM_FILE = """\
+# Run this cell first. Where ringcoll is not installed yet, write into RINGCOLL what pip should
+# install: the path of its wheel, or of a checkout.
+import importlib.util
+
+RINGCOLL = ""
+
+if importlib.util.find_spec("ringcoll") is None:
+    if not RINGCOLL:
+        raise ModuleNotFoundError("no ringcoll: write the path of its wheel into RINGCOLL")
+    %pip install --quiet "{{RINGCOLL}}{extras}"
+"""
 _OPEN = "<details>\n<summary>Solution</summary>\n\n"
 
 
@@ -42,7 +55,7 @@ def read(source: Path) -> NotebookNode:
     # What a script does by itself, such as reading its arguments, is no part of the notebook.
     notebook.cells = [cell for cell in notebook.cells if cell.cell_type != "raw"]
     if not notebook.cells[0].source.startswith("# "):
-        raise ValueError(f"{source}: its first cell is no text with a title; see the lessons")
+        raise ValueError(f"{source}: its first cell is not text with a title; see the lessons")
     return notebook
 
 
@@ -54,11 +67,11 @@ def is_solution(cell: NotebookNode) -> bool:
 def for_readers(notebook: NotebookNode, name: str, repository: str) -> NotebookNode:
     """A notebook to open: it installs what it needs, and folds its solutions.
 
-    Where the repository has no public address, the reader writes one into the first cell.
+    Where the repository has no public address, the first cell asks for a wheel or a checkout.
     """
     made = v4.new_notebook(metadata={"kernelspec": _KERNEL, "language_info": {"name": "python"}})
-    address = repository or "ADDRESS_OF_THE_REPOSITORY"
-    install = _INSTALL.format(extras=EXTRAS.get(name, ""), repository=address)
+    words = _INSTALL if repository else _INSTALL_FROM_FILE
+    install = words.format(extras=EXTRAS.get(name, ""), repository=repository)
     made.cells.append(v4.new_code_cell(install, id="install"))
     for number, cell in enumerate(notebook.cells):
         if is_solution(cell):
@@ -118,6 +131,10 @@ def _buttons(page: str, repository: str) -> str:
     """Links that open the notebook."""
     notebook = page.replace(".md", ".ipynb")
     download = f"[Download the notebook]({posixpath.basename(notebook)}){{ .md-button download }}"
+    if not repository:
+        return (
+            f"{download}\n\nIts first cell says how to install ringcoll, where it is not there yet."
+        )
     github = "https://github.com/"
     if not repository.startswith(github):
         return download

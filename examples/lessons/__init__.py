@@ -12,7 +12,7 @@ solutions.
 | `01_ring_by_hand` | pass on what came last: an all-gather of one `ppermute` |
 | `02_schedule` | an algorithm is a list of moves; other algorithms are other lists |
 | `03_backward` | the list from its end is a reduce-scatter, and the gradient |
-| `04_all_reduce` | one all-reduce sends few bytes, another takes few rounds: what each costs |
+| `04_all_reduce` | few bytes (ring) or few rounds (recursive doubling): what each costs |
 | `05_collective_matmul` | multiply one shard while the next is on the wire |
 | `06_reading_the_schedule` | what a compiler made of it: which transfers hide, which do not |
 | `07_tensor_parallel` | a layer cut by columns and rows, its tokens by rank |

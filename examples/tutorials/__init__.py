@@ -4,18 +4,18 @@ Each is a script, a notebook and a page of the site, on eight virtual CPU device
 results. It raises if the two ways differ by more than rounding, or differ at all where nothing is
 rounded. It ends with two exercises; as a script it runs their solutions.
 
-    python -m examples.tutorials.arrays         arrays on a mesh: which device holds what
-    python -m examples.tutorials.collectives    each collective, and its uses
-    python -m examples.tutorials.dense_layer    a layer: automatic, explicit, manual, overlapped
+    python -m examples.tutorials.arrays         which device holds what, in four layouts
+    python -m examples.tutorials.collectives    what goes in, what comes out, on every device
+    python -m examples.tutorials.dense_layer    automatic, explicit, manual, overlapped
     python -m examples.tutorials.constraints    what the compiler propagates; a constraint
     python -m examples.tutorials.explicit_types shardings as types, their errors, and the cures
-    python -m examples.tutorials.layouts        every layout of a matrix on a 2-D mesh, timed
-    python -m examples.tutorials.leaving_pmap   one training step by pmap, jit, shard_map
-    python -m examples.tutorials.matmuls        the four cases of a product of sharded matrices
-    python -m examples.tutorials.resharding     from one layout to another, and the bytes sent
-    python -m examples.tutorials.classifier     data-parallel training with a known answer
+    python -m examples.tutorials.layouts        of a product and of a sum, on a 2-D mesh
+    python -m examples.tutorials.leaving_pmap   one training step by pmap, jit and shard_map
+    python -m examples.tutorials.matmuls        which collective each needs, and ours in its place
+    python -m examples.tutorials.resharding     by which collective, and how many bytes it sends
+    python -m examples.tutorials.classifier     gradients summed over ranks; the answer is known
     python -m examples.tutorials.strategies     data, tensor, 2-D, FSDP: memory and bytes of each
-    python -m examples.tutorials.nnx_strategies the same of a transformer in Flax, trained by optax
-    python -m examples.tutorials.mesh_chooser   which mesh for a model on N chips, modelled
-    python -m examples.tutorials.profiling      a trace of a step, with the rounds named in it
+    python -m examples.tutorials.nnx_strategies of NNX modules, trained by optax: losses, bytes
+    python -m examples.tutorials.mesh_chooser   modelled: the bytes and the time of each mesh
+    python -m examples.tutorials.profiling      the rounds of a collective have names in profiles
 """

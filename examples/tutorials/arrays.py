@@ -13,6 +13,7 @@ device knows another's shard only if it was sent.
 """
 
 # %%
+from collections import defaultdict
 from typing import Any
 
 import jax
@@ -36,9 +37,22 @@ SPECS = {
 # %% [markdown]
 """
 ## One array in several layouts
+
+(`jax.debug.visualize_array_sharding(x)` draws the same in colours, if `rich` is installed.)
 """
 
 # %%
+
+
+def show_devices(x: Any) -> None:
+    """Which devices hold each part of a matrix; parts by their first row and column."""
+    parts = defaultdict(list)
+    for shard in x.addressable_shards:
+        parts[tuple(part.start or 0 for part in shard.index)].append(shard.device.id)
+    rows, columns = (sorted(set(starts)) for starts in zip(*parts, strict=True))
+    cells = [[" ".join(map(str, parts[row, column])) for column in columns] for row in rows]
+    heads = ["from row", *(f"from column {column}" for column in columns)]
+    show("Devices", heads, [[row, *held] for row, held in zip(rows, cells, strict=True)])
 
 
 def placements() -> None:
@@ -50,7 +64,7 @@ def placements() -> None:
         copies = [shard for shard in x.addressable_shards if shard.replica_id]
         print(f"\n{spec}: {words}; a shard is {x.sharding.shard_shape(x.shape)}, ", end="")
         print(f"{8 - len(copies)} are different and {len(copies)} copies")
-        jax.debug.visualize_array_sharding(x)
+        show_devices(x)
         agree("  each shard is its slice of the array", numpy=whole, device_put=x)
 
 

@@ -30,7 +30,7 @@ SURE = 1.01
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionShape:
     """What one rank has.
 
     Attributes:
@@ -49,7 +49,7 @@ class Shape:
 
 
 def fastest(
-    shape: Shape,
+    shape: AttentionShape,
     mask: Mask,
     layout: str,
     sizes: tuple[int, ...],
@@ -70,7 +70,7 @@ def fastest(
 
 
 def seconds(
-    shape: Shape,
+    shape: AttentionShape,
     mask: Mask,
     layout: str,
     sizes: tuple[int, ...],
@@ -90,7 +90,7 @@ def seconds(
 
 
 def _seconds(
-    shape: Shape,
+    shape: AttentionShape,
     mask: Mask,
     layout: str,
     sizes: tuple[int, ...],

@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from ringcoll.attention.softmax import Softmax, like, lowest, wide
 from ringcoll.attention.tiles import plan
-from ringcoll.attention.visits import Options, Work, packed
+from ringcoll.attention.visits import AttentionOptions, Visits, packed
 from ringcoll.collectives.by_schedule import built, named
 from ringcoll.collectives.table import LAX
 from ringcoll.runtime import built_in, engine
@@ -32,11 +32,11 @@ from ringcoll.schedules.tour import cut, tour
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(options: Options, q: Array, kv: Array, ids: Array | None) -> Array:
+def attend(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) -> Array:
     """Attention of this rank's queries to the keys of all ranks.
 
     Args:
-        options: see `Options`.
+        options: see `AttentionOptions`.
         q: `[batch, groups, heads of a group, s, d]`.
         kv: keys and values, `[batch, groups, s, d + dv]`.
         ids: `[ranks, batch, s]`, the segments of the positions of all ranks, or None.
@@ -47,7 +47,9 @@ def attend(options: Options, q: Array, kv: Array, ids: Array | None) -> Array:
     return _attend(options, q, kv, ids)[0]
 
 
-def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[Array, Array]:
+def _attend(
+    options: AttentionOptions, q: Array, kv: Array, ids: Array | None
+) -> tuple[Array, Array]:
     work, by_rows, back = _prepared(options, q, kv, ids)
     q, kv = by_rows(q), by_rows(kv, 1)
     rows = work.shares(q.shape[0])
@@ -82,7 +84,7 @@ def _attend(options: Options, q: Array, kv: Array, ids: Array | None) -> tuple[A
     return back(concatenated(outs, 0).astype(q.dtype)), back(concatenated(lses, 0))
 
 
-def _gathered(work: Work, kv: Array) -> Iterator[Shard]:
+def _gathered(work: Visits, kv: Array) -> Iterator[Shard]:
     """The shards of all ranks, own first, after the built-in gather."""
     whole = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
     for offset in (0, *sorted(work.plan.needed())):
@@ -90,7 +92,7 @@ def _gathered(work: Work, kv: Array) -> Iterator[Shard]:
         yield Shard(lax.dynamic_index_in_dim(whole, origin, 0, False), origin, 0, (offset,))
 
 
-def _prepared(options: Options, q: Array, kv: Array, ids: Array | None) -> Any:
+def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) -> Any:
     """The work, and two functions: operands by rows, filled up to whole tiles, and results back."""
     batch, groups, heads, length, d = q.shape
     name = "ring" if options.algorithm == LAX else options.algorithm
@@ -116,7 +118,7 @@ def _prepared(options: Options, q: Array, kv: Array, ids: Array | None) -> Any:
         return x[:, :, :length].reshape(batch, groups, heads, length, *x.shape[3:])
 
     ids = None if ids is None else filled(ids, 2)
-    work = Work(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
+    work = Visits(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
     return work, by_rows, back
 
 

@@ -65,11 +65,11 @@ def side(length: int, heads: int) -> int:
 
 def rows_together(rows: int, heads: int, tile: int) -> int:
     """How many rows, of so many heads each, make one tile; a divisor of `rows`."""
-    most = max(TILE_BYTES // (4 * heads * tile**2), 1)
+    most = max(TILE_BYTES // (4 * max(heads, 1) * tile**2), 1)
     return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 
-class Plan:
+class TilePlan:
     """The tiles of every rank and shard.
 
     Args:
@@ -163,7 +163,7 @@ def plan(
     exchanged: tuple[int, ...],
     heads: int,
     shape: tuple[int, ...],
-) -> Plan:
+) -> TilePlan:
     """The plan for a layout.
 
     Args:
@@ -181,4 +181,4 @@ def plan(
     others = [axis for axis in range(len(sizes)) if axis not in exchanged]
     held = held.transpose(*others, *exchanged, len(sizes)).reshape(prod(shape), -1)
     fill = -held.shape[1] % tile
-    return Plan(mask, np.pad(held, ((0, 0), (0, fill)), constant_values=NOWHERE), tile, shape)
+    return TilePlan(mask, np.pad(held, ((0, 0), (0, fill)), constant_values=NOWHERE), tile, shape)

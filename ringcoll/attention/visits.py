@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.attention.softmax import Softmax, add_at, added, like, lowest, merged, wide
-from ringcoll.attention.tiles import Mask, Plan, rows_together
+from ringcoll.attention.tiles import Mask, TilePlan, rows_together
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.machines import KINDS
 from ringcoll.runtime.contributions import Shard
@@ -50,7 +50,7 @@ class BlockMask(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class AttentionOptions:
     """How attention runs.
 
     Attributes:
@@ -75,7 +75,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Work:
+class Visits:
     """What the visits of one call share.
 
     Attributes:
@@ -88,8 +88,8 @@ class Work:
         heads: of a row.
     """
 
-    options: Options
-    plan: Plan
+    options: AttentionOptions
+    plan: TilePlan
     schedule: Schedule
     ranks: Ranks
     ids: Array | None

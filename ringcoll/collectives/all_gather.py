@@ -182,9 +182,11 @@ def psum_scatter(
 
     `x: [n, a, b] -> [a, b]`, tiled `[n a, b] -> [a, b]`.
 
-    Ring: n-1 rounds of s/n bytes, with an addition in each. With a wider `accumulate_dtype`
-    the first message of a ring is narrow, and the others are wide. "direct" sends narrow
-    messages only, n-1 of them in one round, and rounds the sum once.
+    Ring: n-1 rounds of s/n bytes, with an addition in each. A schedule rounds every addition to
+    the dtype of x or, if it is given, to `accumulate_dtype`; "lax" rounds as XLA does. With a wider
+    `accumulate_dtype` the first message of a ring is narrow, and the others are wide. "direct"
+    sends narrow messages only, n-1 of them in one round, and rounds the sum once. The code is
+    `combine` in `ringcoll/collectives/by_schedule.py`.
 
     With a `wire`, "auto" encodes every contribution once, sends it straight to its rank, and adds
     in float32. By an algorithm that adds on the way, such as "ring", every message is a partial

@@ -111,12 +111,10 @@ class AllReduce(ScheduledCollective):
 class Psum(AllReduce, name="psum"):
     """The sum. Its transpose is free where types say that all ranks hold the same value."""
 
+    counts = True
+
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
-
-    def __call__(self, *xs: Array) -> list[Array]:
-        # Booleans as int32, like lax.
-        return super().__call__(*(x.astype(jnp.int32) if x.dtype == bool else x for x in xs))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if is_checked():

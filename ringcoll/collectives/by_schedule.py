@@ -100,8 +100,7 @@ class ScheduledCollective(Collective):
         if not isinstance(algorithm, Table):
             return algorithm
         n = Ranks.over(self.axes, self.groups).size
-        mesh = where.mesh
-        placement = on_hosts(mesh, self.axes, self.groups) if mesh else OnHosts(1, n)
+        placement = on_hosts(where.axes, self.axes, self.groups)
         what, dtype = self.collective, xs[0].dtype.name
         if self.wire:
             # A sum that adds where the result belongs is an exchange of bytes. Either the built-in

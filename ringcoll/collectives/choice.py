@@ -147,8 +147,8 @@ def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Non
     """Refuse an algorithm by which a collective cannot run on axes of `shape`."""
     if not isinstance(algorithm, str | Schedule | tuple | Table) and not callable(algorithm):
         raise TypeError(
-            f"algorithm={algorithm!r} is no algorithm; pass a name, a Table, a Schedule, a tuple "
-            "of Schedules, or a function that makes one from the sizes of the axes"
+            f"algorithm={algorithm!r} is not an algorithm; pass a name, a Table, a Schedule, a "
+            "tuple of Schedules, or a function that makes one from the sizes of the axes"
         )
     if isinstance(algorithm, Table):
         return

@@ -24,6 +24,7 @@ from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
 from ringcoll.collectives.table import LAX, Algorithm, Table
+from ringcoll.collectives.tree_order import leaves_of_tree
 from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying
@@ -153,7 +154,9 @@ class Call:
             if for_lax[i]:
                 done.append(self._by_lax(leaf, collective))
                 continue
-            done.append(varying(jnp.asarray(leaf), self.axes))
+            x = jnp.asarray(leaf)
+            counted = x.astype(jnp.int32) if collective.counts and x.dtype == bool else x
+            done.append(varying(counted, self.axes))
             if len(leaves) == 1 and jax.typeof(done[i]) != jax.typeof(leaf):
                 self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
             # With a wire each has messages of its own: in one message, they would share scales.
@@ -242,7 +245,7 @@ class Call:
         try:
             wide = jnp.dtype(self.accumulate_dtype)
         except TypeError as error:
-            words = f"accumulate_dtype={self.accumulate_dtype!r} is no dtype"
+            words = f"accumulate_dtype={self.accumulate_dtype!r} is not a dtype"
             raise self.refusal(TypeError, words, "pass one such as jnp.float32") from error
         for dtype in dtypes:
             if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
@@ -252,19 +255,8 @@ class Call:
 
     def tree_leaves(self) -> int | None:
         """The leaves of the tree by which floats are added; None if any order is as good."""
-        order, leaves = self.tree
-        if order is None:
+        if self.tree[0] is None:
             return None
-        if order != "tree":
-            raise self.refusal(ValueError, f"order={order!r}", "choose from None, 'tree'")
-        if self.wire is not None:
-            words = (
-                f"order='tree' with wire={self.wire!r}: codes are rounded by the ranks there are"
-            )
-            raise self.refusal(ValueError, words, "leave order out, or wire")
-        if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
-            cure = "pass a power of two, such as 8"
-            raise self.refusal(ValueError, f"leaves={leaves!r} is no power of two", cure)
         if any(isinstance(axis, int) for axis in self.axes) or not self.axes:
             words = f"order='tree' over {self.axis_name!r}"
             raise self.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
@@ -272,11 +264,7 @@ class Call:
             words = "order='tree' needs axis_index_groups of one size"
             raise self.refusal(ValueError, words, "pass groups of one size")
         n = len(self.grouped[0]) if self.grouped else self.ask(self.rank_count)
-        if leaves % n:
-            words = f"leaves={leaves} do not divide by {n} ranks"
-            cure = "pass as many leaves as the most ranks that are to give the same bits"
-            raise self.refusal(ValueError, words, cure)
-        return leaves
+        return self.ask(leaves_of_tree, *self.tree, n, self.wire)
 
     def _is_for_lax(self, leaf: Any) -> bool:
         """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""

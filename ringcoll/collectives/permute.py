@@ -25,7 +25,7 @@ def ppermute(
     Gradient: the inverse permutation.
 
     Raises:
-        TypeError: `perm` is no list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints,
+        TypeError: `perm` is not a list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints,
             or an `algorithm` is given.
         IndexError: there is no such rank: they count from 0, or from the last with -1.
         ValueError: a rank sends twice or receives twice.
@@ -53,8 +53,8 @@ def pshuffle(
     Gradient: the inverse permutation.
 
     Raises:
-        TypeError: `perm` is no list of ints, or an `algorithm` is given.
-        ValueError: `perm` is no permutation.
+        TypeError: `perm` is not a list of ints, or an `algorithm` is given.
+        ValueError: `perm` is not a permutation.
 
     n, s and what all of them raise: see `ringcoll.lax`.
 
@@ -67,7 +67,7 @@ def pshuffle(
     try:
         is_permutation = are_all_ranks(perm, len(perm))
     except TypeError as error:
-        words = f"`perm` is no list of ranks: {error}"
+        words = f"`perm` is not a list of ranks: {error}"
         raise call.refusal(TypeError, words, "pass the ranks 0..n-1 in their new order") from error
     if not is_permutation:
         raise call.refusal(ValueError, f"`perm` does not represent a permutation: {perm}")
@@ -99,7 +99,7 @@ def _among(perm: Pairs, n: int) -> Pairs:
     if any(len(set(ends)) < len(ends) for ends in zip(*pairs, strict=True)):
         raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
     if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
-        raise IndexError(f"{unknown[0]} in `perm` is no rank")
+        raise IndexError(f"{unknown[0]} in `perm` is not a rank")
     return pairs
 
 
@@ -112,5 +112,5 @@ def _pairs(perm: Any) -> Pairs:
         raise TypeError(f"{words}: {error}") from error
     for pair in pairs:
         if len(pair) != 2:
-            raise ValueError(f"{words}: {pair} is no pair")
+            raise ValueError(f"{words}: {pair} is not a pair")
     return tuple((source, target) for source, target in pairs)

@@ -2,8 +2,10 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,27 +23,30 @@ from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
 
 
-@functools.lru_cache(maxsize=1024)
-def _lane_shares(
-    aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int
-) -> tuple[int, list[tuple[int, int]]]:
-    """How lanes divide a shard of `shape`, of an operand of type `aval`.
+class _Cut(NamedTuple):
+    """How lanes divide a shard: along `dim`, in shares of these shapes that start there."""
 
-    Returns the dimension that is cut, and (start, size) of each lane.
-    """
+    dim: int
+    starts: list[int]
+    shapes: list[tuple[int, ...]]
+
+    def start(self, dim: int, size: int, share: Slot | Shard) -> list[Any]:
+        """Where a share starts in an array of all shards, each of `size` along `dim`."""
+        lo, ndim = self.starts[share.lane], len(self.shapes[share.lane])
+        start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
+        start[self.dim] = np.int32(lo)
+        start[dim] = multiply_add(share.origin, size, lo if dim == self.dim else 0)
+        return start
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut:
+    """How lanes divide a shard of `shape`, of an operand of type `aval`."""
     # To cut a dimension that is sharded over another axis moves data. If all are, one is cut.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
-    shares = Shares(shape[dim], lanes)
-    return dim, [shares.of(lane) for lane in range(lanes)]
-
-
-def _start(ndim: int, dim: int, origin: Array, size: int, lane_dim: int, lo: int) -> list[Any]:
-    """Where a lane's share starts: `lo` into shard `origin`, each of `size` along `dim`."""
-    start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
-    start[lane_dim] = np.int32(lo)
-    start[dim] = multiply_add(origin, size, lo if dim == lane_dim else 0)
-    return start
+    starts, sizes = zip(*map(Shares(shape[dim], lanes).of, range(lanes)), strict=True)
+    return _Cut(dim, [*starts], [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes])
 
 
 #: XLA:CPU cannot write floats of these widths into a buffer: it would convert the whole buffer for
@@ -54,18 +59,20 @@ def gather_along(
 ) -> Array:
     """All-gather: every shard that arrives is put in its place."""
     bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
-    lane_dim, shares = _lane_shares(jax.typeof(x), x.shape, schedule.lanes)
+    cut = _cut(jax.typeof(x), x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
-            lo, _ = shares[shard.lane]
-            start = _start(x.ndim, dim, shard.origin, x.shape[dim], lane_dim, lo)
+            start = cut.start(dim, x.shape[dim], shard)
             value = as_bits(shard.value, _UNPLACEABLE)[0] if wire else shard.value
             out = lax.dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
     sent = x if wire else bits
-    own = [lax.dynamic_slice_in_dim(sent, lo, size, lane_dim) for lo, size in shares]
+    own = [
+        lax.dynamic_slice_in_dim(sent, lo, shape[cut.dim], cut.dim)
+        for lo, shape in zip(cut.starts, cut.shapes, strict=True)
+    ]
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
     out = empty(shape, bits, ranks.axes)
     return back(engine.gather(schedule, ranks, own, visit, out, wire=wire))
@@ -109,22 +116,16 @@ def reduce_along(
 ) -> Array:
     """Reduce-scatter: every contribution is a slice of the operand."""
     shape = tuple(s // schedule.size if d == dim else s for d, s in enumerate(x.shape))
-    lane_dim, shares = _lane_shares(jax.typeof(x), shape, schedule.lanes)
+    cut = _cut(jax.typeof(x), shape, schedule.lanes)
 
-    def contribution(slot: Slot) -> Array:
-        lo, size = shares[slot.lane]
-        sizes = [size if d == lane_dim else s for d, s in enumerate(shape)]
-        start = _start(x.ndim, dim, slot.origin, shape[dim], lane_dim, lo)
-        return lax.dynamic_slice(x, start, sizes, allow_negative_indices=False)
+    def contributions(_: Any, slots: Sequence[Slot]) -> Contributions:
+        sliced = partial(lax.dynamic_slice, x, allow_negative_indices=False)
+        return Contributions(
+            [sliced(cut.start(dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots]
+        )
 
-    mine = engine.reduce(
-        schedule,
-        ranks,
-        lambda _, slots: Contributions([contribution(slot) for slot in slots]),
-        combine,
-        wire=wire,
-    )
-    return concatenated(mine, lane_dim)
+    mine = engine.reduce(schedule, ranks, contributions, combine, wire=wire)
+    return concatenated(mine, cut.dim)
 
 
 def exchanged_along(x: Array, dim: int, by: Any) -> Array:

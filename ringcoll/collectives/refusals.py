@@ -14,7 +14,7 @@ _CURES = (
     (r"axis_index_groups must cover", "name every rank of the axis in exactly one group"),
     (r"must be unique", "let every rank send once and receive once at most"),
     (r"must be a list or a tuple", "pass a list of pairs (source, target)"),
-    (r"is no rank", "there are {n} ranks: count from 0, or from the last with -1"),
+    (r"is not a rank", "there are {n} ranks: count from 0, or from the last with -1"),
     (r"not a list of lists of ranks", "pass one such as [[0, 1], [2, 3]]"),
     (r"does not represent a permutation", "name each of 0..n-1 exactly once"),
     (r"unexpected `to`", "pass to='varying' unless out_specs need another"),

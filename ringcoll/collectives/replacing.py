@@ -41,6 +41,53 @@ class _Options(NamedTuple):
 #: compiles once for each value, because user contexts are a part of its key.
 _around = jax.make_user_context(default_value=())
 
+
+class _Region:
+    """What a region says, while it is open on the thread that opened it.
+
+    A generator may close its region when later ones are open. They stay, and what they say too.
+    """
+
+    def __init__(self, says: dict[str, _Options]) -> None:
+        self.says, self.is_open = says, False
+
+    def open(self) -> None:
+        """Enter it, and forget those of this thread that another thread has closed."""
+        for region in [region for region in _here.regions if not region.is_open]:
+            region._leave()
+        self.is_open = True
+        _here.regions.append(self)
+        self._enter()
+
+    def close(self) -> None:
+        """Leave it; on another thread, only say so."""
+        self.is_open = False
+        if self in _here.regions:
+            self._leave()
+
+    def _enter(self) -> None:
+        self._context = _around(tuple((dict(_around.value) | self.says).items()))
+        self._context.__enter__()
+
+    def _leave(self) -> None:
+        index = _here.regions.index(self)
+        inner = _here.regions[index + 1 :]
+        for region in reversed([self, *inner]):  # contexts close in order alone
+            region._context.__exit__(None, None, None)
+        del _here.regions[index]
+        for region in inner:
+            region._enter()
+
+
+class _Here(threading.local):
+    """The regions of a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.regions: list[_Region] = []
+
+
+_here = _Here()
+
 #: A module, and the name of one of its attributes.
 Attribute = tuple[ModuleType, str]
 #: How many regions replace an attribute, on all threads; and its guard.
@@ -114,8 +161,8 @@ def replacing(
         only: the names of the functions to replace; all, if None.
 
     Raises:
-        TypeError: a module is no module; the algorithm is neither a name nor a `Table`; the dtype
-            is no dtype; `only` has what is no string.
+        TypeError: a module is not one; the algorithm is neither a name nor a `Table`; the dtype
+            is not a dtype; `only` has something other than strings.
         ValueError: there is no algorithm of this name; `only` names no collective; a module has
             no such function of jax.lax.
 
@@ -129,12 +176,13 @@ def replacing(
     """
     names = _checked_names(only)
     options = _Options(_checked_algorithm(algorithm), _checked_dtype(accumulate_dtype))
-    says = dict(_around.value) | dict.fromkeys(names, options)
     replaced = _replace((module, *modules), names)
+    region = _Region(dict.fromkeys(names, options))
     try:
-        with _around(tuple(says.items())):
-            yield
+        region.open()
+        yield
     finally:
+        region.close()
         _restore(replaced)
 
 
@@ -159,7 +207,7 @@ def _restore(replaced: Iterable[Attribute]) -> None:
 def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
     """The attributes of a module that are these functions of jax.lax, by whatever name."""
     if not isinstance(module, ModuleType):
-        raise TypeError(f"ringcoll.replacing({module!r}): is no module; pass such as jax.lax")
+        raise TypeError(f"ringcoll.replacing({module!r}): is not a module; pass such as jax.lax")
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
     found = [(module, key) for key, name in named if name is not None and name in names]
     if not found:
@@ -196,5 +244,5 @@ def _checked_dtype(dtype: DTypeLike | None) -> np.dtype | None:
     try:
         return None if dtype is None else jnp.dtype(dtype)
     except TypeError as error:
-        words = f"ringcoll.replacing: accumulate_dtype={dtype!r} is no dtype; pass jnp.float32"
+        words = f"ringcoll.replacing: accumulate_dtype={dtype!r} is not a dtype; pass jnp.float32"
         raise TypeError(words) from error

@@ -21,19 +21,19 @@ def settled(wire: Any) -> Wire:
     """The wire that a caller means.
 
     Raises:
-        TypeError: it is no wire, or its key is no key.
+        TypeError: it is not a wire, or its key is not a key.
         ValueError: there are no such codes.
     """
     if isinstance(wire, str):
         wire = Wire(wire)
     if not isinstance(wire, Wire):
-        raise TypeError(f"wire={wire!r} is no wire; pass 'int8', or a ringcoll.Wire")
+        raise TypeError(f"wire={wire!r} is not a wire; pass 'int8', or a ringcoll.Wire")
     if wire.stochastic is not None:
         try:
             jax.random.key_impl(wire.stochastic)
             shape = jax.random.key_data(wire.stochastic).shape
         except (TypeError, AttributeError) as error:
-            words = f"wire: stochastic={wire.stochastic!r} is no key"
+            words = f"wire: stochastic={wire.stochastic!r} is not a key"
             raise TypeError(f"{words}; pass one such as jax.random.key(0)") from error
         if len(shape) != 1:
             raise TypeError("wire: stochastic has several keys; pass one, such as keys[0]")
@@ -53,6 +53,18 @@ def settled_to_nearest(wire: Any) -> Wire | None:
             "or call the collective and the product one after the other"
         )
     return made
+
+
+def settled_pair(wire: Any, gradient_wire: Any) -> tuple[Wire | None, Wire | None]:
+    """The wires of a function and of its gradient, which may be `SAME`.
+
+    Raises:
+        TypeError, ValueError: as `settled_to_nearest`.
+    """
+    forward = settled_to_nearest(wire)
+    if isinstance(gradient_wire, str) and gradient_wire == SAME:
+        return forward, forward
+    return forward, settled_to_nearest(gradient_wire)
 
 
 def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:

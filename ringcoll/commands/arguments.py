@@ -128,7 +128,7 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
 
 
 def add_algorithm(which: Any) -> None:
-    """Declare --algorithm and --function, of which a group takes one."""
+    """Declare --algorithm and --function; in a group, one of the two may be given."""
     which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
     which.add_argument(
         "--function", type=algorithm, metavar="MODULE:FUNCTION", help="your own schedule"

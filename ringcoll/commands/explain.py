@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print; returns the exit status."""
     if args.wire and not args.name:
-        args.error(f"--wire {args.wire}: of which algorithm? Give its NAME")
+        args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
     lines = whole(args.name, args.wire) if args.name else markdown() if args.markdown else index()
     print(*lines, sep="\n")
     return 0

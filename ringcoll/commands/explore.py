@@ -3,7 +3,7 @@
     python -m ringcoll explore --html explore.html
     python -m ringcoll explore --html small.html --ranks 2..8,4x2
 
-The page loads nothing and asks nobody. It shows the rounds, the price on each machine, the curves
+The page works without a network. It shows the rounds, the price on each machine, the curves
 of all algorithms with their crossovers, the formula and the code.
 """
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--fit", metavar="FILE", help="measurements: nccl-tests' output, JSON of ours, or CSV")
-    add("--name", metavar="NAME", help="of the machine (the name of the file)")
+    add("--name", metavar="NAME", help="the name of the machine (that of the file)")
     add("--output", type=MachineFile, metavar="FILE", help="write the machine here, .json")
     add("--show", metavar="NAME", help="print a machine that is known: its figures, their sources")
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         text = Path(args.fit).read_text(encoding="utf-8")
         data, lines = fit_machine(name, read_timings(text))
     except (OSError, UnicodeDecodeError) as error:
-        args.error(f"--fit {args.fit}: {getattr(error, 'strerror', None) or 'is no text'}")
+        args.error(f"--fit {args.fit}: {getattr(error, 'strerror', None) or 'is not text'}")
     except ValueError as error:
         args.error(f"--fit {args.fit}: {error}")
     print(*lines, sep="\n")

@@ -81,11 +81,16 @@ def _tuner(args: argparse.Namespace, content: bytes) -> int:
     """Read a tuner's file.
 
     Raises:
-        ValueError: a line is wrong, or it is no text.
+        ValueError: a line is wrong, or it is not text.
     """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise ValueError(f"{args.file}, line {line}: {error}") from error
     if args.svg:
         raise ValueError(f"--svg: {args.file} is no MSCCL XML, and a table has no picture")
-    table, left_out = from_nccl_tuner(content.decode("utf-8"), args.file)
+    table, left_out = from_nccl_tuner(text, args.file)
     print(*left_out, sep="\n", end="\n" * bool(left_out), file=sys.stderr)
     if args.json:
         print(table.to_json(), end="")

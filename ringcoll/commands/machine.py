@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             type=arguments.seconds,
             metavar="SECONDS",
-            help=f"{what}, instead of the device's",
+            help=f"{what}, in place of the device's",
         )
     add(
         "--local",
@@ -123,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--outer-{name}",
             type=arguments.seconds,
             metavar="SECONDS",
-            help=f"{what}, of the outer network",
+            help=f"{_CONSTANTS[name]}, in place of the outer network's",
         )
 
 

@@ -1,4 +1,4 @@
-"""Compile a program for chips that you need not have, and report which communication is exposed.
+"""Compile a program for chips, without having them, and report which communication is exposed.
 
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul --html page.html

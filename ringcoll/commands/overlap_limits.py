@@ -74,5 +74,5 @@ def _limit(
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 1, or 0 if none is due")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write 1, or 0 if none is due")
     return int(text)

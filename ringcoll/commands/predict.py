@@ -5,7 +5,8 @@
     python -m ringcoll predict all_gather --ranks 4 --device v5e --topology 8x4 --json
 
 Bytes are counted as nccl-tests does: the larger of what a rank passes and gets. The built-in is
-priced by published measurements where there are any; `python -m benchmarks measured` compares.
+priced by published measurements where there are any; `python -m benchmarks measured` says how far
+the prices are off.
 """
 
 import argparse
@@ -33,9 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(MACHINES)
     add("--device", default="v5e", metavar="NAME", help=f"{known}; or the file of a machine (v5e)")
     add("--algorithm", default="lax", metavar="NAME", help="lax is the built-in (lax)")
-    add("--dtype", default="float32", metavar="NAME", help="of the elements (float32)")
+    add("--dtype", default="float32", metavar="NAME", help="the dtype of the elements (float32)")
     add("--topology", metavar="WORDS", help="a slice (8x4), line, ring, switch, '4 hosts'")
-    add("--wire", choices=CODES, metavar="DTYPE", help=f"of messages: {', '.join(CODES)}")
+    add(
+        "--wire",
+        choices=CODES,
+        metavar="DTYPE",
+        help=f"what messages hold in place of floats: {', '.join(CODES)}",
+    )
     add("--json", action="store_true", help="print JSON")
 
 

@@ -9,7 +9,7 @@ nine of ten within 11 %, and all within 24 % (`tests/costs/test_matmul_cost.py`)
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import NamedTuple
@@ -50,6 +50,9 @@ class Work:
         placed: bytes of the result, if every piece is put in its place in it.
         sliced: bytes of a factor of which every piece takes a slice: compilers copy that before
             they start the hop.
+        cut: bytes of a factor of which every piece of a scatter takes a slice: compilers copy that
+            beside the core under the hop before.
+        joined: bytes of the result of a scatter, put together of the sums that came each way.
     """
 
     flops: float
@@ -58,6 +61,8 @@ class Work:
     again: float = 0.0
     placed: float = 0.0
     sliced: float = 0.0
+    cut: float = 0.0
+    joined: float = 0.0
 
 
 class Round(NamedTuple):
@@ -106,6 +111,7 @@ def hidden_seconds(
     made: Sequence[Round],
     joining: str | None = None,
     ratio: float = 1.0,
+    follows: bool = False,
 ) -> float:
     """Seconds of a collective under its matmuls, which are cut into a piece for every round.
 
@@ -123,9 +129,13 @@ def hidden_seconds(
             and the later pieces from the memory beside the core, if it fits there.
         ratio: the bytes of messages over those of their values, below 1 if they are encoded. Each
             round then decodes what came; a scatter encodes its sum again.
+        follows: whether other work comes before, under which compilers fill the memory beside the
+            core.
     """
-    again, added = (sum(getattr(work, name) for work in works) for name in ("again", "added"))
-    sliced = sum(work.sliced for work in works)
+    again, added, sliced, cut, joined = (
+        sum(getattr(work, name) for work in works)
+        for name in ("again", "added", "sliced", "cut", "joined")
+    )
     # Beside a sum there is what is multiplied: a shard, one that arrives, and a slice.
     beside = 2 * shard_bytes + sliced / ranks if joining else 0.0
     is_near = model.holds(again + added + beside)
@@ -133,7 +143,7 @@ def hidden_seconds(
     waits = bool(joining and added and model.far) and not is_near
     adding = 0.0 if waits else added * (model.near if is_near else model.memory)
     filled = 0.0
-    if model.holds(again):
+    if model.holds(again) and not follows:
         filled = again * model.memory
         if joining is None:  # under the first piece
             first = made[-1].shards / ranks
@@ -141,19 +151,20 @@ def hidden_seconds(
                 sum(piece_seconds(w, first, model, x) for w in works) for x in (True, False)
             )
             filled = far - near
-    total = filled
+    total = filled + joined * model.memory
     for came, going in zip_longest(made, made[1:]):
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits, ratio != 1)
         seconds = sum(piece.seconds for piece in pieces)
-        slicing = sliced * came.shards / ranks * model.memory
+        slicing, cutting = (of * came.shards / ranks * model.memory for of in (sliced, cut))
         # Codes are read from the main memory, and what they are decoded to stays beside the core.
         coding = (ratio != 1) * ratio * came.shards * shard_bytes * model.far
-        total += slicing + seconds + adding + coding * (1 if joining else 2)
+        total += slicing + cutting + seconds + adding + coding * (1 if joining else 2)
         if going:
             sent = ratio * shard_bytes * going.load
             hop = model.latency + model.beta * sent
             whole = ratio != 1 and joining in (FUSED, COPIED)  # compilers decode, start, multiply
             under = seconds if whole else _covered(pieces, sent, model)
+            under += cutting
             if came is made[0] and joining and under >= seconds:
                 under += filled
             # A scatter sends what it has added, so the next hop waits for the addition.
@@ -226,7 +237,7 @@ def piece_seconds(work: Work, share: float, model: Model, is_near: bool) -> floa
         is_near: whether what is read again, or sliced, is in the memory beside the core.
     """
     rate = model.near if is_near else model.far
-    reading = work.once * share * model.far + (work.again + work.sliced * share) * rate
+    reading = (work.once + work.cut) * share * model.far + (work.again + work.sliced * share) * rate
     return max(model.start + work.flops * share * model.delta, reading)
 
 
@@ -238,6 +249,7 @@ def bare_seconds(
     links: float = 2,
     gathers: bool = False,
     ratio: float = 1.0,
+    follows: bool = False,
 ) -> float:
     """Seconds of whole matmuls before or after their collective, whose latency is left out.
 
@@ -246,13 +258,15 @@ def bare_seconds(
         links: the number of links by which the collective arrives at once.
         gathers: whether the matmuls read the result of the collective. The memory beside the core
             is filled while a gather is under way.
-        ratio: as for `hidden_seconds`; all is encoded and decoded once, before and after.
+        ratio, follows: as for `hidden_seconds`; all is encoded and decoded once, before and after.
     """
     wire = (ranks - 1) * model.beta * ratio * shard_bytes / links
     if ratio != 1:
         wire += ((1 if gathers else ranks) + ranks) * shard_bytes * (1 + ratio) * model.memory
+    if follows and model.holds(sum(work.again + work.cut for work in works)):
+        works = [replace(work, again=work.again + work.cut, cut=0.0) for work in works]
     held = sum(work.again + work.sliced for work in works)
     fills = model.holds(held)
-    filling = fills * held * model.memory
+    filling = 0.0 if follows else fills * held * model.memory
     taken = max(wire, filling) if gathers else wire + filling
     return taken + sum(piece_seconds(work, 1, model, fills) for work in works)

@@ -22,6 +22,7 @@ __all__ = [
     "Model",
     "Range",
     "Sample",
+    "all_to_all_seconds",
     "fastest",
     "fit",
     "links",
@@ -256,3 +257,16 @@ def scatter_links(ranks: int, model: Model) -> float:
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
     twice = is_square and 0 < model.all_reduces <= ranks
     return links(ranks, model) / (1 + twice)
+
+
+def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
+    """Seconds of a built-in all-to-all of a rank's block, without its latency.
+
+    Its parts pass as many links as one on a torus does on average: a quarter of each axis.
+
+    >>> print(f"{cost.all_to_all_seconds(2**20, 8, cost.DEVICES['v5e']):.1e}")
+    1.4e-05
+    """
+    distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
+    sent = (ranks - 1) / ranks * model.beta * block_bytes
+    return sent * distance / links(ranks, model)

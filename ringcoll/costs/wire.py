@@ -34,18 +34,18 @@ CODES: Mapping[str, Codes] = {
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """What messages hold in place of floats: a code of one byte for each, and a scale a block.
+    """What messages hold in place of floats: a code of one byte each, and a scale for each block.
 
     `wire="int8"` is `Wire("int8")`. A block of b values with the largest magnitude m has the scale
     m / (the largest code), a float32; all values of a block of zeros are zero again. The codes and
     the scales of a message are one array of bytes: b + 4 bytes a block, 0.516 of those of bfloat16
     if b = 128.
 
-    A block is `block` values that follow each other: down a column if the last dimension divides
-    by 128 and the rows by `block`, and otherwise in the order of the flattened message. Blocks of a
-    message that does not divide are shorter, and all as long, up to a few zeros at the end. A block
-    that holds an inf or a NaN has no scale: inf and NaN arrive as they are, its finite values
-    arrive as NaN.
+    A block is `block` values that follow each other: down a column if the last dimension divides by
+    128 and the rows by `block`, and otherwise in the order of the flattened message. If a message
+    does not divide into such blocks, all of its blocks are shorter by as much, with a few zeros at
+    the end. A block that holds an inf or a NaN has no scale: inf and NaN arrive as they are, and
+    its finite values arrive as NaN.
 
     Args:
         dtype: of the codes: "int8", "float8_e4m3fn" or "float8_e5m2".

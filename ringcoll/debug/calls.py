@@ -179,7 +179,7 @@ def _type(aval: Any) -> str:
 
 
 def _given(leaf: Any) -> str:
-    """The type of an argument; the class, if it is no array."""
+    """The type of an argument; the class, if it is not an array."""
     is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
     return _type(leaf) + _sharding(leaf) if is_array else type(leaf).__qualname__
 

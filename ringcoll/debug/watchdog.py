@@ -15,7 +15,7 @@ import jax
 
 from ringcoll.runtime import progress
 
-#: The exit status of a process that a deadline has ended, as of `timeout`.
+#: The exit status of a process that a deadline has ended, like that of `timeout`.
 STATUS = 124
 _SILENT = 1.0  # a rank that notes nothing for so many seconds counts as stuck
 _JAX = os.path.dirname(jax.__file__)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringcoll.draw.layout import Point
 from ringcoll.draw.motion import ARRIVE, ASIDE, LEAVE, SECONDS
-from ringcoll.draw.routes import Way
+from ringcoll.draw.routes import Bezier
 from ringcoll.draw.style import INK, PAPER
 
 FORMATS = (".gif", ".mp4")
@@ -223,7 +223,7 @@ def _polylines(path: str) -> tuple[tuple[Point, ...], ...]:
         elif letter == "L":
             parts[-1] += points
         else:
-            curve = Way(parts[-1][-1], *points)
+            curve = Bezier(parts[-1][-1], *points)
             parts[-1] += [curve.at(t / 8) for t in range(1, 9)]
     return tuple(map(tuple, parts))
 

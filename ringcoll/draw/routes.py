@@ -11,7 +11,7 @@ _APART = 18.0  # between two curves side by side
 
 
 @dataclass(frozen=True)
-class Way:
+class Bezier:
     """A curve from one point to another, bent towards a third (a quadratic Bezier)."""
 
     start: Point
@@ -37,7 +37,7 @@ class Route:
     The content of the message is drawn at `middle`: as a column if `upright`, as a row if `level`.
     """
 
-    ways: tuple[Way, ...]
+    ways: tuple[Bezier, ...]
     middle: Point
     upright: bool = False
     level: bool = False
@@ -108,9 +108,9 @@ def _unit(a: Point, b: Point) -> Point:
     return dx / length, dy / length
 
 
-def _between(on: Layout, a: Point, towards: Point, b: Point) -> Way:
+def _between(on: Layout, a: Point, towards: Point, b: Point) -> Bezier:
     """A curve from the edge of one box to the edge of another."""
-    return Way(_edge(a, towards, on.box), towards, _edge(b, towards, on.box))
+    return Bezier(_edge(a, towards, on.box), towards, _edge(b, towards, on.box))
 
 
 def _edge(middle: Point, towards: Point, box: Point) -> Point:
@@ -121,13 +121,13 @@ def _edge(middle: Point, towards: Point, box: Point) -> Point:
     return middle[0] + ux * reach, middle[1] + uy * reach
 
 
-def _straight(a: Point, b: Point, half: float) -> Way:
+def _straight(a: Point, b: Point, half: float) -> Bezier:
     ux, uy = _unit(a, b)
     start, end = (a[0] + ux * half, a[1] + uy * half), (b[0] - ux * half, b[1] - uy * half)
-    return Way(start, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), end)
+    return Bezier(start, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), end)
 
 
-def _wrapped(a: Point, b: Point, half: float, length: float) -> tuple[Way, Way]:
+def _wrapped(a: Point, b: Point, half: float, length: float) -> tuple[Bezier, Bezier]:
     """A line out of the grid on one side, and a line into it on the other."""
     ux, uy = _unit(b, a)  # away from the receiver, because the message wraps
     beyond = (a[0] + ux * (2 * half + length), a[1] + uy * (2 * half + length))

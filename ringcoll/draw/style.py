@@ -38,10 +38,10 @@ def dark() -> str:
     """CSS that gives a picture its dark colours where the reader asks for them.
 
     Its selectors are the light colours, which a viewer without CSS shows; a page may hold others'
-    pictures too, so they are of ours alone.
+    pictures too, so they are of ours alone. The picture itself has a colour too, of its letters.
     """
     rules = "".join(
-        f".{CLASS} [{what}='{light}']{{{what}:{colour}}}"
+        f":is(.{CLASS},.{CLASS} *)[{what}='{light}']{{{what}:{colour}}}"
         for light, colour in DARK.items()
         for what in ("fill", "stroke")
     )

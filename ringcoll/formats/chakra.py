@@ -7,7 +7,7 @@ of protobuf's wire format is a dozen lines here, so that no package is needed.
 
 from collections.abc import Sequence
 
-from ringcoll.formats.order import Order
+from ringcoll.formats.order import StepOrder
 from ringcoll.formats.program import At, Program
 
 #: Of `NodeType` in et_def.proto.
@@ -35,7 +35,7 @@ def to_chakra(program: Program, nbytes: int, itemsize: int = 4) -> list[bytes]:
     if nbytes < program.chunks or itemsize < 1:
         least = f"at least one for each of {program.chunks} chunks"
         raise ValueError(f"to_chakra: nbytes={nbytes}, itemsize={itemsize}; give {least}, and 1")
-    order = Order(program)
+    order = StepOrder(program)
     traces = [
         _Trace(rank, program, -(-nbytes // program.chunks), itemsize)
         for rank in range(program.size)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from ringcoll.costs.counts import Price
-from ringcoll.formats.proof import Proof, Sent, in_words
+from ringcoll.formats.proof import Proof, SentChunks, in_words
 
 #: More ranks, or more messages, are not written out.
 MOST_RANKS, MOST_MESSAGES = 16, 400
@@ -48,9 +48,9 @@ def price_of(proof: Proof) -> Price:
     )
 
 
-def by_round(proof: Proof) -> list[list[Sent]]:
+def by_round(proof: Proof) -> list[list[SentChunks]]:
     """The messages of each round."""
-    rounds: list[list[Sent]] = [[] for _ in range(proof.rounds)]
+    rounds: list[list[SentChunks]] = [[] for _ in range(proof.rounds)]
     for message in proof.messages:
         rounds[message.round - 1].append(message)
     return rounds

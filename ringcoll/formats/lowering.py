@@ -15,7 +15,7 @@ from ringcoll.formats.program import (
     COLLECTIVES,
     KINDS,
     Block,
-    Place,
+    ChunkPlace,
     Program,
     RankProgram,
     Step,
@@ -94,34 +94,40 @@ class _Lowering:
     def _start(self, rank: int, steps: "_Steps") -> None:
         """Copies the input to where the rounds work on it."""
         if self.collective == "all_gather":
-            steps.copy(Place("i", 0), Place("o", rank * self.share), self.share)
+            steps.copy(ChunkPlace("i", 0), ChunkPlace("o", rank * self.share), self.share)
         elif self.collective == "psum":
-            steps.copy(Place("i", 0), Place("o", 0), self.chunks)
+            steps.copy(ChunkPlace("i", 0), ChunkPlace("o", 0), self.chunks)
         elif self.collective == "psum_scatter":
-            steps.copy(Place("i", 0), Place("s", 0), self.chunks)
+            steps.copy(ChunkPlace("i", 0), ChunkPlace("s", 0), self.chunks)
         else:
             for slot in range(self.size):
                 to = self.run[0].along(rank, slot)
-                source, target = Place("i", to * self.share), Place("s", slot * self.share)
+                source, target = (
+                    ChunkPlace("i", to * self.share),
+                    ChunkPlace("s", slot * self.share),
+                )
                 steps.copy(source, target, self.share)
 
     def _end(self, rank: int, steps: "_Steps") -> None:
         """Copies from scratch what belongs to the output."""
         if self.collective == "psum_scatter":
-            steps.copy(Place("s", rank * self.share), Place("o", 0), self.share)
+            steps.copy(ChunkPlace("s", rank * self.share), ChunkPlace("o", 0), self.share)
         elif self.collective == "all_to_all":
             for slot in range(self.size):
                 origin = self.run[0].along(rank, slot, -1)
-                source, target = Place("s", slot * self.share), Place("o", origin * self.share)
+                source, target = (
+                    ChunkPlace("s", slot * self.share),
+                    ChunkPlace("o", origin * self.share),
+                )
                 steps.copy(source, target, self.share)
 
     def _rounds(self, phase: Phase) -> None:
         buffer = "o" if self.collective in ("all_gather", "psum") else "s"
         by_slot = phase.carries is Carries.BLOCKS
 
-        def place(rank: int, offset: int) -> Place:
+        def place(rank: int, offset: int) -> ChunkPlace:
             shard = offset if by_slot else phase.along(rank, offset, -1)
-            return Place(buffer, shard * self.share)
+            return ChunkPlace(buffer, shard * self.share)
 
         self._send(phase, "rrc" if phase.carries is Carries.SUMS else "r", place)
 
@@ -131,19 +137,19 @@ class _Lowering:
         offsets = {0}.union(*(phase.schedule.arrivals(move) for move in moves))
         members = [sorted(phase.along(rank, o, -1) for o in offsets) for rank in range(self.size)]
 
-        def place(rank: int, offset: int) -> Place:
+        def place(rank: int, offset: int) -> ChunkPlace:
             slot = members[rank].index(phase.along(rank, offset, -1))
-            return Place("s", slot * self.share)
+            return ChunkPlace("s", slot * self.share)
 
         for rank, steps in enumerate(self.ranks):
-            steps.copy(Place("o", 0), place(rank, 0), self.share)
+            steps.copy(ChunkPlace("o", 0), place(rank, 0), self.share)
         self._send(phase, "r", place)
         for steps in self.ranks:
             for number in range(len(offsets)):
-                parts = Place("s", number * self.share), Place("o", 0)
+                parts = ChunkPlace("s", number * self.share), ChunkPlace("o", 0)
                 steps.add(_LOCAL, Step("re" if number else "cpy", *parts, self.share))
 
-    def _send(self, phase: Phase, kind: str, place: Callable[[int, int], Place]) -> None:
+    def _send(self, phase: Phase, kind: str, place: Callable[[int, int], ChunkPlace]) -> None:
         """The rounds of a phase: in each, first all ranks send, and then all receive."""
         width = self.share // phase.schedule.lanes
         by_slot = phase.carries is Carries.BLOCKS
@@ -171,13 +177,15 @@ class _Lowering:
                 self.ranks[to].add(key, step, self.rounds)
 
 
-def _later(place: Place, chunks: int) -> Place:
+def _later(place: ChunkPlace, chunks: int) -> ChunkPlace:
     return place._replace(first=place.first + chunks)
 
 
-def _runs(pairs: list[tuple[Place, Place]], width: int) -> list[tuple[Place, Place, int]]:
+def _runs(
+    pairs: list[tuple[ChunkPlace, ChunkPlace]], width: int
+) -> list[tuple[ChunkPlace, ChunkPlace, int]]:
     """Pairs of places of so many chunks; those that follow each other in both become one."""
-    runs: list[tuple[Place, Place, int]] = []
+    runs: list[tuple[ChunkPlace, ChunkPlace, int]] = []
     for source, target in sorted(pairs):
         if runs:
             before, there, count = runs[-1]
@@ -198,11 +206,11 @@ class _Steps:
         self.done: list[list[dict[int, int]]] = []
         #: And how many rounds have been received.
         self.rounds: list[list[int]] = []
-        self.writer: dict[Place, tuple[int, int]] = {}
-        self.readers: defaultdict[Place, dict[int, int]] = defaultdict(dict)
+        self.writer: dict[ChunkPlace, tuple[int, int]] = {}
+        self.readers: defaultdict[ChunkPlace, dict[int, int]] = defaultdict(dict)
         self.received: dict[int, tuple[int, int]] = {}  # by round, a step that received in it
 
-    def copy(self, source: Place, target: Place, count: int) -> None:
+    def copy(self, source: ChunkPlace, target: ChunkPlace, count: int) -> None:
         """Copies chunks."""
         self.add(_LOCAL, Step("cpy", source, target, count))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from ringcoll.formats.program import KINDS, Block, Place, Program, RankProgram, Step
+from ringcoll.formats.program import KINDS, Block, ChunkPlace, Program, RankProgram, Step
 from ringcoll.schedules.schedule import ScheduleError
 
 #: By our names, those of files; readers pass over signs and case.
@@ -53,7 +53,7 @@ class _Element:
         except ValueError:
             number = _MOST
         if not least <= number < _MOST:
-            raise self.wrong(f'{name}="{text:.40}" is no whole number from {least}')
+            raise self.wrong(f'{name}="{text:.40}" is not a whole number from {least}')
         return number
 
     def flag(self, name: str, default: bool) -> bool:
@@ -89,7 +89,7 @@ def from_msccl(text: str | bytes, file: str = "MSCCL XML") -> Program:
         file: its name, for errors.
 
     Raises:
-        ScheduleError: it is no XML, lacks an attribute, or names what is not there; with the line.
+        ScheduleError: it is not XML, lacks an attribute, or names what is not there; with the line.
 
     >>> text = formats.to_msccl(formats.program("all_gather", "ring", (4,)))
     >>> formats.from_msccl(text).size
@@ -177,8 +177,8 @@ def _step(step: _Element) -> Step:
     kind = step.text("type")
     if kind not in KINDS:
         raise step.wrong(f'type="{kind:.40}" is not one of {", ".join(KINDS)}')
-    source = Place(step.text("srcbuf"), step.number("srcoff", -1))
-    target = Place(step.text("dstbuf"), step.number("dstoff", -1))
+    source = ChunkPlace(step.text("srcbuf"), step.number("srcoff", -1))
+    target = ChunkPlace(step.text("dstbuf"), step.number("dstoff", -1))
     block, number = step.number("depid", -1), step.number("deps", -1)
     if (block < 0) != (number < 0):
         raise step.wrong(f'depid="{block}" and deps="{number}": one is -1, and the other is not')

@@ -4,6 +4,9 @@ Ranks put data into each other's memory. A receiver first signals that its memor
 sender puts chunks and signals, and the receiver waits. What it receives it takes from scratch that
 is kept for this one message, or has in place where nothing else is ever written there. A step that
 waits for another thread block acquires a semaphore, which that one releases.
+
+The executor takes at most `_MOST_OPERATIONS` in a thread block. So a longer one goes on in another:
+that one has the same channels, and first acquires a semaphore.
 """
 
 import json
@@ -11,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from ringcoll.formats.order import Order
-from ringcoll.formats.program import At, Place, Program, Step
+from ringcoll.formats.order import StepOrder
+from ringcoll.formats.program import At, ChunkPlace, Program, Step
 
 _COLLECTIVES = {
     "all_gather": "allgather",
@@ -21,9 +24,13 @@ _COLLECTIVES = {
     "all_to_all": "alltoall",
 }
 _THREADS = 1024
+#: Of a thread block, and of the semaphores of an operation: the executor's arrays are as long
+#: (MAX_OPERATION and MAX_DEVICE_SEMAPHORES in its execution_common.hpp).
+_MOST_OPERATIONS, _MOST_SEMAPHORES = 64, 16
 _SYNC = {"name": "nop"}  # all threads of a block have come here
 #: A connection: the sender, the receiver and the channel.
 _Connection = tuple[int, int, int]
+_Operations = list[dict[str, Any]]
 
 
 def to_mscclpp(program: Program, in_place: bool | None = None) -> str:
@@ -67,12 +74,12 @@ class _Plan:
 
     def __init__(self, program: Program, in_place: bool) -> None:
         self.program, self.in_place = program, in_place
-        order = Order(program)
+        order = StepOrder(program)
         self.channels: list[list[_Connection]] = [[] for _ in program.ranks]
         self.scratch = [rank.scratch for rank in program.ranks]
-        self.slots: dict[At, Place] = {}  # of a step that receives
+        self.slots: dict[At, ChunkPlace] = {}  # of a step that receives
         writers = self._writers()
-        self.puts: dict[At, tuple[int, Place]] = {}  # of a step that sends: whose, and where
+        self.puts: dict[At, tuple[int, ChunkPlace]] = {}  # of a step that sends: whose, and where
         for sends, receives in order.connections:
             sender, receiver = sends[0], receives[0]
             connection = sender.rank, receiver.rank, program.block(sender).channel
@@ -81,7 +88,7 @@ class _Plan:
             for sent, received in zip(sends, receives, strict=True):
                 step = program.step(received)
                 if not self._is_direct(received.rank, step, writers):
-                    self.slots[received] = Place("s", self.scratch[received.rank])
+                    self.slots[received] = ChunkPlace("s", self.scratch[received.rank])
                     self.scratch[received.rank] += step.count
                 place = self.slots.get(received, step.target)
                 self.puts[sent] = received.rank, place
@@ -94,14 +101,14 @@ class _Plan:
                 self.releases[At(at.rank, *step.after)].append(number)
                 self.semaphores[at.rank] += 1
 
-    def _writers(self) -> dict[tuple[int, Place], int]:
-        count = defaultdict[tuple[int, Place], int](int)
+    def _writers(self) -> dict[tuple[int, ChunkPlace], int]:
+        count = defaultdict[tuple[int, ChunkPlace], int](int)
         for at, step in self.program.steps():
             for place in step.written:
                 count[at.rank, place] += 1
         return count
 
-    def _is_direct(self, rank: int, step: Step, writers: dict[tuple[int, Place], int]) -> bool:
+    def _is_direct(self, rank: int, step: Step, writers: dict[tuple[int, ChunkPlace], int]) -> bool:
         """Whether a message can be put where it belongs: nothing else is ever there."""
         free = {"s"} if self.in_place and self.program.collective != "all_gather" else {"s", "o"}
         once = all(writers[rank, place] == 1 for place in step.written)
@@ -109,20 +116,28 @@ class _Plan:
 
     def gpu(self, rank: int) -> dict[str, Any]:
         """The plan of one rank."""
-        one = self.program.ranks[rank]
+        one, n = self.program.ranks[rank], self.program.size
         remote = sorted(
             {(peer, place.buffer) for at, (peer, place) in self.puts.items() if at.rank == rank}
         )
-        blocks = [_Block(self, rank, number, remote) for number in range(len(one.blocks))]
+        blocks = [
+            part
+            for number in range(len(one.blocks))
+            for part in _Block(self, rank, number, remote).as_json()
+        ]
+        inputs, outputs = {"all_gather": (1, n), "psum_scatter": (n, 1)}.get(
+            self.program.collective, (1, 1)
+        )
         peers = [
             receiver if sender == rank else sender for sender, receiver, _ in self.channels[rank]
         ]
         return {
             "id": rank,
-            "input_chunks": one.inputs,
-            "output_chunks": one.outputs,
+            # A program in place may have one buffer alone; the executor divides by both numbers.
+            "input_chunks": one.inputs or one.outputs * inputs // outputs,
+            "output_chunks": one.outputs or one.inputs * outputs // inputs,
             "scratch_chunks": self.scratch[rank],
-            "threadblocks": [block.as_json() for block in blocks],
+            "threadblocks": [{"id": number, **block} for number, block in enumerate(blocks)],
             "channels": [{"channel_type": "memory", "connected_to": peers}] if peers else [],
             "remote_buffers": [
                 {"rank": peer, "type": buffer, "access_channel_types": ["memory"]}
@@ -157,28 +172,45 @@ class _Block:
         self.channels.append(self.plan.channels[self.rank].index(connection))
         return len(self.channels) - 1
 
-    def as_json(self) -> dict[str, Any]:
-        """The thread block."""
-        ops: list[dict[str, Any]] = []
+    def as_json(self) -> list[dict[str, Any]]:
+        """The thread block, in parts that the executor takes; ids are not given yet."""
+        refs = {"access_channel_type": "memory", "remote_buffer_ids": self.remote}
+        channels = {"channel_type": "memory", "channel_ids": self.channels}
+        return [
+            {
+                "ops": ops,
+                "channels": [channels] if self.channels else [],
+                "remote_buffer_refs": [refs] if self.remote else [],
+            }
+            for ops in self._in_parts(self._operations())
+        ]
+
+    def _in_parts(self, ops: _Operations) -> list[_Operations]:
+        """The operations of each part; all but the last end by a release for the next."""
+        parts = []
+        before: _Operations = []
+        while len(before) + len(ops) > _MOST_OPERATIONS:
+            number = self.plan.semaphores[self.rank]
+            self.plan.semaphores[self.rank] += 1
+            here = _MOST_OPERATIONS - len(before) - 2
+            parts.append([*before, *ops[:here], _SYNC, _of_semaphores("sem_release", [number])])
+            before, ops = [_of_semaphores("sem_acquire", [number]), _SYNC], ops[here:]
+        return [*parts, [*before, *ops]]
+
+    def _operations(self) -> _Operations:
+        ops: _Operations = []
         if self.source >= 0:
             ops.append(_on("signal", self.source))
         if self.to >= 0:
             ops += [_on("wait", self.to), _SYNC]
         for i, step in enumerate(self.block.steps):
             ops += self._step(At(self.rank, self.number, i), step)
-        refs = {"access_channel_type": "memory", "remote_buffer_ids": self.remote}
-        channels = {"channel_type": "memory", "channel_ids": self.channels}
-        return {
-            "id": self.number,
-            "ops": ops,
-            "channels": [channels] if self.channels else [],
-            "remote_buffer_refs": [refs] if self.remote else [],
-        }
+        return ops
 
     def _step(self, at: At, step: Step) -> Iterable[dict[str, Any]]:
         does, count = step.does, step.count
         if at in self.plan.acquires:
-            yield {"name": "sem_acquire", "semaphore_ids": [self.plan.acquires[at]]}
+            yield _of_semaphores("sem_acquire", [self.plan.acquires[at]])
             yield _SYNC
         value = step.source
         if does.receives:
@@ -218,12 +250,17 @@ class _Block:
             yield _on("signal", self.to)
         if numbers := self.plan.releases[at]:
             yield _SYNC
-            yield {"name": "sem_release", "semaphore_ids": numbers}
+            for i in range(0, len(numbers), _MOST_SEMAPHORES):
+                yield _of_semaphores("sem_release", numbers[i : i + _MOST_SEMAPHORES])
+
+
+def _of_semaphores(name: str, numbers: list[int]) -> dict[str, Any]:
+    return {"name": name, "semaphore_ids": numbers}
 
 
 def _on(name: str, channel: int) -> dict[str, Any]:
     return {"name": name, "channel_ids": [channel], "channel_type": "memory"}
 
 
-def _local(place: Place, count: int) -> dict[str, Any]:
+def _local(place: ChunkPlace, count: int) -> dict[str, Any]:
     return {"type": place.buffer, "index": place.first, "size": count}

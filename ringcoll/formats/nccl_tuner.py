@@ -133,7 +133,7 @@ def _number(name: str, text: str, least: int) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise ValueError(f"{name}: {text!r:.40} is no whole number from {least}")
+        raise ValueError(f"{name}: {text!r:.40} is not a whole number from {least}")
     return number
 
 

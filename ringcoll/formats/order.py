@@ -13,7 +13,7 @@ from ringcoll.formats.program import At, Program, Step
 from ringcoll.schedules.schedule import ScheduleError
 
 
-class Order:
+class StepOrder:
     """One order of the steps of a program in which all can run, and what it tells.
 
     Attributes:

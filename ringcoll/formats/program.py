@@ -51,15 +51,15 @@ KINDS = {
 }
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """The first chunk of a run of chunks in a buffer."""
 
     buffer: str
     first: int
 
-    def cells(self, count: int) -> list["Place"]:
+    def cells(self, count: int) -> list["ChunkPlace"]:
         """The places of so many chunks."""
-        return [Place(self.buffer, self.first + i) for i in range(count)]
+        return [ChunkPlace(self.buffer, self.first + i) for i in range(count)]
 
     def __str__(self) -> str:
         return f"{self.buffer}[{self.first}]"
@@ -90,8 +90,8 @@ class Step:
     """
 
     kind: str
-    source: Place
-    target: Place
+    source: ChunkPlace
+    target: ChunkPlace
     count: int = 1
     after: tuple[int, int] | None = None
     line: int = 0
@@ -102,13 +102,13 @@ class Step:
         return KINDS[self.kind]
 
     @property
-    def read(self) -> list[Place]:
+    def read(self) -> list[ChunkPlace]:
         """The chunks that it reads."""
         source = self.source.cells(self.count) if self.does.reads else []
         return source + (self.target.cells(self.count) if self.does.adds else [])
 
     @property
-    def written(self) -> list[Place]:
+    def written(self) -> list[ChunkPlace]:
         """The chunks that it writes."""
         return self.target.cells(self.count) if self.does.writes else []
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ringcoll.formats.order import Order
-from ringcoll.formats.program import At, Place, Program
+from ringcoll.formats.order import StepOrder
+from ringcoll.formats.program import At, ChunkPlace, Program
 from ringcoll.schedules.schedule import ScheduleError
 
 #: Chunks of inputs that were added up; empty is a chunk that holds nothing.
@@ -23,7 +23,7 @@ _PLACES = ("in place", "out of place")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentChunks:
     """What a step sends: in which round, from whom, to whom, and the values of its chunks."""
 
     round: int
@@ -51,7 +51,7 @@ class Proof:
 
     program: Program
     places: tuple[str, ...]
-    messages: tuple[Sent, ...]
+    messages: tuple[SentChunks, ...]
     added: int
     wrote: tuple[tuple[int, int, Value], ...] = field(repr=False)
     buffered: int
@@ -88,7 +88,7 @@ def prove(program: Program, place: str | None = None) -> Proof:
     (6, 24, ('in place', 'out of place'))
     """
     program.check_indices()
-    order = Order(program)
+    order = StepOrder(program)
     meant = zip(_PLACES, (program.in_place, program.out_of_place), strict=True)
     places = tuple(name for name, is_meant in meant if is_meant) if place is None else (place,)
     runs = []
@@ -110,33 +110,33 @@ def prove(program: Program, place: str | None = None) -> Proof:
 class _Run:
     """One execution, in place or out of place."""
 
-    def __init__(self, program: Program, order: Order, in_place: bool) -> None:
+    def __init__(self, program: Program, order: StepOrder, in_place: bool) -> None:
         self.program, self.order, self.in_place = program, order, in_place
         self.share = program.chunks // program.size  # not of psum
-        self.values: dict[tuple[int, Place], Value] = {}
-        self.writer: dict[tuple[int, Place], At] = {}
-        self.readers = defaultdict[tuple[int, Place], list[At]](list)
-        self.messages: list[Sent] = []
+        self.values: dict[tuple[int, ChunkPlace], Value] = {}
+        self.writer: dict[tuple[int, ChunkPlace], At] = {}
+        self.readers = defaultdict[tuple[int, ChunkPlace], list[At]](list)
+        self.messages: list[SentChunks] = []
         self.sent: dict[At, tuple[Value, ...]] = {}
         self.added = [0] * program.size
         self.chain: dict[At, int] = {}  # the most chunks added one after the other, up to a step
         self.overwrites_input = False
         inputs = self.share if program.collective == "all_gather" else program.chunks
         self.start = {
-            (rank, self.real(rank, Place("i", i))): frozenset([(rank, i)])
+            (rank, self.real(rank, ChunkPlace("i", i))): frozenset([(rank, i)])
             for rank in range(program.size)
             for i in range(inputs)
         }
         self.values |= self.start
         self.wrote = [(0, rank, value) for (rank, _), value in self.start.items()]
 
-    def real(self, rank: int, place: Place) -> Place:
+    def real(self, rank: int, place: ChunkPlace) -> ChunkPlace:
         """The place in memory: of a call in place, input and output are the same memory."""
         kind, ahead = self.program.collective, rank * self.share
         if self.in_place and place.buffer == "i" and kind != "psum_scatter":
-            return Place("o", place.first + (ahead if kind == "all_gather" else 0))
+            return ChunkPlace("o", place.first + (ahead if kind == "all_gather" else 0))
         if self.in_place and place.buffer == "o" and kind == "psum_scatter":
-            return Place("i", place.first + ahead)
+            return ChunkPlace("i", place.first + ahead)
         return place
 
     def execute(self) -> None:
@@ -160,7 +160,7 @@ class _Run:
                 block = self.program.block(at)
                 assert block.to is not None  # `check_indices` has looked
                 number = self.order.round[at]
-                sent = Sent(number, at.rank, block.to, block.channel, at, values)
+                sent = SentChunks(number, at.rank, block.to, block.channel, at, values)
                 self.messages.append(sent)
 
     def _sum(self, at: At, values: tuple[Value, ...]) -> Value:
@@ -170,7 +170,7 @@ class _Run:
             raise self.program.wrong(at, f"it adds chunk {chunk} of rank {rank} twice")
         return added
 
-    def _read(self, at: At, place: Place) -> Value:
+    def _read(self, at: At, place: ChunkPlace) -> Value:
         key = at.rank, self.real(at.rank, place)
         self._ordered(at, place, "reads", self.writer.get(key), "writes")
         self.readers[key].append(at)
@@ -179,7 +179,7 @@ class _Run:
             raise self.program.wrong(at, f"it reads {place}, which holds nothing yet")
         return value
 
-    def _write(self, at: At, place: Place, value: Value) -> None:
+    def _write(self, at: At, place: ChunkPlace, value: Value) -> None:
         key = at.rank, self.real(at.rank, place)
         self._ordered(at, place, "writes", self.writer.get(key), "writes")
         for reader in self.readers.pop(key, []):
@@ -188,7 +188,7 @@ class _Run:
         self.values[key], self.writer[key] = value, at
         self.wrote.append((self.order.rounds[at], at.rank, value))
 
-    def _ordered(self, at: At, place: Place, does: str, other: At | None, did: str) -> None:
+    def _ordered(self, at: At, place: ChunkPlace, does: str, other: At | None, did: str) -> None:
         """Refuses two steps that touch a chunk, if nothing says which of them is first."""
         if other is None or other.block == at.block or self.order.before(other, at):
             return
@@ -215,13 +215,13 @@ class _Run:
         """Refuses the first output that does not hold what it must."""
         for rank in range(self.program.size):
             for i, wanted in enumerate(self.wanted(rank)):
-                key = rank, self.real(rank, Place("o", i))
+                key = rank, self.real(rank, ChunkPlace("o", i))
                 found = self.values.get(key, _NOTHING)
                 if found != wanted:
                     raise self._wrong_result(rank, i, found, wanted)
 
     def _wrong_result(self, rank: int, chunk: int, found: Value, wanted: Value) -> ScheduleError:
-        place = Place("o", chunk)
+        place = ChunkPlace("o", chunk)
         why = f"rank {rank} does not get chunk {chunk}: at the end {place} holds "
         if not found:
             why += "nothing"

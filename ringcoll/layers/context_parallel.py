@@ -33,11 +33,11 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ringcoll.attention.auto import ULYSSES, Shape, fastest
+from ringcoll.attention.auto import ULYSSES, AttentionShape, fastest
 from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
 from ringcoll.attention.overlapped import attend
-from ringcoll.attention.tiles import Mask
-from ringcoll.attention.visits import BlockMask, Kernel, Options
+from ringcoll.attention.tiles import NOWHERE, Mask
+from ringcoll.attention.visits import AttentionOptions, BlockMask, Kernel
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
@@ -87,13 +87,14 @@ def attention(
             striped layout it is `kernel(q, k, v, mask=...)`, of None or a `BlockMask`; where a
             query sees no key, lse is -inf. Gradients do not use it.
 
-    n-1 rounds by a ring, each of the keys and values of one shard. Backward, 2 hops more, and as
-    many numbers again as sums, in float32 or wider.
+    A ring makes n-1 rounds, each with the keys and values of one shard. The backward pass makes 2
+    hops more, and also sends as many sums, in float32 or wider.
 
     Gradient: see above. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
 
     Raises:
-        TypeError: an argument is no array or of another dtype, or segment_ids are no integers.
+        TypeError: an argument is not an array or of another dtype, segment_ids are not integers, or
+            causal or scale is traced: multiply q by a scale that is learned.
         ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
             such layout or algorithm; a zigzag needs an even s/n; a kernel returns other shapes.
 
@@ -112,11 +113,14 @@ def attention(
     _check_arrays(call, q, k, v, segment_ids)
     sizes = tuple(call.ask(lax.axis_size, axis) for axis in call.axes)
     mask = _mask(call, causal, window)
+    scale = _scale(call, scale, q.shape[3])
+    if kernel is not None and not callable(kernel):
+        raise call.refusal(TypeError, f"kernel={kernel!r}", "pass a function, or None")
     _check_layout(call, layout, q.shape[1])
     per_axis = _per_axis(call, algorithm)
     if per_axis is None:
         (batch, length, heads, d), groups = q.shape, k.shape[2]
-        shape = Shape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
+        shape = AttentionShape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
         per_axis = fastest(shape, mask, layout, sizes, device_kind())
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
@@ -135,14 +139,14 @@ def attention(
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
             raise call.refusal(ValueError, words, "both must be multiples of the ranks; or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
-    options = Options(
+    options = AttentionOptions(
         gathered,
         chosen,
         mask,
         layout,
         sizes,
         exchanged,
-        float(scale if scale is not None else q.shape[-1] ** -0.5),
+        scale,
         kernel and _checked(call, kernel),
         bool(ids) or mask.window is not None or layout == "striped",
     )
@@ -150,7 +154,7 @@ def attention(
     groups = kv.shape[2]
     rows = q.reshape(batch, length, groups, heads // groups, d).transpose(0, 2, 3, 1, 4)
     out = attend(options, rows, kv.transpose(0, 2, 1, 3), ids[0] if ids else None)
-    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, -1)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, out.shape[-1])
     return all_to_all(out, across, 1, 2, tiled=True) if across else out
 
 
@@ -224,7 +228,12 @@ def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -
 def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -> np.ndarray:
     """The positions of a whole sequence in the order of a layout."""
     where = f"context_parallel.{function}"
-    if layout not in LAYOUTS:
+    for name, value in {"n": n, "dim": dim}.items():
+        if not hasattr(value, "__index__"):
+            raise refusal(
+                TypeError, where, f"{name}={value!r} is not an integer", "pass a Python int"
+            )
+    if layout not in tuple(LAYOUTS):
         cure = f"choose from {', '.join(LAYOUTS)}"
         raise refusal(ValueError, where, f"layout={layout!r}", cure)
     if not -len(shape) <= dim < len(shape):
@@ -252,9 +261,10 @@ def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
     if query.shape[3] != key.shape[3]:
         raise call.refusal(ValueError, shapes, "queries and keys must be of one width")
     dtypes = {name: x.dtype for name, x in types.items()}
-    if len(set(dtypes.values())) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
+    is_float = jnp.issubdtype(query.dtype, jnp.floating) and query.dtype.itemsize > 1
+    if len(set(dtypes.values())) > 1 or not is_float:
         words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
-        raise call.refusal(TypeError, words, "pass floats of one dtype")
+        raise call.refusal(TypeError, words, "pass floats of one dtype, of 2 bytes or more")
     if ids is None:
         return
     typed = call.ask(jax.typeof, ids)
@@ -266,16 +276,30 @@ def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
 
 
 def _mask(call: Call, causal: Any, window: Any) -> Mask:
+    if isinstance(causal, jax.core.Tracer):
+        raise call.refusal(TypeError, "causal is traced", "pass True or False")
     if window is None:
         return Mask(bool(causal))
     width = call.integer("window")
     if width < 1:
         raise call.refusal(ValueError, f"window={width}", "pass 1 or more, or None")
-    return Mask(bool(causal), width)
+    return Mask(bool(causal), min(width, int(NOWHERE)))  # wider ones are no int32
+
+
+def _scale(call: Call, scale: Any, width: int) -> float:
+    if scale is None:
+        return float(max(width, 1) ** -0.5)
+    try:
+        return float(scale)
+    except (TypeError, ValueError) as error:  # a traced one too
+        words = f"scale={scale!r} is not a number"
+        raise call.refusal(
+            TypeError, words, "pass a Python float; multiply q by another"
+        ) from error
 
 
 def _check_layout(call: Call, layout: Any, length: int) -> None:
-    if layout not in LAYOUTS:
+    if layout not in tuple(LAYOUTS):  # what has no hash is none of them
         words = f"layout={layout!r}"
         raise call.refusal(ValueError, words, f"choose from {', '.join(LAYOUTS)}")
     if length < 1 or length % PARTS[layout]:
@@ -328,4 +352,5 @@ def _ids(
     others = [axis for axis in range(len(sizes)) if axis not in exchanged]
     n = len(sizes)
     whole = whole.transpose(*others, n, *exchanged, n + 1)
-    return whole.reshape(prod(sizes[i] for i in others), batch, -1)
+    held = length * prod(sizes[i] for i in exchanged)
+    return whole.reshape(prod(sizes[i] for i in others), batch, held)

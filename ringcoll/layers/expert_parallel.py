@@ -23,6 +23,7 @@ rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has bo
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.front_door import AxisName, Call, Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.expert_ring import by_ring
 from ringcoll.layers.experts import (
@@ -46,7 +47,6 @@ from ringcoll.layers.experts import (
     slots_of,
     spread,
 )
-from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
@@ -98,8 +98,8 @@ def moe(
         algorithm: see above.
         max_send: the most rows that one rank may have for another, which bounds buffers, and the
             messages of "ragged_all_to_all". A ring sends a rank's tokens in blocks, and a block may
-            have its share of these rows. If there are more, no row is dropped in silence: the
-            output is NaN, by a ring for the tokens of that round, else on all ranks.
+            have its share of these rows. If there are more, the output is NaN: by a ring for the
+            tokens of that round, otherwise on all ranks.
         precision: of the experts' products, as in `jax.lax.dot`.
         kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
             gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows
@@ -108,25 +108,25 @@ def moe(
             `jax.experimental.pallas.ops.tpu.megablox`, under `check_vma=False`.
 
     Returns:
-        `Routed(output, balance_loss)`. The loss is E times the sum over experts of the share of
-        choices that fell on an expert times its mean probability, over all ranks of the axis; the
-        same on each. It is 1 if all are alike, and at most E. Its gradient is for the router
-        (and x): add it to yours with a small factor, such as 0.01.
+        `Routed(output, balance_loss)`. The loss is E times a sum over the experts: the share of
+        choices that fell on an expert, times its mean probability. It is taken over all ranks of
+        the axis, and is the same on each. It is 1 if all experts are chosen alike, and E at most.
+        Its gradient is for the router (and x): add it to yours with a small factor, such as 0.01.
 
     Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
-    holds the tokens of all ranks, and as rows those that its experts may get at most:
-    n t min(top_k, E/n), or n max_send. The rings hold n times less of rows, and compute them again
-    for gradients, for which they keep the blocks of all rounds; with max_send they keep the rows,
-    and what was made of them, of all rounds: as many as "gather".
+    holds the tokens of all ranks, and as many rows as its experts may get: n t min(top_k, E/n), or
+    n max_send. The rings hold 1/n of these rows, and compute them again for gradients. For that
+    they keep the blocks of all rounds; with max_send they keep the rows of all rounds, and what was
+    made of them: as many as "gather".
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
-    Gradient: for x as the forward, the other way round; for the router a `psum`; for experts none
+    Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing
     is sent.
 
     Raises:
         KeyError: gate, up or down is missing.
-        TypeError: x and the experts are of different dtypes, or no floats; top_k is no integer.
+        TypeError: x and the experts are of different dtypes, or no floats; top_k is not an integer.
         ValueError: shapes do not fit; experts do not divide by the ranks; top_k is not 1 to E;
             there is no such algorithm.
 
@@ -145,7 +145,8 @@ def moe(
     [[  3.  75. 243. 507.]
      [  3.  75. 243. 507.]] 1.0
     """
-    axes, n = axes_of(axis_name), rank_count(axis_name)
+    call = Call("layers.moe", axis_name, operands="x, router, experts")
+    axes, n = call.axes, call.ask(call.rank_count)
     x, router = jnp.asarray(x), jnp.asarray(router)
     top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
     if max_send is not None:
@@ -155,7 +156,7 @@ def moe(
     how = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
-    tokens = x.reshape(-1, x.shape[-1])
+    tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
     form = algorithm
@@ -177,9 +178,9 @@ def _checked(
 ) -> int:
     """The number of experts of a token, if it and the shapes are right."""
     for name, array in {"x": x, "router": router}.items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
             words = f"{name} is {array.dtype.name}"
-            raise refusal(TypeError, function, words, "pass real floats")
+            raise refusal(TypeError, function, words, "pass real floats, of 2 bytes or more")
     if x.ndim < 2 or router.ndim != 2 or x.shape[-1] != router.shape[0]:
         words = f"x is {list(x.shape)}, the router {list(router.shape)}"
         raise refusal(ValueError, function, words, "pass x: [..., t, d] and router: [d, experts]")
@@ -202,7 +203,7 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError as error:
-        words = f"{name}={value!r} is no integer"
+        words = f"{name}={value!r} is not an integer"
         raise refusal(TypeError, function, words, "pass a Python int") from error
 
 
@@ -248,7 +249,7 @@ def _by_ragged_all_to_all(
     rows = experts.mlp(rows, of_expert[me])
     buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, arrived, gets, left, sends)
-    y = combined(permuted(rows, back, order).reshape(tokens, k, -1), routing.weights)
+    y = combined(permuted(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
     return jnp.where(fits, y, jnp.nan)
 
 

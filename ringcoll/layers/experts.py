@@ -71,7 +71,7 @@ class Experts:
         sizes = counted(slots.reshape(-1), self.count)
         if most is None or most >= slots.size:
             rows = self.mlp(spread(x, order, back, used), sizes)
-            rows = permuted(rows, back, order).reshape(*slots.shape, -1)
+            rows = permuted(rows, back, order).reshape(*slots.shape, x.shape[1])
             return combined(jnp.where(used[..., None], rows, 0), weights)
         order, total = order[:most], sizes.sum()
         tokens, here = order // slots.shape[1], jnp.arange(most) < total
@@ -155,7 +155,7 @@ def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
 
 def _spread_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
     back, used = residuals
-    by_slot = jnp.take(ct, back, axis=0, mode="clip").reshape(*used.shape, -1)
+    by_slot = jnp.take(ct, back, axis=0, mode="clip").reshape(*used.shape, ct.shape[1])
     wide = jnp.promote_types(ct.dtype, jnp.float32)
     summed = jnp.where(used[..., None], by_slot, 0).sum(1, dtype=wide)
     return summed.astype(ct.dtype), None, None, None

@@ -12,11 +12,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
+from ringcoll.collectives.wires import Wire, WireLike, settled_pair
+from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
 from ringcoll.layers.replicas import copied, narrowed
@@ -28,16 +28,10 @@ from ringcoll.runtime.value_types import is_checked, varying
 class _Gathering:
     """How to gather one leaf, and to reduce its gradient; `own` is the dtype of the leaf."""
 
-    axes: tuple[Hashable, ...]
-    dim: int
+    exchange: Exchange
     dtype: np.dtype
     own: np.dtype
     reduce_dtype: np.dtype
-    algorithm: Algorithm
-    wire: Wire | None
-    gradient_wire: Wire | None
-    order: str | None
-    leaves: int
 
 
 @jax.tree_util.register_dataclass
@@ -124,7 +118,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    encoded, back = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
+    encoded, back = settled_pair(wire, gradient_wire)
     rank_count(everywhere)  # raises NameError if an axis is not bound
     check_order("fsdp.gather", order, leaves, axes, encoded, back)
     if order is not None and (fused or replicas or reduce_dtype is not None):
@@ -138,7 +132,7 @@ def gather(
             return leaf
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
-            raise refusal(TypeError, "fsdp.gather", words, "leave what is no float whole")
+            raise refusal(TypeError, "fsdp.gather", words, "leave this leaf whole")
         if is_checked() and not {*axes} <= jax.typeof(leaf).mat.varying:
             words = f"{name}: its spec {spec} shards it, but it is the same on all ranks here"
             cure = "pass the specs that jax.shard_map has in in_specs"
@@ -155,10 +149,8 @@ def gather(
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
         sums = narrowed(to, reduce_dtype)
-        options = _Gathering(
-            axes, dim, to, leaf.dtype, sums, algorithm, encoded, back, order, leaves
-        )
-        whole = _gathered(options, leaf)
+        exchange = Exchange(axes, dim, algorithm, encoded, back, order, leaves)
+        whole = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
 
     params = map_with_specs("fsdp.gather", checked, params, specs)
@@ -195,7 +187,7 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
         if there == axes and axes:
             found = dim
         elif set(there) & set(axes):
-            words = f"{name}: its spec {spec} has {entry!r}, of which {axes} is gathered"
+            words = f"{name}: its spec {spec} has {entry!r}, and the gather is over {axes}"
             cure = "pass axis_name as the spec has it, or shard another dimension"
             raise refusal(ValueError, "fsdp.gather", words, cure)
     return found
@@ -203,29 +195,11 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gathered(options: _Gathering, x: Array) -> Array:
-    narrow = x.astype(options.dtype)
-    return all_gather(
-        narrow,
-        options.axes,
-        axis=options.dim,
-        tiled=True,
-        algorithm=options.algorithm,
-        wire=options.wire,
-    )
+    return options.exchange.gathered(x.astype(options.dtype))
 
 
 def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
-    wide = ct.astype(options.reduce_dtype)
-    mine = psum_scatter(
-        wide,
-        options.axes,
-        scatter_dimension=options.dim,
-        tiled=True,
-        algorithm=options.algorithm,
-        wire=options.gradient_wire,
-        order=options.order,
-        leaves=options.leaves,
-    )
+    mine = options.exchange.transposed().scattered(ct.astype(options.reduce_dtype))
     return (mine.astype(options.own),)
 
 
@@ -263,7 +237,7 @@ def linear(
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
-        ValueError: the kernel is no matrix that fits x in one part of n, nor one that has arrived;
+        ValueError: the kernel is not a matrix that fits x, in one part of n or arrived whole;
             or the bias does not fit; or an order with replicas, or for a kernel that has arrived.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
@@ -295,18 +269,16 @@ def linear(
         options["gradient_wire"] = kernel.gradient_wire
         y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **options), *factors)
     else:
-        matrix = copied(kernel, replicas, gradient_wire=gradient_wire).astype(x.dtype)
+        _, back = settled_pair(wire, gradient_wire)
+        matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
         options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
         options |= {"wire": wire, "gradient_wire": gradient_wire, "order": order, "leaves": leaves}
         y = all_gather_matmul(x, matrix, axis_name, **options)
     shared = copied(bias, (*axes, *axes_of(replicas)), order=order, leaves=leaves)
     if bias is None or order is None:
         return with_bias("fsdp.linear", y, shared)
-    return slices_by_leaf(partial(_plus, "fsdp.linear"), shared, y, 0, leaves // n)
-
-
-def _plus(function: str, bias: Array, y: Array) -> Array:
-    return with_bias(function, y, bias)
+    add = lambda bias, y: with_bias("fsdp.linear", y, bias)  # noqa: E731
+    return slices_by_leaf(add, shared, y, 0, leaves // n)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 Every tensor-parallel layer is these two, with local work between them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from string import ascii_lowercase, ascii_uppercase
@@ -18,7 +18,8 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
+from ringcoll.collectives.tree_order import leaves_of_tree
+from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.functions import (
@@ -29,7 +30,7 @@ from ringcoll.matmuls.functions import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerOptions:
     """The options of a tensor-parallel layer, as the caller gave them."""
 
@@ -44,14 +45,13 @@ class LayerOptions:
     order: str | None
     leaves: int
 
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> "LayerOptions":
-        """Those among the arguments of a layer, by name."""
-        return cls(**{option.name: arguments[option.name] for option in fields(cls)})
-
     def tree(self) -> dict[str, Any]:
         """The arguments that say in which order is added."""
         return {"order": self.order, "leaves": self.leaves}
+
+    def wires(self) -> tuple[Wire | None, Wire | None]:
+        """What the messages of the layer hold, and those of its gradient."""
+        return settled_pair(self.wire, self.gradient_wire)
 
 
 def column_linear(
@@ -99,7 +99,18 @@ def column_linear(
      [ 1.  5.  9. 13.]
      [ 1.  5.  9. 13.]]
     """
-    options = LayerOptions.among(locals())
+    options = LayerOptions(
+        sequence_parallel=sequence_parallel,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
 
@@ -146,7 +157,18 @@ def row_linear(
     [[ 7. 23. 39. 55.]
      [ 7. 23. 39. 55.]]
     """
-    options = LayerOptions.among(locals())
+    options = LayerOptions(
+        sequence_parallel=sequence_parallel,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
     return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused)
 
 
@@ -212,7 +234,7 @@ def columns(
             x,
             axis_name,
             algorithm=options.algorithm,
-            gradient_wire=options.gradient_wire,
+            gradient_wire=options.wires()[1],
             **options.tree(),
         )
         if options.order is None:
@@ -289,26 +311,20 @@ def rows(
 
 
 def check_unused(function: str, axis_name: AxisName, options: LayerOptions) -> None:
-    """Refuse wires and orders that are none, also where nothing is sent or added."""
-    wires = settled_to_nearest(options.wire), settled_to_nearest(options.gradient_wire)
-    check_order(function, options.order, options.leaves, axis_name, *wires)
+    """Refuse wrong wires and orders, also where nothing is sent or added."""
+    check_order(function, options.order, options.leaves, axis_name, *options.wires())
 
 
 def check_order(
     function: str, order: str | None, leaves: int, axis_name: AxisName, *wires: Wire | None
 ) -> None:
-    """Refuse an order of additions that is none, does not fit the ranks, or is beside a wire."""
+    """Refuse an order of additions as `leaves_of_tree` does."""
     if order is None:
         return
-    if order != "tree":
-        raise refusal(ValueError, function, f"order={order!r}", "choose from None, 'tree'")
-    if any(wires):
-        words = "order with wire or gradient_wire: codes are rounded by the ranks there are"
-        raise refusal(ValueError, function, words, "leave order out, or the wires")
-    ranks = rank_count(axis_name)
-    if leaves < 1 or leaves & (leaves - 1) or leaves % ranks:
-        words = f"leaves={leaves} on {ranks} ranks of {axis_name!r}"
-        raise refusal(ValueError, function, words, "pass a power of two that the ranks divide")
+    try:
+        leaves_of_tree(order, leaves, rank_count(axis_name), *wires)
+    except ValueError as error:
+        raise ValueError(f"ringcoll.layers.{function}: {error}") from error
 
 
 def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int:

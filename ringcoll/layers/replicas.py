@@ -43,7 +43,7 @@ def copied(
     """A replicated tree, for each rank to use as its own.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that vary
-    already, and those that are no floats, are left as they are.
+    already, and those that are not floats, are left as they are.
 
     Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed; with a
     `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Where types

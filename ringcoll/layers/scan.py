@@ -57,7 +57,7 @@ def scan_layers(
     Args:
         block: (parameters of one layer, whole; x) -> x, of the same shapes and types.
         params: stacked: each leaf has a leading dimension of layers, which is not sharded.
-            A leaf that is no float, such as a random key for each layer, is not gathered.
+            A leaf that is not a float, such as a random key for each layer, is not gathered.
         x: a pytree of arrays.
         specs: of the stacked parameters; the first entry of each is None.
         policy: what to keep of each layer besides its x: None for nothing (it is computed again),

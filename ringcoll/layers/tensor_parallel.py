@@ -19,8 +19,9 @@ sequence, which is their last dimension but one, and the matmuls hide the collec
 
 The options `algorithm`, `residuals`, `precision`, `preferred_element_type`, `accumulate_dtype`,
 `wire`, `order` and `leaves` are those of `ringcoll.all_gather_matmul` and
-`ringcoll.matmul_reduce_scatter`. `gradient_wire` says what the messages of gradients hold:
-floats, if it is None. With `order="tree"` attention is computed apart for each head of keys.
+`ringcoll.matmul_reduce_scatter`. So is `gradient_wire`, but its default is None: `wire` alone does
+not change the messages of gradients. Pass "same" for the wire of the layer. With `order="tree"`
+attention is computed apart for each head of keys.
 
 Gradients are those of the same layer on one device. Take them outside `shard_map`, or inside
 under `check_vma=True`. Inside under `check_vma=False`, JAX's rule holds here too: a rank gets the

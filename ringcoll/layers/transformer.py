@@ -54,7 +54,18 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    options = LayerOptions.among(locals())
+    options = LayerOptions(
+        sequence_parallel=sequence_parallel,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
     hidden = _activated(lambda own: activation(*own), (hidden,), axis_name, options)
     return rows("mlp", "down", field(params, "down"), hidden, axis_name, options)
@@ -96,7 +107,18 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    options = LayerOptions.among(locals())
+    options = LayerOptions(
+        sequence_parallel=sequence_parallel,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
     linears = [(name, field(params, name)) for name in ("gate", "up")]
     both = columns("gated_mlp", linears, x, axis_name, options)
     hidden = _activated(lambda own: activation(own[0]) * own[1], both, axis_name, options)
@@ -163,7 +185,18 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    options = LayerOptions.among(locals())
+    options = LayerOptions(
+        sequence_parallel=sequence_parallel,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
     linears = [(name, field(params, name)) for name in ("query", "key", "value")]
     query, key, value = columns("attention", linears, x, axis_name, options)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"

@@ -1,7 +1,5 @@
 """A vocabulary with one part on each rank: from tokens to losses, without whole logits."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,12 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
+from ringcoll.collectives.wires import WireLike, settled_pair
+from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import (
     LayerOptions,
     check_order,
@@ -54,7 +53,7 @@ def embed(
     them.
 
     Raises:
-        TypeError: the tokens are no integers.
+        TypeError: the tokens are not integers.
         ValueError: the sequence does not divide by n.
 
     Source: Shoeybi et al., "Megatron-LM" (2019).
@@ -68,7 +67,7 @@ def embed(
     table = jnp.asarray(field(params, "embedding"))
     tokens = _integers("embed", "tokens", tokens)
     mine, row = _own(tokens, table.shape[0], axis_name)
-    wires = settled_to_nearest(wire), settled_to_nearest(gradient_wire)
+    wires = settled_pair(wire, gradient_wire)
     check_order("embed", order, leaves, axis_name, *wires)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     is_mine = mine[..., None]
@@ -88,37 +87,20 @@ def embed(
     check_sequence("embed", tokens.shape[-1], axis_name)
     axes, dim = axes_of(axis_name), tokens.ndim - 1
     if any(wires):
-        return _scattered(_Scattering(axes, dim, algorithm, *wires), varying(found, axes))
+        return _scattered(Exchange(axes, dim, algorithm, *wires), varying(found, axes))
     return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **how)
 
 
-@dataclass(frozen=True)
-class _Scattering:
-    """How rows are summed and scattered along `dim`; what messages and the gradient's hold."""
-
-    axes: tuple[Hashable, ...]
-    dim: int
-    algorithm: Algorithm
-    wire: Wire | None
-    gradient_wire: Wire | None
-
-    def sum(self, x: Array) -> Array:
-        """This rank's part of the sum."""
-        how: dict[str, Any] = {"scatter_dimension": self.dim, "tiled": True}
-        return psum_scatter(x, self.axes, algorithm=self.algorithm, wire=self.wire, **how)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scattered(how: _Scattering, x: Array) -> Array:
-    return how.sum(x)
+def _scattered(exchange: Exchange, x: Array) -> Array:
+    """This rank's part of the sum of rows."""
+    return exchange.scattered(x)
 
 
-def _scattered_backward(how: _Scattering, _: None, ct: Array) -> tuple[Array]:
-    algorithm, wire = how.algorithm, how.gradient_wire
-    return (all_gather(ct, how.axes, axis=how.dim, tiled=True, algorithm=algorithm, wire=wire),)
-
-
-_scattered.defvjp(lambda how, x: (how.sum(x), None), _scattered_backward)
+_scattered.defvjp(
+    lambda exchange, x: (exchange.scattered(x), None),
+    lambda exchange, _, ct: (exchange.transposed().gathered(ct),),
+)
 
 
 def unembed(
@@ -150,7 +132,18 @@ def unembed(
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    options = LayerOptions.among(locals())
+    options = LayerOptions(
+        sequence_parallel=sequence_parallel,
+        algorithm=algorithm,
+        residuals=residuals,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
     linear = [("unembedding", field(params, "unembedding"))]
     (logits,) = columns("unembed", linear, x, axis_name, options)
     return logits
@@ -177,7 +170,7 @@ def cross_entropy(
     Gradient: softmax(logits) minus one at the label, for each rank's part. Nothing is sent.
 
     Raises:
-        TypeError: the labels are no integers.
+        TypeError: the labels are not integers.
         ValueError: they are not of the shape of the logits without the last dimension.
 
     Source: Shoeybi et al., "Megatron-LM" (2019), section 3.

@@ -11,6 +11,7 @@ from jax import Array, lax
 from ringcoll.collectives import choice, wires
 from ringcoll.collectives.front_door import AxisName, Call
 from ringcoll.collectives.table import Table
+from ringcoll.collectives.tree_order import leaves_of_tree
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -37,7 +38,7 @@ class FactorsCall(Call):
         """By whom and how exactly, if it can be."""
         for axis in self.axes:
             if isinstance(axis, int):
-                words = f"{axis} is no name; axes by position are lax's own"
+                words = f"{axis} is not a name; axes by position are lax's own"
                 raise self.refusal(ValueError, words, "name an axis of the mesh")
             self.ask(lax.axis_size, axis)
         if residuals not in ("regather", "save"):
@@ -59,17 +60,15 @@ class FactorsCall(Call):
             words += f"{options.blocks()} leaves of a rank"
             raise self.refusal(ValueError, words, "pass fewer leaves, or pad it")
 
-    def wires(self, wire: Any, gradient_wire: Any, *factors: Array) -> tuple[Wire | None, ...]:
+    def wires(
+        self, wire: Any, gradient_wire: Any, *factors: Array
+    ) -> tuple[Wire | None, Wire | None]:
         """What messages hold, and those of the gradient, if these factors can be encoded.
 
         A rank alone sends nothing, and rounds nothing.
         """
-        forward = self.ask(wires.settled_to_nearest, wire)
-        same = isinstance(gradient_wire, str) and gradient_wire == wires.SAME
-        back = forward if same else self.ask(wires.settled_to_nearest, gradient_wire)
-        if (forward or back) and self.tree[0] is not None:
-            words = "order with wire or gradient_wire: codes are rounded by the ranks there are"
-            raise self.refusal(ValueError, words, "leave order out, or the wires")
+        forward, back = self.ask(wires.settled_pair, wire, gradient_wire)
+        self.ask(leaves_of_tree, *self.tree, self.rank_count(), forward, back)
         if forward or back:
             self.ask(wires.check_operands, factors, [False] * len(factors))
         return (forward, back) if self.rank_count() > 1 else (None, None)
@@ -81,10 +80,10 @@ class FactorsCall(Call):
         return self.ask(Labels.of, spec)
 
     def check_label(self, label: Any, labels: str, of: str) -> None:
-        """Refuse what is none of `labels`."""
+        """Refuse a label that is not among `labels`."""
         if label not in tuple(labels):  # "mk" is in "mkf"
             cure = f"choose from {', '.join(labels)}"
-            raise self.refusal(ValueError, f"{label!r} is no label of {of}", cure)
+            raise self.refusal(ValueError, f"{label!r} is not a label of {of}", cure)
 
     def array(self, factor: Any) -> Array:
         """A factor, which has to be an array."""
@@ -106,7 +105,7 @@ class FactorsCall(Call):
         how = {"precision": precision, "preferred_element_type": preferred}
         einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **how)
         dtype = self.ask(jax.eval_shape, einsum, *whole).dtype
-        if jnp.issubdtype(dtype, jnp.bool_):  # of which lax has no sum over ranks
+        if jnp.issubdtype(dtype, jnp.bool_):  # lax has no sum of booleans over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
         self.wide(dtype)
         return dtype

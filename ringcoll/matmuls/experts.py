@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.machines import KINDS
+from ringcoll.costs.model import Model, all_to_all_seconds, links, scatter_links
 from ringcoll.costs.prediction import predict
-from ringcoll.matmuls import auto
+from ringcoll.matmuls import auto, auto_gpus
 
 #: The names of `ringcoll.layers.expert_parallel.moe`.
 GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectional_ring": 2}
@@ -48,23 +49,21 @@ class Mixture:
 def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     """Seconds of the layer by algorithm, forward; routing is left out.
 
-    On TPUs built-in collectives get all links of a chip, and rings one link each way. Rows of an
-    all-to-all pass as many links as a row of a torus on average: a quarter of each axis.
+    On TPUs built-in collectives get all links of a chip, and rings one link each way.
 
     >>> from ringcoll.matmuls.experts import Mixture, seconds
     >>> few = Mixture(ranks=8, tokens=128, experts=8, chosen=8, d=4096, f=1536, itemsize=2)
     >>> print({name: round(1e6 * t) for name, t in seconds(few, "TPU v6 lite").items()})
     {'gather': 310, 'ragged_all_to_all': 344, 'ring': 1973, 'bidirectional_ring': 1973}
     """
-    if device_kind not in auto.KINDS:
+    if device_kind not in KINDS:
         return _on_gpus(mixture, device_kind)
     n, model = mixture.ranks, auto.machine(device_kind)
     whole, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
     inward, outward = links(n, model), scatter_links(n, model)
     made = {GATHER: whole + 2 * model.alpha + sent / inward + sent / outward}
-    distance = model.axes * n ** (1 / model.axes) / 4
-    rows = mixture.chosen * sent / n * max(distance, 1.0)
-    made[RAGGED] = whole + 2 * (model.alpha + rows / inward)
+    rows = all_to_all_seconds(mixture.chosen * mixture.block, n, model)
+    made[RAGGED] = whole + 2 * (model.alpha + rows)
     for name, ways in RINGS.items():
         hop = 2 * (model.latency + model.beta * mixture.block / ways)
         made[name] = mixture.around(model, hop)
@@ -73,7 +72,7 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
 
 def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
     """By measured collectives and permutes; a switch has no ways round a ring."""
-    n, device = mixture.ranks, auto.gpu(device_kind)
+    n, device = mixture.ranks, auto_gpus.gpu(device_kind)
     model, whole = device.model, n * mixture.block
     work = mixture.work(model, 1)
     both = (predict(name, whole, n, device) for name in ("all_gather", "psum_scatter"))

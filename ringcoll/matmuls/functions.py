@@ -29,7 +29,8 @@ With a `wire` (see `ringcoll.Wire`), messages hold codes of one byte in place of
 shard is encoded once, by its owner, and decoded just before it is multiplied; its owner multiplies
 what the others decode. What is summed is added in float32. By "lax" and "auto" each contribution is
 encoded once, and sent straight to its owner; by a ring each partial sum is encoded at every hop.
-`gradient_wire` is that of the gradients' messages: "same", or another, or None for none. Codes are
+`gradient_wire` is the wire of the gradients' messages: "same" (the default), another one, or None
+for floats. Codes are
 rounded to nearest.
 
 `order="tree"` makes bits that do not depend on n, a power of two that divides `leaves`. A rank
@@ -178,8 +179,8 @@ def einsum_reduce_scatter(
     Gradient: both factors' are products of one gather of the cotangent.
 
     Raises:
-        ValueError: the spec is none of two factors, its result lacks `scatter`, or the size
-            of that does not divide by n (pad it).
+        ValueError: the spec does not have two factors, its result lacks `scatter`, or the size
+            of `scatter` does not divide by n (pad it).
 
     Source: as `all_gather_einsum`.
 
@@ -248,7 +249,7 @@ def all_gather_matmul(
     of = "kf" if operand else f"{rows}k"
     dimension = call.integer("dimension")
     if dimension not in (-1, -2) or len(of) < -dimension:
-        words = f"dimension {dimension} is none of the last two of a matrix"
+        words = f"dimension {dimension} is not one of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
     spec, gather = f"{rows}k,kf->{rows}f", of[dimension]
     return all_gather_einsum(

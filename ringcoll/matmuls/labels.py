@@ -1,7 +1,7 @@
 """Einsum specs of two factors, read and checked: what is multiplied, and what travels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,7 @@ class Scatter:
         dtype: of the result.
         sharding: of the result, as that of a `Product`.
         wire, gradient_wire: as those of a `Gather`.
+        follows: whether other work comes before it, as before every gradient.
     """
 
     label: str
@@ -133,6 +134,7 @@ class Scatter:
     sharding: Any = None
     wire: Wire | None = None
     gradient_wire: Wire | None = None
+    follows: bool = field(default=False, kw_only=True)
 
     def cut(self, term: tuple[str, str]) -> str:
         """As that of a `Product`: the first label that a term sums over."""

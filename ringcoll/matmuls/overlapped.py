@@ -28,7 +28,7 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather, PsumScatter
 from ringcoll.collectives.by_schedule import named
 from ringcoll.collectives.table import LAX
-from ringcoll.matmuls import auto
+from ringcoll.matmuls import auto, auto_gpus, auto_hosts, exchange
 from ringcoll.matmuls.forms import Form, by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
@@ -66,29 +66,30 @@ def gather_and_multiply(
 
 
 def _gather_and_multiply_forward(options, gather, x, others):
-    if not options.saves:
-        return gather_and_multiply(options, gather, x, others), (x, others)
+    if not options.saves or _stays(options, gather, x, others, keeps=True):
+        return gather_and_multiply(options, gather, x, others), (x, None, others)
     results, whole = _gather_and_multiply(options, gather, x, others, keep=True)
-    return results, (whole, others)
+    return results, (None, whole, others)
 
 
 def _gather_and_multiply_backward(options, gather, residuals, cts):
-    x, others = residuals
+    x, whole, others = residuals
     label, moving, products = gather.label, gather.moving, gather.products
     terms = tuple((product.out, product.other) for product in products)
     wires = gather.gradient_wire, gather.gradient_wire
-    to_x = Scatter(label, moving, terms, x.dtype, explicit_spec(x), *wires)
+    like = x if whole is None else whole
+    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires, follows=True)
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
         for p, other in zip(products, others, strict=True)
     )
-    if options.saves:
-        ct_others = [
-            _multiplied(options, moving, p, x, ct) for p, ct in zip(back, cts, strict=True)
-        ]
-    else:
+    if whole is None:
         ct_others = gather_and_multiply(options, replace(gather, products=back), x, cts)
+    else:
+        ct_others = [
+            _multiplied(options, moving, p, whole, ct) for p, ct in zip(back, cts, strict=True)
+        ]
     return ct_x, ct_others
 
 
@@ -109,14 +110,19 @@ def _gather_and_multiply(
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
-        form = Form(*auto.to_gather(gather, x, others, sizes, model))
-        on_gpus = auto.to_gather_on_gpus(gather, x, others, prod(sizes), device_kind())
+        if not keep and _stays(options, gather, x, others):
+            form = Form(exchange.EXCHANGED)
+        else:
+            form = Form(*auto.to_gather(gather, x, others, sizes, model))
+        on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # no product is made late, by which it was priced
-        between = Form(auto.to_gather_between(gather, x, others, prod(sizes)))
+        between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
         if options.of_whole():
             between = Form(LAX)
 
         def run(form: Form, x: Array, others: list[Array]) -> Any:
+            if form.algorithm == exchange.EXCHANGED:
+                return _exchanged(options, gather, x, others), None
             chosen = replace(options, algorithm=form.algorithm)
             return _gather_and_multiply(chosen, gather, x, others, keep, form.late)
 
@@ -144,6 +150,40 @@ def _gather_and_multiply(
         for p, other in zip(gather.products, others, strict=True)
     ]
     return results, whole if keep else None
+
+
+def _stays(
+    options: Options, gather: Gather, x: Array, others: list[Array], keeps: bool = False
+) -> bool:
+    """Whether, on TPUs, x stays and the rows of the other factor travel: see `exchange.pays`."""
+    has_terms = options.leaves is not None or gather.wire or gather.gradient_wire
+    is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
+    if options.algorithm != "auto" or device_kind() not in auto.KINDS or has_terms or is_explicit:
+        return False
+    return exchange.pays(gather, x, others, options.sizes(), options.model(), keeps)
+
+
+def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
+    """The results, while x stays."""
+    label, sizes, model, results = gather.label, options.sizes(), options.model(), []
+    for product, other in zip(gather.products, others, strict=True):
+        of = exchange.in_place_of(gather, product, other)
+        if isinstance(of, Scatter):
+            pair = x, _swapped(options, other, product.other, label, of.label)
+            chosen = replace(options, algorithm=auto.to_scatter(of, [pair], sizes, model))
+            results.append(multiply_and_scatter(chosen, of, [pair]))
+        elif of:
+            chosen = replace(options, algorithm=auto.to_gather(of, other, [x], sizes, model)[0])
+            (y,) = gather_and_multiply(chosen, of, other, [x])
+            results.append(_swapped(options, y, product.out, of.label, label))
+    return results
+
+
+def _swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
+    """An all-to-all that gives every rank a part of one dimension, and all of another."""
+    dims = labels.index(split), labels.index(joined)
+    swap = partial(built_in.all_to_all, split_axis=dims[0], concat_axis=dims[1], tiled=True)
+    return marked(lambda x: swap(x, options.axes), x, options.axes)
 
 
 def _gather_and_multiply_by_rounds(
@@ -264,8 +304,8 @@ def multiply_and_scatter(
                 algorithm = auto.IN_ORDER
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
-        gpus = Form(auto.to_scatter_on_gpus(scatter, pairs, prod(sizes), device_kind()))
-        between = Form(auto.to_scatter_between(scatter, pairs, prod(sizes), jax.__version__))
+        gpus = Form(auto_gpus.to_scatter(scatter, pairs, prod(sizes), device_kind()))
+        between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
         if options.leaves is not None:  # what the ring would hide
             if form.algorithm != LAX:
                 form = Form(auto.to_scatter_in_order(scatter, pairs, prod(sizes), model))

@@ -53,7 +53,7 @@ the other, under the product |
     other cases ignore them. With `order="tree"` the bits do not depend on the number of ranks.
 
     Raises:
-        TypeError: a or b is no array, or a spec no `PartitionSpec`.
+        TypeError: a or b is not an array, or a spec no `PartitionSpec`.
         ValueError: they are not of matrices, a spec names an axis twice or leaves one open, or
             they need more than one collective; with what is needed. Or an order is asked for where
             nothing is sent.
@@ -131,7 +131,7 @@ the other, under the product |
 def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
     """The axes of rows and columns."""
     if not isinstance(spec, PartitionSpec):
-        raise refusal(f"{spec!r} is no spec; write P('x', None)", TypeError)
+        raise refusal(f"{spec!r} is not a spec; write P('x', None)", TypeError)
     if PartitionSpec.UNCONSTRAINED in spec:
         raise refusal(f"{spec} leaves a dimension open; say how the shards are")
     entries = (*spec, None, None)[: max(2, len(spec))]

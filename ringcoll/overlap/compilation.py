@@ -1,4 +1,4 @@
-"""Compiles for a machine that you need not have; for a TPU also with a profile of the code.
+"""Compiles for a machine that need not be here; for a TPU also with a profile of the code.
 
 The compiler writes a profile if an option is set before it starts. A profile takes as long as ten
 compilations, and for some programs the compiler aborts. So a separate process does it; it gets the

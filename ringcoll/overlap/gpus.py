@@ -80,7 +80,7 @@ def is_named(topology: str) -> bool:
 
 
 def devices(topology: str) -> list[Any]:
-    """The devices of one host of GPUs, to compile for; you need not have them.
+    """The devices of one host of GPUs, to compile for; they need not be here.
 
     Args:
         topology: a key of `TARGETS` and a number, such as "h200:8".

@@ -1,4 +1,4 @@
-"""Chips that you need not have: their devices, ordered meshes, and the hops of rings."""
+"""Chips that need not be here: their devices, ordered meshes, and the hops of rings."""
 
 import os
 import re
@@ -32,7 +32,7 @@ FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 
 
 def devices(topology: str) -> list[Any]:
-    """The devices of a topology, to compile for; you need not have them.
+    """The devices of a topology, to compile for; they need not be here.
 
     Args:
         topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; of GPUs, how

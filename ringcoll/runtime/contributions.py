@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -45,7 +45,7 @@ class Contributions(NamedTuple):
     of: Sequence[Array] = ()
 
 
-class Step(NamedTuple):
+class PlannedRound(NamedTuple):
     """A round as the engine runs it: its moves, and for each the keys of the shards that it moves.
 
     Attributes:
@@ -60,10 +60,10 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def planned(schedule: Schedule) -> tuple[Step, ...]:
+def planned(schedule: Schedule) -> tuple[PlannedRound, ...]:
     """The rounds of a schedule as the engine runs them."""
     return tuple(
-        Step(
+        PlannedRound(
             moves,
             tuple(tuple(Key(m.lane, offset) for offset in m.offsets) for m in moves),
             tuple(tuple(Key(m.lane, offset) for offset in schedule.arrivals(m)) for m in moves),
@@ -72,12 +72,11 @@ def planned(schedule: Schedule) -> tuple[Step, ...]:
     )
 
 
-def messages(held: Mapping[Key, Array], keys: Sequence[Sequence[Key]]) -> list[Array]:
-    """A message for each move: the shards with its keys."""
-    return [stacked([held[key] for key in of_move]) for of_move in keys]
+def message(held: Mapping[Key, Array], keys: Sequence[Any]) -> Array:
+    """The shards under these keys, stacked; under the keys of several messages, a stack of these.
 
-
-def stacked(arrays: Sequence[Array]) -> Array:
-    """The arrays stacked, in the widest of their dtypes: partial results may be wider."""
-    widest = max((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
-    return jnp.stack([x.astype(widest) for x in arrays])
+    In the widest of their dtypes: a partial sum may be wider than a raw contribution.
+    """
+    shards = [held[key] if isinstance(key, Key) else message(held, key) for key in keys]
+    widest = max((x.dtype for x in shards), key=lambda dtype: dtype.itemsize)
+    return jnp.stack([x.astype(widest) for x in shards])

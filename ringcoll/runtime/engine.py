@@ -21,12 +21,11 @@ from jax import Array, lax
 from ringcoll.runtime.contributions import (
     Contributions,
     Key,
+    PlannedRound,
     Shard,
     Slot,
-    Step,
-    messages,
+    message,
     planned,
-    stacked,
 )
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
@@ -93,11 +92,11 @@ def gather(
     count = len(steps)
     only_forwards = count % 2 and stretches(schedule, 0) == [(0, count)]
     if order.gathers_in_pairs and only_forwards and came == list(chain(*steps[0].sent)):
-        own, turns = messages(held, steps[0].sent), (0, count + 1)
+        own, turns = [message(held, keys) for keys in steps[0].sent], (0, count + 1)
         return _gather_loop(steps, ranks, turns, own, visit, carry, held, order, 2)[0]
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         step = steps[start]
-        sent = messages(held, step.sent)
+        sent = [message(held, keys) for keys in step.sent]
         first = start  # of the loop, whose rounds forward the arrivals of the round before
         if stop - start == 1 or not order.gathers_in_one_loop or came != list(chain(*step.sent)):
             first += 1
@@ -128,7 +127,7 @@ def _decoding(wire: Wire, own: Sequence[Array], visit: Visit[Carry]) -> Visit[Ca
 
 
 def _gather_loop(
-    steps: Sequence[Step],
+    steps: Sequence[PlannedRound],
     ranks: Ranks,
     stretch: tuple[int, int],
     last: list[Array],
@@ -225,7 +224,7 @@ def reduce(
 class _Sums:
     """The partial results of one rank while a `reduce` runs."""
 
-    steps: Sequence[Step]
+    steps: Sequence[PlannedRound]
     ranks: Ranks
     produce: Produce
     combine: Combine
@@ -254,7 +253,7 @@ class _Sums:
         step = self.steps[number]
         if self.want([*chain(*step.arrived)]):  # the first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
-        self.sent = messages(self.partial, step.arrived)
+        self.sent = [message(self.partial, keys) for keys in step.arrived]
         late = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
         name = f"round {len(self.steps) - number}"
         received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
@@ -274,7 +273,7 @@ class _Sums:
             mine, self.operands = self.order.tied((mine, self.operands))
         self.partial.update(mine)
 
-    def loop(self, first: int, steps: Sequence[Step]) -> None:
+    def loop(self, first: int, steps: Sequence[PlannedRound]) -> None:
         """Rounds of a stretch, in the order in which they run backward; the first has this number.
 
         The round before them sent raw contributions, which may be narrower than a loop's sums.
@@ -284,8 +283,8 @@ class _Sums:
         stacks = None
         if not self.partial.keys().isdisjoint(every):  # rounds along another axis left some
             self.want(every)
-            of_rounds = [messages(self.partial, step.sent) for step in steps]
-            stacks = [stacked(of_move) for of_move in zip(*of_rounds, strict=True)]
+            of_moves = zip(*(step.sent for step in steps), strict=True)
+            stacks = [message(self.partial, of_move) for of_move in of_moves]
 
         def body(state: Any, step: tuple[Array, Any]) -> tuple[Any, None]:
             (moving, operands), (i, mine) = state, step
@@ -304,7 +303,7 @@ class _Sums:
             # The next products wait for these sums, or compilers would merge them.
             return self.order.tied((summed, operands)), None
 
-        moving = messages(self.partial, arrived)
+        moving = [message(self.partial, keys) for keys in arrived]
         turns = jnp.arange(len(steps), dtype=jnp.int32), stacks
         (moving, self.operands), _ = lax.scan(body, (moving, self.operands), turns)
         self.partial.update(zip(chain(*steps[-1].sent), chain(*moving), strict=True))
@@ -347,10 +346,13 @@ def tour(
     for time in range(1, last + 1):
         out = there[time - 1] if time <= len(there) else None
         back = home[time - 1 - tour.delay] if 0 < time - tour.delay <= len(home) else None
-        arriving = ranks.hops(f"round {time}", out.moves, messages(held, out.sent)) if out else []
+        arriving: list[Array] = []
         received: list[Array] = []
+        if out:
+            sent = [message(held, keys) for keys in out.sent]
+            arriving = ranks.hops(f"round {time}", out.moves, sent)
         if back:
-            partial = messages(sums, back.arrived)
+            partial = [message(sums, keys) for keys in back.arrived]
             received = ranks.hops(f"round {time}, home", back.moves, partial, back=True)
             for key in chain(*back.arrived):
                 del sums[key]
@@ -412,7 +414,8 @@ def all_to_all(
         blocks = [encode(wire, block) for block in blocks]
     held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
     for number, step in enumerate(planned(schedule), 1):
-        arriving = ranks.hops(f"round {number}", step.moves, messages(held, step.sent))
+        sent = [message(held, keys) for keys in step.sent]
+        arriving = ranks.hops(f"round {number}", step.moves, sent)
         held.update(zip(chain(*step.sent), chain(*arriving), strict=True))
     arrived = [held[Key(0, d)] for d in range(schedule.size)]
     return [decode(wire, x, first.shape, first.dtype) for x in arrived] if wire else arrived

@@ -111,7 +111,7 @@ class Ppermute(Collective, name="ppermute"):
     def under_vmap(self, x, dim, axis):  # without lax, whose rule wants every rank to send
         if len(self.axes) > 1:
             raise NotImplementedError(
-                f"ppermute over {self.axes}, of which {axis.name!r} is the axis of a vmap; "
+                f"ppermute over {self.axes}: {axis.name!r} is the axis of a vmap; "
                 "permute one axis at a time"
             )
         source = {d: s for s, d in self.pairs}

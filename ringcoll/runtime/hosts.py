@@ -29,30 +29,11 @@ class OnHosts(NamedTuple):
 
     Attributes:
         hosts: the number of hosts.
-        ranks_a_host: the most ranks that one host has.
+        ranks_a_host: the most ranks that one host has; None if all have as many.
     """
 
     hosts: int
-    ranks_a_host: int
-
-
-@lru_cache(maxsize=512)
-def on_hosts(
-    mesh: Mesh, axes: tuple[Hashable, ...], groups: tuple[tuple[int, ...], ...] | None = None
-) -> OnHosts:
-    """How the ranks along some axes of a mesh, or in each group of them, are spread over hosts.
-
-    If the ranks along the axes differ from place to place, or groups differ, each number is the
-    largest of them, because all ranks run a collective in the same way.
-    """
-    hosts = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
-    places = [mesh.axis_names.index(axis) for axis in axes]
-    ranks = np.moveaxis(hosts, places, range(-len(axes), 0))
-    ranks = ranks.reshape(-1, math.prod(mesh.shape[axis] for axis in axes))
-    if groups:
-        ranks = ranks[:, np.array(groups)].reshape(-1, len(groups[0]))
-    counts = [Counter(some.tolist()).values() for some in np.unique(ranks, axis=0)]
-    return OnHosts(max(map(len, counts)), max(map(max, counts)))
+    ranks_a_host: int | None
 
 
 class Where(NamedTuple):
@@ -61,13 +42,32 @@ class Where(NamedTuple):
     platform: str
     axes: Any
 
-    @property
-    def mesh(self) -> Mesh | None:
-        """The devices, or None if only names and sizes of axes are known, as inside another
-        `shard_map`.
-        """
-        mesh = getattr(self.axes, "mesh", self.axes)
-        return mesh if isinstance(mesh, Mesh) else None
+
+@lru_cache(maxsize=512)
+def on_hosts(
+    known: Any, axes: tuple[Hashable, ...], groups: tuple[tuple[int, ...], ...] | None = None
+) -> OnHosts:
+    """How the ranks along some axes, or in each group of them, are spread over hosts.
+
+    If the ranks along the axes differ from place to place, or groups differ, each number is the
+    largest of them, because all ranks run a collective in the same way.
+
+    Args:
+        known: the axes of a `Where`. If only names and sizes are known of them, and no devices, as
+            inside another `shard_map`, the ranks are taken to be on one host.
+        axes, groups: of the collective.
+    """
+    mesh = getattr(known, "mesh", known)
+    if not isinstance(mesh, Mesh):
+        return OnHosts(1, None)
+    hosts = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    places = [mesh.axis_names.index(axis) for axis in axes]
+    ranks = np.moveaxis(hosts, places, range(-len(axes), 0))
+    ranks = ranks.reshape(-1, math.prod(mesh.shape[axis] for axis in axes))
+    if groups:
+        ranks = ranks[:, np.array(groups)].reshape(-1, len(groups[0]))
+    counts = [Counter(some.tolist()).values() for some in np.unique(ranks, axis=0)]
+    return OnHosts(max(map(len, counts)), max(map(max, counts)))
 
 
 def are_cpu_processes() -> bool:
@@ -96,10 +96,10 @@ _are_several.def_abstract_eval(lambda *, axes: jax.core.ShapedArray((), jnp.bool
 
 
 def _constant(context: mlir.LoweringRuleContext, *, axes: tuple[Hashable, ...]) -> Any:
-    mesh = Where("cpu", context.module_context.axis_context).mesh
+    hosts = on_hosts(context.module_context.axis_context, axes).hosts
 
     def are_several() -> Array:
-        return jnp.asarray(mesh is not None and on_hosts(mesh, axes).hosts > 1)
+        return jnp.asarray(hosts > 1)
 
     return mlir.lower_fun(are_several, multiple_results=False)(context)
 

@@ -12,6 +12,7 @@ every placeholder is lowered for good, as one collective of all its operands.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,6 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from ringcoll.runtime import lowering
-from ringcoll.runtime.progress import watching
 
 #: Operands of up to this many bytes share a message: below it, the rounds cost more than
 #: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
@@ -85,13 +85,6 @@ class _Waiting(NamedTuple):
     kind: Hashable  # collectives are joined only if these are equal
 
 
-def may_wait(context: mlir.LoweringRuleContext) -> bool:
-    """Whether the operands of a lowering may share messages with those of others."""
-    # A watched program notes where each rank is, so its calls stay separate.
-    is_for_one = len(context.module_context.platforms) == 1
-    return is_for_one and not watching.value and all(map(is_small, context.avals_in))
-
-
 def lower_later(
     context: mlir.LoweringRuleContext,
     collective: Hashable,
@@ -101,7 +94,7 @@ def lower_later(
     """The results of a collective that is lowered when the program is whole.
 
     Args:
-        context: in which it is lowered; see `may_wait`.
+        context: in which it is lowered, for one platform; its operands are small.
         collective: equal for those that may be joined.
         lower: `(context, *operands, collective=...)` lowers it, of operands of one dtype.
         operands: those of the lowering.
@@ -148,7 +141,13 @@ class _JoinedProgram:
 
         module.operation.walk(find)
         for environment, placeholders in where.items():
-            self._lower(environment, placeholders)
+            # Publicly, the axes are known only inside a `shard_map`.
+            lower = partial(self._lower, placeholders)
+            mapped = jax.shard_map(
+                lower, in_specs=P(), out_specs=P(), check_vma=environment.is_checked
+            )
+            with jax.sharding.use_abstract_mesh(environment.mesh):
+                jax.eval_shape(mapped, 0)
 
     def _join(self, op: ir.Operation) -> None:
         """Join the placeholders inside an operation that have no work between them."""
@@ -199,29 +198,22 @@ class _JoinedProgram:
             op.move_after(joined)
         return [*ahead, joined, *behind, *stretch[last + 1 :]]
 
-    def _lower(self, environment: _Environment, placeholders: list[ir.Operation]) -> None:
-        """Lower them for good, where the axes are known: publicly, only inside a `shard_map`."""
-
-        def one_rank(x: Array) -> Array:
-            for op in placeholders:
-                first, *_ = members = [self.waiting[number] for number in _numbers(op)]
-                contexts = [each.context for each in members]
-                context = first.context.replace(
-                    avals_in=[aval for each in contexts for aval in each.avals_in],
-                    avals_out=[aval for each in contexts for aval in each.avals_out],
-                )
-                where = source_info_util.user_context(  # profiles show the line of the first call
-                    context.traceback, name_stack=source_info_util.new_name_stack()
-                )
-                with where, ir.InsertionPoint(op), op.location:
-                    results = first.lower(context, *op.operands, collective=first.collective)
-                _replace([op], [x if isinstance(x, ir.Value) else x[0] for x in results])
-            return x
-
-        with jax.sharding.use_abstract_mesh(environment.mesh):
-            checked = environment.is_checked
-            mapped = jax.shard_map(one_rank, in_specs=P(), out_specs=P(), check_vma=checked)
-            jax.eval_shape(mapped, 0)
+    def _lower(self, placeholders: list[ir.Operation], x: Array) -> Array:
+        """Lower them for good, in a `shard_map` of x, which is returned as it is."""
+        for op in placeholders:
+            first, *_ = members = [self.waiting[number] for number in _numbers(op)]
+            contexts = [each.context for each in members]
+            context = first.context.replace(
+                avals_in=[aval for each in contexts for aval in each.avals_in],
+                avals_out=[aval for each in contexts for aval in each.avals_out],
+            )
+            where = source_info_util.user_context(  # profiles show the line of the first call
+                context.traceback, name_stack=source_info_util.new_name_stack()
+            )
+            with where, ir.InsertionPoint(op), op.location:
+                results = first.lower(context, *op.operands, collective=first.collective)
+            _replace([op], [y if isinstance(y, ir.Value) else y[0] for y in results])
+        return x
 
 
 def _as_one(placeholders: list[ir.Operation]) -> ir.Operation:

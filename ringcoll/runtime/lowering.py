@@ -83,8 +83,11 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
     if event != _LOWERED:
         return
     for module in list(_programs.changes):
-        if module in _programs.changing or not _is_whole(module):
+        if module in _programs.changing or "main" not in ir.SymbolTable(module.operation):
             continue  # another program was lowered
+        (block,) = ir.SymbolTable(module.operation)["main"].regions[0].blocks
+        if not len(block.operations) or block.operations[-1].operation.name != "func.return":
+            continue  # this one is not whole yet
         _programs.changing.add(module)
         steps = _programs.changes[module]
         try:
@@ -96,11 +99,3 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
             del _programs.changes[module]
     while len(_programs.changes) > 8:  # these failed to lower, and will never be whole
         del _programs.changes[next(iter(_programs.changes))]
-
-
-def _is_whole(module: ir.Module) -> bool:
-    functions = ir.SymbolTable(module.operation)
-    if "main" not in functions:
-        return False
-    (block,) = functions["main"].regions[0].blocks
-    return len(block.operations) > 0 and block.operations[-1].operation.name == "func.return"

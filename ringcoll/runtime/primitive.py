@@ -28,9 +28,11 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringcoll.runtime import joining
+from ringcoll.runtime import lowering
 from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
+from ringcoll.runtime.joining import is_small, lower_later
+from ringcoll.runtime.progress import watching
 from ringcoll.runtime.value_types import varying
 from ringcoll.runtime.wire import Wire, drawn
 
@@ -57,6 +59,8 @@ class Collective:
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that neighbours may be joined.
     joins: ClassVar[bool] = False
+    #: Whether booleans are counted, as int32, as lax does in a sum.
+    counts: ClassVar[bool] = False
     #: Whether the result has a dimension more if not `tiled`; `dims` then count in the result.
     stacks: ClassVar[bool] = False
 
@@ -167,7 +171,7 @@ def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primit
     # The plain rule does not get the axis.
     batching.fancy_primitive_batchers[primitive] = lambda *args, collective: collective.batch(*args)
     if joins:
-        mlir.register_lowering(primitive, _now_or_later, cacheable=False)  # each call by itself
+        mlir.register_lowering(primitive, _lower, cacheable=False)  # each call by itself
     else:
         _register_platforms(primitive)
     if differentiable:
@@ -190,16 +194,24 @@ def _register_platforms(primitive: Primitive) -> None:
 
 
 def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
-    """Lower for a platform, or for those of the program: several of them are one primitive more."""
+    """Lower for a platform. Without one, the collective may be joined: it waits if it is small.
+
+    Nothing waits in a watched program, which notes where each rank is: its calls stay separate. In
+    a program for several platforms the collective becomes one primitive more, lowered for each.
+    """
+    may_wait = platform is None and not watching.value and all(map(is_small, ctx.avals_in))
     if platform is None:
         first, *others = ctx.module_context.platforms
         if others or first not in _PLATFORMS:
             bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
             return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
         platform = _PLATFORMS[first]
-    if platform == "cpu":
-        loops.watch(ctx)
-    by_hand = partial(collective.by_hand, Where(platform, ctx.module_context.axis_context))
+    where = Where(platform, ctx.module_context.axis_context)
+    if may_wait and collective.is_by_hand(ctx.avals_in, where):
+        return lower_later(ctx, collective, partial(_lower, platform=platform), xs)
+    if list(ctx.module_context.platforms) == ["cpu"]:
+        lowering.then(ctx.module_context.module, lowering.LAST, lambda: loops.keep_apart)
+    by_hand = partial(collective.by_hand, where)
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
 
@@ -208,15 +220,6 @@ _joined = Primitive("ringcoll_joined")
 _joined.multiple_results = True
 _joined.def_abstract_eval(lambda *_, collective, results: results)
 _register_platforms(_joined)
-
-
-def _now_or_later(ctx, *xs, collective: Collective):
-    if joining.may_wait(ctx):
-        kind = _PLATFORMS.get(*ctx.module_context.platforms)  # one platform, which may be unknown
-        where = Where(kind, ctx.module_context.axis_context)
-        if kind and collective.is_by_hand(ctx.avals_in, where):
-            return joining.lower_later(ctx, collective, _lower, xs)
-    return _lower(ctx, *xs, collective=collective)
 
 
 @dataclass(frozen=True, kw_only=True)

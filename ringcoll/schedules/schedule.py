@@ -70,7 +70,7 @@ def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
     try:
         return tuple(given)
     except TypeError as error:
-        raise ScheduleError(f"{what}: {given!r} is no list") from error
+        raise ScheduleError(f"{what}: {given!r} is not a list") from error
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Schedule:
         object.__setattr__(self, "rounds", tuple(tuple(map(_hashable, moves)) for moves in rounds))
         if wrong := [x for x in (*self.shape, self.lanes) if not isinstance(x, _WHOLE)]:
             raise ScheduleError(
-                f"shape {self.shape}, lanes {self.lanes}: {wrong[0]!r} is no whole number"
+                f"shape {self.shape}, lanes {self.lanes}: {wrong[0]!r} is not a whole number"
             )
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
@@ -172,7 +172,7 @@ class Schedule:
             where = f"round {number}: "
             numbers = (move.shift, move.axis, move.lane, *move.offsets)
             if wrong := [x for x in numbers if not isinstance(x, _WHOLE)]:
-                raise ScheduleError(where + f"{wrong[0]!r} is no whole number")
+                raise ScheduleError(where + f"{wrong[0]!r} is not a whole number")
             if not 0 <= move.axis < len(self.shape):
                 raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")
             if not 0 <= move.lane < self.lanes:

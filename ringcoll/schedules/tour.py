@@ -96,7 +96,8 @@ def tour(schedule: Schedule, offsets: frozenset[int] | None = None) -> Tour:
     ways = [way for way in (walked_back(schedule), schedule) if way is not None]
     if offsets is not None:
         schedule, ways = cut(schedule, offsets), [cut(way, offsets) for way in ways]
-    tours = [Tour(schedule, back) for back in ways]
+    visited = _rounds_of(schedule).keys()  # also those that are only forwarded
+    tours = [Tour(schedule, back) for back in ways if visited <= _rounds_of(back).keys()]
     best = min(tours, key=lambda made: (made.rounds, made.waiting))
     return best.check(offsets)
 

@@ -66,14 +66,14 @@ def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
     So n = 1, 2, 4 and 8 ranks that hold 8, 4, 2 and 1 leaves make one tree of 8 leaves.
 
     Raises:
-        ScheduleError: with the rank and its tree; or the ranks are no power of two.
+        ScheduleError: with the rank and its tree; or the ranks are not a power of two.
 
     >>> precision.check_balanced(algorithms.recursive_doubling(8)).size
     8
     """
     size = schedule.size if isinstance(schedule, Schedule) else _size(schedule)
     if size & (size - 1):
-        raise ScheduleError(f"{size} ranks are no power of two, so they have no balanced tree")
+        raise ScheduleError(f"{size} ranks are not a power of two, so they have no balanced tree")
     wanted = balanced(size)
     lanes = schedule.lanes if isinstance(schedule, Schedule) else 1
     for lane in range(lanes):

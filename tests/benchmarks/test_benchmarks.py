@@ -244,6 +244,7 @@ def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
 
 
+@pytest.mark.exhaustive
 def test_a_matmul_with_a_wire_keeps_to_its_bound(monkeypatch, tmp_path):
     path = tmp_path / "json"
     flags = [*MATMUL, "--direction", "forward", "--wire", "int8", "-J", str(path)]

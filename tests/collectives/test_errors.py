@@ -88,7 +88,7 @@ REFUSED_BY_LAX = {
     **{
         f"ppermute to nobody {pair}": (
             lambda L, x, pair=pair: L.ppermute(x, "x", [pair]),
-            ("ppermute", f"perm=[{pair}]", "is no rank", f"there are {N} ranks"),
+            ("ppermute", f"perm=[{pair}]", "is not a rank", f"there are {N} ranks"),
         )
         for pair in [(0, N), (9, 0), (0, -N - 1)]
     },
@@ -102,7 +102,7 @@ REFUSED_BY_LAX = {
     **{
         f"pshuffle {perm}": (
             lambda L, x, perm=perm: L.pshuffle(x, "x", perm),
-            ("pshuffle", f"perm={perm}", "is no list of ranks", "pass the ranks 0..n-1"),
+            ("pshuffle", f"perm={perm}", "is not a list of ranks", "pass the ranks 0..n-1"),
         )
         for perm in (None, 5, [0.0, 1.0, 2.0], [[0], [1], [2]])
     },
@@ -189,7 +189,7 @@ REFUSED_BY_US = {
         lambda x: lax.psum(x, "x", accumulate_dtype=jnp.complex64),
         ("accumulate_dtype=complex64 cannot hold every float32",),
     ),
-    "a source that is no rank": (
+    "a source that is not a rank": (
         ValueError,
         lambda x: lax.pbroadcast(x, "x", N),
         ("ringcoll.pbroadcast", f"source={N}", "not a rank"),
@@ -204,12 +204,12 @@ REFUSED_BY_US = {
         lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]),
         ("ringcoll.pshuffle", "perm=[0, 1, 2, 3]", "must be unique", "send once"),
     ),
-    "a source that is no integer": (
+    "a source that is not an integer": (
         TypeError,
         lambda x: lax.pbroadcast(x, "x", 1.0),
         ("ringcoll.pbroadcast", "source=1.0 is not an integer", "pass a Python int"),
     ),
-    "a dimension that is no integer": (
+    "a dimension that is not an integer": (
         TypeError,
         lambda x: lax.all_gather(x, "x", axis="0"),
         ("ringcoll.all_gather", "axis='0' is not an integer", "pass a Python int"),
@@ -217,7 +217,7 @@ REFUSED_BY_US = {
     "a dtype that is none": (
         TypeError,
         lambda x: lax.psum(x, "x", accumulate_dtype="wide"),
-        ("ringcoll.psum", "accumulate_dtype='wide' is no dtype", "such as jnp.float32"),
+        ("ringcoll.psum", "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
     ),
     "bits that would have to be added": (
         ValueError,
@@ -238,7 +238,7 @@ REFUSED_BY_US = {
         f"an algorithm that is {junk!r}": (
             TypeError,
             lambda x, junk=junk: lax.psum(x, "x", algorithm=junk),
-            ("ringcoll.psum", f"algorithm={junk!r} is no algorithm", "pass a name, a Table"),
+            ("ringcoll.psum", f"algorithm={junk!r} is not an algorithm", "pass a name, a Table"),
         )
         for junk in (None, 5, np.array([1, 2]), np.array([]), ["ring"], b"ring", {})
     },

@@ -131,6 +131,48 @@ def test_an_exception_puts_all_back_and_a_decorator_opens_a_region_for_every_cal
     assert permutes(BY_MODULE.total) == 0
 
 
+def waiting(**options):
+    """A generator that waits inside a region."""
+    with ringcoll.replacing(jax.lax, **options):
+        while True:
+            yield permutes(BY_MODULE.total), permutes(BY_MODULE.mean)
+
+
+def test_regions_of_generators_close_in_any_order():
+    first, second = waiting(algorithm="ring"), waiting(algorithm="recursive_doubling", only="psum")
+    assert next(first) == (RING, RING)
+    assert next(second) == (2, RING)
+    first.close()
+    assert next(second) == (2, 0)  # of the first, nothing is left
+    second.close()
+    assert permutes(BY_MODULE.total) == 0
+    outer = waiting(algorithm="ring")
+    next(outer)
+    with ringcoll.replacing(jax.lax, algorithm="recursive_doubling", only="psum"):
+        outer.close()
+        assert permutes(BY_MODULE.total) == 2
+        assert permutes(BY_MODULE.mean) == 0
+    assert permutes(BY_MODULE.total) == 0
+
+
+def test_a_region_that_another_thread_closes_is_forgotten_and_theirs_stays():
+    ours, seen = waiting(algorithm="ring"), []
+    assert next(ours) == (RING, RING)
+
+    def other():
+        with ringcoll.replacing(jax.lax, algorithm="recursive_doubling"):
+            ours.close()
+            seen.append(permutes(BY_MODULE.total))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(60)
+    assert seen == [2]
+    with ringcoll.replacing(jax.lax, algorithm="recursive_doubling", only="psum"):
+        assert permutes(BY_MODULE.total) == 2
+        assert permutes(BY_MODULE.mean) == 0
+
+
 def test_what_someone_sets_inside_stays():
     def own(x, axis_name):
         return x
@@ -250,7 +292,7 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
     ("arguments", "options", "kind", "words"),
     [
         ((), {}, TypeError, "missing 1 required positional argument: 'module'"),
-        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is no module; pass such as jax.lax"),
+        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is not a module; pass such as jax.lax"),
         (
             (jnp,),
             {},
@@ -278,7 +320,7 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
             TypeError,
             "algorithm=None is neither a name nor",
         ),
-        ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "accumulate_dtype='f33' is no dtype"),
+        ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "='f33' is not a dtype"),
     ],
 )
 def test_what_is_wrong_is_refused_and_nothing_is_replaced(arguments, options, kind, words):

@@ -249,7 +249,7 @@ def test_a_bad_table_says_what_is_wrong(text, message):
         (b"\xff\xfe{}", "'utf-8' codec can't decode byte 0xff in position 0"),
         (b'\xef\xbb\xbf{"rows": []}', "Unexpected UTF-8 BOM"),
         (b"", "Expecting value: line 1 column 1"),
-        (None, "is no regular file"),  # a pipe, of which nobody writes the other end
+        (None, "is not a regular file"),  # a pipe, of which nobody writes the other end
     ],
 )
 def test_a_file_that_is_no_text_is_named(tmp_path, content, message):

@@ -96,8 +96,8 @@ def test_axis_of_a_vmap():
     [
         ({"algorithm": "ring"}, "choose from auto, halving_doubling, one_shot, lax"),
         ({"leaves": 4}, "leaves=4 do not divide by 8 ranks"),
-        ({"leaves": 6}, "leaves=6 is no power of two"),
-        ({"wire": "int8"}, "with wire='int8': codes are .*; leave order out, or wire"),
+        ({"leaves": 6}, "leaves=6 is not a power of two"),
+        ({"wire": "int8"}, "order='tree' with a wire: .*; leave order out, or the wire"),
         ({"order": "ring"}, "order='ring'; choose from None, 'tree'"),
     ],
 )

@@ -30,7 +30,7 @@ def supported(dtype):
     return [case for case in MAIN if case.name not in without.get(dtype, ())]
 
 
-#: What is no number, or narrower than a byte, or widened by XLA.
+#: What is not a number, or narrower than a byte, or widened by XLA.
 USUAL = ("bool", "int4", "bfloat16")
 
 

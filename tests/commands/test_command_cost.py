@@ -199,6 +199,15 @@ def test_ones_own_schedule_and_network(capsys):
     assert "(n-1) alpha" not in on_rows  # of 8 ranks only
 
 
+def test_the_help_names_what_a_constant_is_of(capsys):
+    with pytest.raises(SystemExit):
+        main(["cost", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for whose in ("device", "outer network"):
+        assert f"of a byte sent, in place of the {whose}'s" in said
+        assert f"of a message, in place of the {whose}'s" in said
+
+
 def test_hosts(capsys):
     arguments = "--ranks 2..4x8,32 --local 8 --device h200 --outer ethernet10 --outer-alpha 1e-3"
     said = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split())

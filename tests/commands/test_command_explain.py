@@ -80,4 +80,4 @@ def test_with_a_wire_it_says_how_often_values_are_encoded(capsys):
     assert "tour, with a wire" not in said
     with pytest.raises(SystemExit):
         main(["explain", "--wire", "int8"])
-    assert "--wire int8: of which algorithm? Give its NAME" in capsys.readouterr().err
+    assert "--wire int8 needs an algorithm; give its NAME" in capsys.readouterr().err

@@ -85,6 +85,12 @@ def test_tables_go_to_the_tuner_and_back(tmp_path, capsys):
     assert "psum        ring       8 to 8  0 to any  0 to 65535" in capsys.readouterr().out
 
 
+def test_a_tuner_file_that_is_no_text_is_refused_by_its_line(tmp_path, capsys):
+    file = tmp_path / "tuner.conf"
+    file.write_bytes(b"# one\nallreduce,\xff")
+    refused(capsys, ["import", str(file)], f"{file}, line 2: 'utf-8' codec can't decode byte 0xff")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

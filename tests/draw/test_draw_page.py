@@ -177,6 +177,20 @@ def test_motion_is_reduced_on_request(opened):
     assert page.evaluate(TIME) == pytest.approx(2.995)
 
 
+def test_a_legend_is_whole_where_its_picture_scrolls(opened):
+    page = opened("torus")
+    page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
+    page.reload()
+    assert page.get_attribute("#larger", "aria-pressed") == "true"
+    assert page.evaluate(
+        """(width) => [...document.querySelectorAll("#legend span")].every((one) => {
+      const box = one.getBoundingClientRect();
+      return box.left >= 0 && box.right <= width;
+    })""",
+        PHONE[0],
+    )
+
+
 @pytest.mark.parametrize(("name", "cell"), [("ring", 2), ("stages", 0)])
 def test_one_shard_is_followed(opened, name, cell):
     page = opened(name, hash="#round=1", reduced_motion="reduce")
@@ -207,6 +221,31 @@ def test_a_film_is_dark_and_still_on_request(browser, tmp_path):
         page = browser.new_page(color_scheme=scheme, reduced_motion=motion)
         page.goto(file.as_uri())
         assert page.evaluate(look) == seen
+        page.close()
+
+
+def test_every_letter_of_a_picture_stands_out_from_what_is_under_it(browser):
+    """Also those that have no colour of their own, such as the names of ranks."""
+    contrast = """() => {
+      const light = (colour) => {
+        const [r, g, b] = colour.match(/\\d+/g).map((part) => {
+          const share = part / 255;
+          return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+      };
+      const paper = light(getComputedStyle(document.querySelector("svg > rect")).fill);
+      const ratios = [...document.querySelectorAll("text[font-weight='600']")].map((text) => {
+        const ink = light(getComputedStyle(text).fill);
+        return Math.max(ink / paper, paper / ink);
+      });
+      return Math.min(...ratios);
+    }"""
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        for picture in (as_svg(plan("psum", "ring", (3,))), as_motion(plan("psum", "ring", (3,)))):
+            page.set_content(picture)
+            assert page.evaluate(contrast) > 4.5, scheme  # WCAG 2.2, AA
         page.close()
 
 

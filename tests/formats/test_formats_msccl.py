@@ -146,7 +146,7 @@ def replaced(text, before, after, nth=0):
         (CHAIN.replace('ngpus="3"', 'ngpus="4"'), 1, 'ngpus="4", but it has 3 <gpu>'),
         (CHAIN.replace('gpu id="1"', 'gpu id="7"'), 18, 'id="2", but there is no id="1"'),
         (CHAIN.replace('gpu id="1"', 'gpu id="0"'), 10, '<gpu> id="0" is there twice'),
-        (CHAIN.replace('tb id="1"', 'tb id="x"', 1), 6, 'id="x" is no whole number from 0'),
+        (CHAIN.replace('tb id="1"', 'tb id="x"', 1), 6, 'id="x" is not a whole number from 0'),
         (CHAIN.replace('recv="1"', 'recv="3"', 1), 3, "receives from rank 3, but ranks are 0 to 2"),
         (CHAIN.replace('recv="1"', 'recv="0"', 1), 3, "receives from rank 0, itself"),
         (CHAIN.replace('srcoff="0"', 'srcoff="1"', 1), 4, "i[1], but rank 0 has 1 chunks of input"),

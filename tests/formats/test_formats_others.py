@@ -21,6 +21,17 @@ SHAPES = [*((n,) for n in SIZES), (2, 3)]
 # -- MSCCL++ --
 
 
+def check_executor_takes(gpu):
+    """It throws, divides by zero, or writes over what it has read, if there is more or nothing."""
+    assert gpu["input_chunks"] > 0
+    assert gpu["output_chunks"] > 0
+    for number, block in enumerate(gpu["threadblocks"]):
+        assert block["id"] == number
+        assert len(block["ops"]) <= 64
+        assert all(len(op.get("semaphore_ids", ())) <= 16 for op in block["ops"])
+        assert sum(len(some["channel_ids"]) for some in block["channels"]) <= 16
+
+
 class Machine:
     """Runs an execution plan on sums of numbers that tell whose data is in them."""
 
@@ -29,6 +40,8 @@ class Machine:
         self.gpus, self.n = plan["gpus"], len(plan["gpus"])
         self.collective, self.in_place = collective, in_place
         assert [gpu["id"] for gpu in self.gpus] == list(range(self.n))
+        for gpu in self.gpus:
+            check_executor_takes(gpu)
         self.memory = [defaultdict(lambda: None) for _ in self.gpus]
         for rank, gpu in enumerate(self.gpus):
             for i in range(gpu["input_chunks"]):
@@ -145,6 +158,21 @@ def test_a_plan_of_mscclpp_ends_with_the_result_in_any_order(collective, shape):
             machine.check()
 
 
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "shape"),
+    [
+        ("psum", "ring", (16,)),  # 93 operations in a thread block
+        ("all_to_all", "pairwise", (16,)),  # 124
+        ("all_gather", "torus", (2, 2, 2)),  # one step before 18 others
+    ],
+)
+def test_what_is_too_long_for_a_thread_block_goes_on_in_another(collective, algorithm, shape):
+    program = formats.program(collective, algorithm, shape)
+    machine = Machine(formats.to_mscclpp(program), collective, False)
+    machine.run(seed=3)
+    machine.check()
+
+
 def test_a_gather_is_put_where_it_belongs_and_a_sum_beside():
     def scratch(text):
         return [gpu["scratch_chunks"] for gpu in json.loads(text)["gpus"]]
@@ -162,8 +190,7 @@ def test_a_plan_for_calls_that_a_program_is_not_meant_for_is_refused():
 
 
 def test_fused_steps_become_operations():
-    text = formats.to_mscclpp(formats.from_msccl(CHAIN.replace('o_chunks="0"', 'o_chunks="1"')))
-    machine = Machine(text, "psum", True)
+    machine = Machine(formats.to_mscclpp(formats.from_msccl(CHAIN)), "psum", True)
     machine.run(seed=1)
     machine.check()
 
@@ -405,8 +432,8 @@ def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
         ("scan,0,1,ring,ll,-1,-1,-1", "colltype: there is no 'scan'"),
         ("allreduce,0,1,bruck,ll,-1,-1,-1", "algorithm: there is no 'bruck'"),
         ("allreduce,0,1,ring,l,-1,-1,-1", "protocol: there is no 'l'"),
-        ("allreduce,x,1,ring,ll,-1,-1,-1", "minbytes: 'x' is no whole number from 0"),
-        ("allreduce,0,1,ring,ll,-1,-2,-1", "nNodes: '-2' is no whole number from -1"),
+        ("allreduce,x,1,ring,ll,-1,-1,-1", "minbytes: 'x' is not a whole number from 0"),
+        ("allreduce,0,1,ring,ll,-1,-2,-1", "nNodes: '-2' is not a whole number from -1"),
         ("allreduce,9,1,ring,ll,-1,-1,-1", "minbytes 9 is above maxbytes 1"),
     ],
 )

@@ -21,7 +21,7 @@ from support import SIZES, crossed, make_mesh, mostly_exhaustive, paired
 from test_matmul_gradients import gamma
 
 import ringcoll
-from ringcoll.attention.auto import Shape, fastest, seconds
+from ringcoll.attention.auto import AttentionShape, fastest, seconds
 from ringcoll.attention.tiles import Mask, plan
 from ringcoll.layers import context_parallel as cp
 
@@ -97,7 +97,9 @@ def check(shape, layout, segments=False, *, length=LENGTH, jit=True, operands=op
         found, expected = (jax.jit(run) if jit else run)(q, k, v), jax.jit(one)(q, k, v)
     found, expected = jax.tree.map(np.asarray, (found, expected))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
-    tolerance = 4 * 64 * gamma(s + D) * max(np.abs(x).max() for x in jax.tree.leaves(expected))
+    tolerance = (
+        4 * 64 * gamma(s + D) * max(np.abs(x).max(initial=0) for x in jax.tree.leaves(expected))
+    )
     chex.assert_trees_all_close(found, expected, rtol=0, atol=float(tolerance))
 
 
@@ -121,7 +123,7 @@ def test_attention_is_that_of_one_device(n, algorithm, layout, causal, check_vma
     paired(
         ["contiguous", "zigzag", "striped"],
         [None, 1, 5, 100],
-        ["ring", "two_ended", "lax"],
+        ["ring", "two_ended", "bidirectional_ring", "lax"],
         [3, 4],
         [True, True, False],
         [True, False, False, True, True],
@@ -196,6 +198,22 @@ WRAPS = {
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_under_transformations(wrap):
     check((3,), "zigzag", causal=True, algorithm="ring", wrap=WRAPS[wrap])
+
+
+@pytest.mark.parametrize("empty", ["batch", "heads", "width"])
+def test_of_nothing_there_is_nothing(empty):
+    """No sequence, no head, or no number that a score is the sum of; and a very wide window."""
+    dim = {"batch": 0, "heads": 2, "width": 3}[empty]
+
+    def cut(s):
+        *qkv, ids, ct = operands(s)
+        few = [x if empty == "width" and x.shape[3] == E else np.take(x, [], dim) for x in qkv]
+        few = [few[0], *(qkv[1:] if empty == "heads" else few[1:])]
+        ct = ct if empty == "width" else np.take(ct, [], dim)
+        return *few, ids[:0] if empty == "batch" else ids, ct
+
+    options = {"causal": True, "algorithm": "ring", "window": 2**40, "scale": 1.0}
+    check((2,), "contiguous", True, operands=cut, **options)
 
 
 def test_narrow_floats_are_summed_in_float32():
@@ -356,14 +374,16 @@ def test_auto_takes_what_its_price_says(monkeypatch):
     for layout in ("contiguous", "zigzag", "striped"):
         for length in (512, 4096, 16384):
             for heads in (8, 2):
-                shape = Shape(1, length, 32, heads, 128, 128, 2)
+                shape = AttentionShape(1, length, 32, heads, 128, 128, 2)
                 asked = shape, Mask(True), layout, (8,), "TPU v5 lite"
                 found = seconds(*asked)
                 chosen = found[fastest(*asked)]
                 assert chosen <= 1.02 * min(found.values())
                 assert ("ulysses",) not in found or heads == 8
     whole, near = (
-        seconds(Shape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p")
+        seconds(
+            AttentionShape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p"
+        )
         for window in (None, 512)
     )
     hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
@@ -387,6 +407,10 @@ REFUSED = {
     "odd": ((Q[:, :3], K[:, :3], K[:, :3]), {"layout": "zigzag"}, ValueError, "multiple of 2"),
     "window": ((Q, K, K), {"window": 0}, ValueError, "pass 1 or more"),
     "window of half": ((Q, K, K), {"window": 1.5}, TypeError, "not an integer"),
+    "a list of layouts": ((Q, K, K), {"layout": ["zigzag"]}, ValueError, "choose from"),
+    "scale": ((Q, K, K), {"scale": "half"}, TypeError, "scale='half' is not a number"),
+    "kernel": ((Q, K, K), {"kernel": 1}, TypeError, "kernel=1; pass a function"),
+    "bytes": ((Q.astype(jnp.float8_e5m2),) * 3, {}, TypeError, "of 2 bytes or more"),
     "segments": ((Q, K, K), {"segment_ids": ones(1, 4)}, TypeError, "pass integers"),
     "short segments": (
         *((Q, K, K), {"segment_ids": ones(1, 3, dtype=int)}),
@@ -421,6 +445,16 @@ def test_what_is_refused(name):
     assert "context_parallel.attention(q, k, v, axis_name=" in str(error.value)
 
 
+@pytest.mark.parametrize("option", ["causal", "scale"])
+def test_what_is_traced_is_refused(option):
+    def call(value):
+        return cp.attention(Q, K, K, "x", **{"causal": True, "algorithm": "ring", option: value})
+
+    mapped = jax.shard_map(call, mesh=make_mesh(1), in_specs=(P(),), out_specs=P())
+    with pytest.raises(TypeError, match=rf"attention\(q, k, v, .*: {option}.*; pass"):
+        jax.jit(mapped)(np.float32(1))
+
+
 @pytest.mark.parametrize("function", [cp.arrange, cp.restore])
 def test_what_layouts_refuse(function):
     for arguments, words in (
@@ -432,3 +466,5 @@ def test_what_layouts_refuse(function):
     ):
         with pytest.raises(ValueError, match=words):
             function(*arguments)
+    with pytest.raises(TypeError, match=r"n=2\.0 is not an integer; pass a Python int"):
+        function(ones(2, 8), 2.0, "zigzag")

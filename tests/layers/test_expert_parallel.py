@@ -240,7 +240,7 @@ WRONG = {
     "experts that do not divide": ({"router": (6, 5)}, {}, ValueError, "5 experts do not divide"),
     "top_k too great": ({}, {"top_k": 5}, ValueError, "top_k=5 of 4 experts; pass 1 to 4"),
     "no expert": ({}, {"top_k": 0}, ValueError, "top_k=0"),
-    "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is no integer"),
+    "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is not an integer"),
     "no bound": ({}, {"max_send": 0}, ValueError, "max_send=0; pass 1 or more, or None"),
     "no such algorithm": ({}, {"algorithm": "rings"}, ValueError, "algorithm='rings'; choose from"),
     "all experts on each rank": ({"gate": (4, 6, 5)}, {}, ValueError, "gate [4, 6, 5]"),
@@ -259,7 +259,9 @@ WRONG = {
     ),
     "another dtype": ({"dtype": jnp.bfloat16}, {}, TypeError, "gate is float32"),
     "integers": ({"dtype": jnp.int32}, {}, TypeError, "x is int32; pass real floats"),
-    "no such axis": ({}, {"axis_name": "z"}, NameError, "z"),
+    "floats of one byte": ({"dtype": jnp.float8_e5m2}, {}, TypeError, "of 2 bytes or more"),
+    "no such axis": ({}, {"axis_name": "z"}, NameError, "layers.moe(x, router, experts, axis_nam"),
+    "an axis twice": ({}, {"axis_name": ("x", "x")}, ValueError, "name each axis once"),
 }
 
 
@@ -281,6 +283,23 @@ def test_errors_say_what_is_wrong_before_anything_is_sent(case):
     with pytest.raises(kind) as raised:
         jax.eval_shape(mapped)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(("form", "max_send"), crossed(FORMS, [None, 1]))
+def test_of_no_tokens_there_are_no_results(form, max_send):
+    params = jax.tree.map(jnp.float32, arguments(2, 4, "random"))
+    params["x"] = params["x"][:0]
+    call = over(make_mesh(2), params, top_k=2, algorithm=form, max_send=max_send)
+
+    @jax.jit
+    def run(params):
+        made, back = jax.vjp(call, params)
+        return made, *back(jax.tree.map(jnp.ones_like, made))
+
+    made, gradients = jax.device_get(run(params))
+    assert (made.output.shape, made.balance_loss) == ((0, D), 0)
+    chex.assert_trees_all_equal_shapes(gradients, params)
+    assert not any(map(np.any, jax.tree.leaves(gradients)))
 
 
 def test_specs_of_leaves_without_experts_are_refused():

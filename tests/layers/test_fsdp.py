@@ -242,7 +242,7 @@ def test_gradients_reduced_under_their_products(name, check_vma, policy):
     mostly_exhaustive(product(POLICIES, [True, False]), lambda *case: case == ("products", True)),
 )
 def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
-    """Over what has a gradient too, and what is no float, and under `jit` and `remat`."""
+    """Over what has a gradient too, and what is not a float, and under `jit` and `remat`."""
     rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)
     params, x = {"w": rng.standard_normal((3, 8, 8))}, rng.standard_normal((8, 8))
     spec = {"w": P(None, "x", None)}

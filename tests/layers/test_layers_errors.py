@@ -63,19 +63,19 @@ CALLS = {
     "leaves that ranks do not divide": (
         lambda: fsdp.gather({"w": ones(8)}, {"w": P("x")}, "x", order="tree", leaves=2),
         ValueError,
-        "fsdp.gather: leaves=2 on 4 ranks of ('x',); pass a power of two that the ranks divide",
+        "fsdp.gather: leaves=2 do not divide by 4 ranks; pass as many leaves as the most ranks",
     ),
     "an order of gradients with their wire": (
         lambda: fsdp.gather({"w": ones(8)}, {"w": P("x")}, "x", order="tree", gradient_wire="int8"),
         ValueError,
-        "fsdp.gather: order with wire or gradient_wire: codes are rounded by the ranks there are",
+        "fsdp.gather: order='tree' with a wire: ranks round codes",
     ),
     "an order and a wire where nothing is gathered": (
         lambda: tp.column_linear(
             ones(8, 5), X, "x", sequence_parallel=False, order="tree", wire="int8"
         ),
         ValueError,
-        "column_linear: order with wire",
+        "column_linear: order='tree' with a wire",
     ),
     "an order and a wire of an embedding": (
         lambda: tp.embed(
@@ -86,7 +86,7 @@ CALLS = {
             gradient_wire="int8",
         ),
         ValueError,
-        "embed: order with wire",
+        "embed: order='tree' with a wire",
     ),
     "rows": (
         lambda: tp.row_linear(ones(6, 5), X, "x"),
@@ -151,7 +151,7 @@ CALLS = {
     "to gather one of two axes": (
         lambda: fsdp.gather({"w": X}, {"w": P(("x", "y"))}, "x"),
         ValueError,
-        "of which ('x',) is gathered; pass axis_name as the spec has it",
+        "and the gather is over ('x',); pass axis_name as the spec has it",
     ),
     "to gather by no spec": (
         lambda: fsdp.gather({"w": X}, {"w": ("x",)}, "x"),
@@ -176,7 +176,7 @@ CALLS = {
     "to gather integers": (
         lambda: fsdp.gather({"w": jnp.arange(4)}, {"w": P("x")}, "x"),
         TypeError,
-        "shards it, and it is int32; leave what is no float whole",
+        "shards it, and it is int32; leave this leaf whole",
     ),
     "to gather what is whole": (
         lambda: fsdp.gather({"w": X}, {"w": P("x")}, "x"),

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from itertools import cycle
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from support import SIZES, make_mesh, mostly_exhaustive
 
 import ringcoll
 from ringcoll import Wire, precision
+from ringcoll.costs.wire import CODES
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
@@ -94,6 +96,52 @@ def test_tensor_parallel_layers_take_both_wires():
     assert jnp.isfinite(value)
 
 
+def test_the_wire_of_a_gradient_may_be_that_of_its_layer():
+    mesh, x, kernel, ids = make_mesh(4), np.ones((8, 16)), np.ones((16, 32)), np.arange(8)
+    columns, rows = P(None, "x"), P("x")
+    layers = {
+        "column_linear": (  # a gradient of x, which types say is the same on all ranks
+            lambda x, w, **how: tp.column_linear(w, x, "x", sequence_parallel=False, **how),
+            (x, kernel),
+            (P(), columns),
+            columns,
+        ),
+        "embed": (
+            lambda w, ids, **how: tp.embed({"embedding": w}, ids, "x", **how),
+            (kernel, ids),
+            (rows, P()),
+            rows,
+        ),
+        "gather": (
+            lambda w, **how: fsdp.gather(w, columns, "x", **how),
+            (kernel,),
+            (columns,),
+            P(),
+        ),
+        "linear": (
+            lambda w, x, **how: fsdp.linear({"kernel": w}, x, "x", replicas="x", **how),
+            (kernel, x),
+            (columns, rows),
+            rows,
+        ),
+    }
+    for name, (layer, operands, in_specs, out_specs) in layers.items():
+        operands = [jnp.asarray(x, jnp.float32 if x.ndim > 1 else None) for x in operands]
+        programs = []
+        for gradient_wire in "same", "int8", None:
+            mapped = jax.shard_map(
+                partial(layer, wire="int8", gradient_wire=gradient_wire),
+                mesh=mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                check_vma=name == "column_linear",
+            )
+            gradient = jax.grad(lambda first, *rest, mapped=mapped: mapped(first, *rest).sum())
+            programs.append(str(jax.make_jaxpr(gradient)(*operands)))
+        same, given, floats = programs
+        assert same == given != floats, name
+
+
 D, K = 8, 4
 #: Layers that gather, compute and scatter, and the same on one device.
 LAYERS = {
@@ -132,15 +180,13 @@ def check(got, terms, most, what):
 
 
 def cases():
-    every = [
-        (n, codes, sequence_parallel, check_vma)
-        for n in SIZES
-        for codes in ("int8", "float8_e4m3fn", "float8_e5m2")
-        for sequence_parallel in (True, False)
-        for check_vma in (True, False)
-    ]
+    """Every number of ranks in both modes; codes and types by turns, on two ranks all types."""
+    modes = [(n, parallel) for n in SIZES for parallel in (True, False)]
+    turns = zip(modes, cycle(CODES), cycle((True, True, False, False)), strict=False)
+    some = [(n, codes, parallel, check_vma) for (n, parallel), codes, check_vma in turns]
     usual = [(3, "int8", True, True), (2, "float8_e4m3fn", False, False)]
-    return mostly_exhaustive(every, lambda *case: case in usual)
+    others = [(2, "int8", True, False), (2, "float8_e5m2", True, True), (2, "int8", False, True)]
+    return mostly_exhaustive(dict.fromkeys([*usual, *others, *some]), lambda *case: case in usual)
 
 
 @pytest.mark.parametrize(("n", "codes", "sequence_parallel", "check_vma"), cases())
@@ -234,7 +280,7 @@ def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, c
 def test_what_is_no_wire_is_refused(name, argument, sequence_parallel):
     params = {**parameters(2), "kernel": np.ones((D, D), np.float32)}
     x = np.zeros((2, 4), int) if name == "embed" else np.ones((2, 4, D), np.float32)
-    refused = [("int3", ValueError, "int3"), (8, TypeError, "no wire")]
+    refused = [("int3", ValueError, "int3"), (8, TypeError, "not a wire")]
     refused += [(Wire("int8", stochastic=jax.random.key(0)), ValueError, "rounds to nearest alone")]
     for wire, kind, words in refused:
         how = {"sequence_parallel": sequence_parallel, argument: wire}

@@ -1,5 +1,6 @@
 """What "auto" is for a matmul: hidden, hidden with some products late, or beside lax."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -10,16 +11,14 @@ import pytest
 from ringcoll import algorithms
 from ringcoll.cost import DEVICES
 from ringcoll.costs.matmul import Work
-from ringcoll.matmuls import auto, options
+from ringcoll.matmuls import auto, auto_hosts, options
 from ringcoll.matmuls.auto import (
     hiding_algorithms,
     joining,
     machine,
     pairs_pay,
     to_gather,
-    to_gather_between,
     to_scatter,
-    to_scatter_between,
     turns_pay,
 )
 from ringcoll.matmuls.labels import Gather, Product, Scatter
@@ -123,7 +122,9 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     assert added == Work(flops, added=y, once=w, sliced=x)  # w travels
     # k is of both ranks. What came and what was made are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
-    assert scattered == Work(flops / n, added=3 * y / n, once=x / n + y, again=w / n)
+    assert scattered == Work(
+        flops / n, added=3 * y / n, once=y, again=w / n, cut=x / n, joined=y / n
+    )
 
 
 def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_is_not_cut():
@@ -141,6 +142,15 @@ def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_i
     assert pays(v5e, 2048, 512, 4096)
     assert not pays("NVIDIA H200", 8192, 3584, 8192)  # whose scheduler hides nothing then
     assert not pays(None, 8192, 3584, 8192)
+
+
+def test_a_gradient_finds_its_factors_fetched():
+    """Compiled, both gradients of a gathered contraction, 512 x 8192 x 14336 on v6e: ring 170 us,
+    lax 157."""
+    pair = array(512, 1792), array(8192, 1792)
+    sums = Scatter("k", "mk", (("mf", "kf"),), TWO_BYTES)
+    assert to_scatter(sums, [pair], (8,), V6E) == RING
+    assert to_scatter(replace(sums, follows=True), [pair], (8,), V6E) == "lax"
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():
@@ -271,8 +281,8 @@ def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
     gather = Gather("m", "mk", (Product("kf", "mf", kind),))
     scatter = Scatter("m", "mf", (("mk", "kf"),), kind)
     return (
-        to_gather_between(gather, x, [w], n),
-        to_scatter_between(scatter, [(columns, part)], n, jax),
+        auto_hosts.to_gather(gather, x, [w], n),
+        auto_hosts.to_scatter(scatter, [(columns, part)], n, jax),
     )
 
 
@@ -313,9 +323,9 @@ def test_of_symbolic_sizes_nothing_is_guessed():
     gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
     symbolic = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES)
     assert to_gather(gather, symbolic, [array(64, 64)], (8,), V5E) == ("lax", ())
-    assert to_gather_between(gather, symbolic, [array(64, 64)], 8) == "lax"
+    assert auto_hosts.to_gather(gather, symbolic, [array(64, 64)], 8) == "lax"
     scatter = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
-    assert to_scatter_between(scatter, [(symbolic, array(64, 64))], 8, "0.10.2") == "lax"
+    assert auto_hosts.to_scatter(scatter, [(symbolic, array(64, 64))], 8, "0.10.2") == "lax"
 
 
 def test_machines_are_known_by_what_devices_call_themselves():

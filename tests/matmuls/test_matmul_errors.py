@@ -76,7 +76,7 @@ REFUSED = {
     "axis by position": (
         ValueError,
         gather(axis=0),
-        (EINSUM, "axis_name=0", "0 is no name", "name an axis of the mesh"),
+        (EINSUM, "axis_name=0", "0 is not a name", "name an axis of the mesh"),
     ),
     "no such algorithm": (
         ValueError,
@@ -122,7 +122,7 @@ REFUSED = {
     "dimension of neither kind": (
         ValueError,
         gather(dimension=0),
-        (GATHER, "dimension=0", "none of the last two", "use all_gather_einsum"),
+        (GATHER, "dimension=0", "not one of the last two", "use all_gather_einsum"),
     ),
     "dimension no integer": (
         TypeError,
@@ -132,7 +132,7 @@ REFUSED = {
     "rows of a vector": (
         ValueError,
         lambda x, w: gather()(x[0], w),
-        (GATHER, "dimension -2", "none of the last two"),
+        (GATHER, "dimension -2", "not one of the last two"),
     ),
     "scatter_dimension": (
         ValueError,
@@ -178,7 +178,7 @@ REFUSED = {
     "accumulation in no dtype": (
         TypeError,
         gather(accumulate_dtype="wide"),
-        (EINSUM, "accumulate_dtype='wide' is no dtype", "such as jnp.float32"),
+        (EINSUM, "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
     ),
     "accumulation too narrow": (
         ValueError,
@@ -222,17 +222,17 @@ REFUSED = {
     "two labels to gather": (
         ValueError,
         einsum(gather="mk"),
-        (EINSUM, "'mk' is no label of the factor that is gathered", "choose from m, k"),
+        (EINSUM, "'mk' is not a label of the factor that is gathered", "choose from m, k"),
     ),
     "no label to gather": (
         ValueError,
         einsum(gather=0),
-        (EINSUM, "0 is no label of the factor that is gathered", "choose from m, k"),
+        (EINSUM, "0 is not a label of the factor that is gathered", "choose from m, k"),
     ),
     "label not of the result": (
         ValueError,
         scattering(scatter="k"),
-        (SUM, "'k' is no label of the result", "choose from m, f"),
+        (SUM, "'k' is not a label of the result", "choose from m, f"),
     ),
     "dimensions": (
         ValueError,
@@ -249,7 +249,7 @@ REFUSED = {
         lambda a, b: sharded(P(), P(), P())(a, None),
         (SHARDED, "b is None, no array", "pass this rank's shard"),
     ),
-    "no spec": (TypeError, sharded("x", P(), P()), (SHARDED, "'x' is no spec", "write P(")),
+    "no spec": (TypeError, sharded("x", P(), P()), (SHARDED, "'x' is not a spec", "write P(")),
     "open spec": (
         ValueError,
         sharded(P(P.UNCONSTRAINED), P(), P()),

@@ -9,7 +9,7 @@ from test_matmul_choice import array
 from ringcoll.collectives.table import default_table
 from ringcoll.cost import predict
 from ringcoll.costs.machines import MACHINES
-from ringcoll.matmuls import auto
+from ringcoll.matmuls import auto_gpus
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.schedules.registry import COLLECTIVES
 
@@ -40,13 +40,13 @@ def chosen(form, n, m, k, f, gpu):
     result = 2 * m * f // n
     if form == "sum":
         pair = array(m, k // n), array(k // n, f)
-        return auto.to_scatter_on_gpus(SUM, [pair], n, gpu), result, 3 * result
+        return auto_gpus.to_scatter(SUM, [pair], n, gpu), result, 3 * result
     gather, x, other, moved = {
         "rows": (ROWS, array(m // n, k), array(k, f // n), 2 * result / n),
         "columns": (COLUMNS, array(k, f // n), array(m // n, k), 2 * result / n),
         "contraction": (CONTRACTION, array(k // n, f), array(m // n, k), result),
     }[form]
-    return auto.to_gather_on_gpus(gather, x, [other], n, gpu), 2 * x.size, moved
+    return auto_gpus.to_gather(gather, x, [other], n, gpu), 2 * x.size, moved
 
 
 def seconds(form, n, m, k, f, gpu, shard, moved):
@@ -105,10 +105,10 @@ def test_wider_elements_take_longer_to_multiply():
     """A matmul in float32 hides a permute that one in bfloat16 does not."""
     wide = np.dtype(np.float32)
     x, w = array(8192, 8192), array(8192, 2560)
-    in_bf16 = auto.to_gather_on_gpus(ROWS, x, [w], 8, "h100")
+    in_bf16 = auto_gpus.to_gather(ROWS, x, [w], 8, "h100")
     x.dtype = w.dtype = wide
     rows = Gather("m", "mk", (Product("kf", "mf", wide),))
-    assert (in_bf16, auto.to_gather_on_gpus(rows, x, [w], 8, "h100")) == ("lax", "ring")
+    assert (in_bf16, auto_gpus.to_gather(rows, x, [w], 8, "h100")) == ("lax", "ring")
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -237,7 +237,10 @@ def test_wide_sums_are_rounded_once(name, turns, monkeypatch):
 
 REFUSED = {
     "one factor": (lambda x, w: ("mk->m", x, w, "x", "m"), "not of two factors"),
-    "no such label": (lambda x, w: ("mk,kf->mf", x, w, "x", "f"), "'f' is no label of the factor"),
+    "no such label": (
+        lambda x, w: ("mk,kf->mf", x, w, "x", "f"),
+        "'f' is not a label of the factor",
+    ),
     "a diagonal": (lambda x, w: ("mm,mf->mf", x, w, "x", "m"), "has a label twice"),
     "alone": (lambda x, w: ("mk,jf->mf", x, w, "x", "m"), "stands in one place only"),
     "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' is not of the 2 dim"),

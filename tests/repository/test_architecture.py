@@ -45,7 +45,8 @@ ROOMS = (
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
     *("io", "schedules", "algorithms", "costs", "draw", "formats"),
-    *("collectives.table", "matmuls.labels", "matmuls.auto"),
+    *("collectives.table", "matmuls.labels", "matmuls.work"),
+    *("matmuls.auto", "matmuls.auto_gpus", "matmuls.auto_hosts"),
     *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
@@ -109,7 +110,7 @@ def of_jax(tree):
 
 
 def module_of(inner):
-    """The module that a name inside the package is of; what is no module is its package's."""
+    """The module that a name inside the package is of; what is not a module is its package's."""
     for length in range(len(inner), 0, -1):
         name = ".".join(inner[:length])
         for module in (name, f"{name}.__init__"):

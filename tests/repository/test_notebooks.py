@@ -22,6 +22,8 @@ SOURCES = sorted((HERE / "examples").glob("lessons/[0-9]*.py"))
 SOURCES += sorted(p for p in (HERE / "examples").glob("tutorials/*.py") if p.stem != "__init__")
 #: What the wheel brings; the rest of the repository is not there on Colab.
 THERE = {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}
+#: What of JAX imports a package that it does not bring.
+NEEDS_MORE = ("visualize_array_sharding(", "visualize_sharding(")
 #: And what a notebook may use that asks for an extra.
 BY_EXTRA = {"[examples]": {"flax", "optax"}}
 
@@ -35,6 +37,7 @@ def test_a_notebook_needs_nothing_but_the_wheel(source):
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     extra = BY_EXTRA.get(notebooks.EXTRAS.get(source.stem, ""), set())
     assert {name.split(".")[0] for name in names} <= THERE | extra
+    assert not any(name in code for name in NEEDS_MORE)
     assert "start(8)" in code or source.stem == "mesh_chooser"  # which runs nothing
 
 
@@ -92,7 +95,30 @@ def test_a_page_has_a_badge_where_the_repository_has_an_address():
         in page
     )
     assert '??? success "Solution"' in page
-    assert "colab" not in notebooks.as_markdown(notebook, "lessons/a.md", "")
+    without = notebooks.as_markdown(notebook, "lessons/a.md", "")
+    assert "colab" not in without
+    assert "Its first cell says how to install ringcoll" in without
+
+
+@pytest.mark.parametrize("path", ["", "ringcoll.whl"])
+def test_without_an_address_the_first_cell_asks_for_a_wheel(path, monkeypatch):
+    cell = notebooks.for_readers(notebooks.read(SOURCES[0]), "06_reading_the_schedule", "").cells[0]
+    assert 'RINGCOLL = ""' in cell.source
+    asked = []
+    pip = "    %pip install --quiet "
+    code = cell.source.replace('RINGCOLL = ""', f"RINGCOLL = {path!r}").replace(
+        pip, "    asked += f"
+    )
+    run = {"asked": asked}
+    exec(code, run)  # it is installed
+    assert asked == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    if path:
+        exec(code, run)
+        assert "".join(asked) == "ringcoll.whl[tpu]"
+    else:
+        with pytest.raises(ModuleNotFoundError, match="write the path of its wheel into RINGCOLL"):
+            exec(code, run)
 
 
 def test_links_are_those_of_the_site():

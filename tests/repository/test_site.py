@@ -92,6 +92,24 @@ def test_a_lesson_folds_its_solutions_and_can_be_downloaded(opened, site):
     assert (site / "lessons" / notebook).is_file()
 
 
+def test_a_search_finds_what_explains_before_what_was_measured(opened):
+    page = opened("index")
+    page.set_viewport_size(dict(zip(("width", "height"), DESK, strict=True)))
+    page.locator("input.md-search__input").click()
+    page.locator("input.md-search__input").press_sequentially("recursive doubling")
+    first = page.locator("a.md-search-result__link").first
+    first.wait_for()
+    assert "lessons/04_all_reduce" in first.get_attribute("href")
+
+
+def test_an_example_is_a_page_with_its_source(opened):
+    page = opened("examples/overlap_budget")
+    words = page.locator("article").inner_text()
+    assert "examples/overlap_budget.py" in words
+    assert "def overlapped(x: Array, up: Array, down: Array) -> Array:" in words
+    assert opened("learn").locator("a[href='examples/decode.html']").count()
+
+
 def test_the_reference_shows_shapes_errors_and_examples(opened):
     page = opened("reference/matmuls")
     section = page.locator(".doc-object").filter(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import assert_same, make_mesh, per_rank
 
-from ringcoll.runtime.contributions import stacked
+from ringcoll.runtime.contributions import Key, message
 from ringcoll.runtime.hop import Ppermute, Ranks, as_bits
 from ringcoll.schedules.schedule import Move
 
@@ -172,7 +172,11 @@ def test_bits_there_and_back(dtype):
 
 
 def test_a_message_has_the_widest_dtype_of_its_shards():
-    shards = [jnp.full(2, 1.5, jnp.bfloat16), jnp.full(2, 1 / 3, jnp.float32)]
-    for some in (shards, shards[::-1]):
-        assert stacked(some).dtype == jnp.float32
-        np.testing.assert_array_equal(stacked(some), np.stack([np.float32(x) for x in some]))
+    narrow, wide = jnp.full(2, 1.5, jnp.bfloat16), jnp.full(2, 1 / 3, jnp.float32)
+    keys = Key(0, 0), Key(0, 1), Key(0, 2)
+    held = dict(zip(keys, (narrow, wide, narrow), strict=True))
+    for some in (keys[:2], keys[1:]):
+        of_some = np.stack([np.float32(held[key]) for key in some])
+        assert_same(np.asarray(message(held, some)), of_some)
+    of_rounds = message(held, [keys[:1], keys[1:2]])  # one message narrow, and one wide
+    assert_same(np.asarray(of_rounds), np.stack([np.float32(held[key])[None] for key in keys[:2]]))

@@ -2,7 +2,9 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
+from support import exists
 from test_algorithms import SHAPES
 
 from ringcoll import algorithms
@@ -33,8 +35,9 @@ def came_home(made):
         for r, lane, offset in come:
             sums[r, lane, offset] = {r}
         for key, others in received:
-            assert sums[key].isdisjoint(others), "a rank's contribution is added twice"
-            sums[key] |= others
+            here = sums.setdefault(key, set())  # the way back may pass ranks that see nothing
+            assert here.isdisjoint(others), "a rank's contribution is added twice"
+            here |= others
         come = arriving
     assert all(offset == 0 for _, _, offset in sums), "a sum is not at home"
     return sums
@@ -72,6 +75,26 @@ def test_a_cut_tour_goes_back_as_it_came():
     assert len(made.out.rounds) == len(made.back.rounds) == 2
     sums = came_home(made)
     assert all(who == {r, (r + 1) % 8, (r + 2) % 8} for (r, _, _), who in sums.items())
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_by_a_cut_tour_every_rank_that_needs_a_shard_adds_to_it(name):
+    """Also where the way there forwards shards that the way back would leave out."""
+    for shape in SHAPES:
+        if not exists("all_gather", name, shape) or (n := int(np.prod(shape))) > 8:
+            continue
+        schedule = algorithms.build("all_gather", name, shape)
+        others = range(1, n)
+        for needed in (*([o] for o in others), *([*range(1, o)] for o in others), others[::2]):
+            for (rank, _, _), who in came_home(tour(schedule, frozenset(needed))).items():
+                assert {ahead(schedule, rank, o) for o in needed} <= who, (shape, needed)
+
+
+def ahead(schedule, rank, offset):
+    """The rank to which this offset is from a rank."""
+    ranks = np.arange(schedule.size).reshape(schedule.shape)
+    back = [-digit for digit in np.unravel_index(offset, schedule.shape)]
+    return int(np.roll(ranks, back, range(ranks.ndim)).reshape(-1)[rank])
 
 
 def test_a_cut_gather_sends_what_is_needed_or_forwarded():

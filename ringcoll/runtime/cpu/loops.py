@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import and_, or_
 
-import jax
 import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -30,30 +29,21 @@ _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 
-#: Operations of which one part may need only some of the operands.
+#: Operations with several parts, each of which may need only some of the operands.
 _IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
 
 #: What an operation does: neither, it sends, or it runs a loop that sends.
 NOTHING, SENDS, LOOPS = range(3)
 
 
-def watch(ctx: mlir.LoweringRuleContext) -> None:
-    """Call `keep_apart` on the program of a context as soon as it has been lowered.
-
-    Programs for several platforms are left alone, and so are meshes with axes that the compiler
-    shards: there it is not known which device has the first element of an array.
-    """
-    module = ctx.module_context.module
-    mesh = jax.sharding.get_abstract_mesh()
-    if set(mesh.manual_axes) == set(mesh.axis_names) and len(ctx.module_context.platforms) == 1:
-        lowering.then(module, lowering.LAST, lambda: keep_apart)
-
-
 def keep_apart(module: ir.Module) -> None:
     """Make loops that send wait for the sends before them, and later sends wait for the loops.
 
+    Parts of a program with axes that the compiler shards are left alone: there it is not known
+    which device has the first element of an array.
+
     Args:
-        module: a whole program.
+        module: a whole program, for CPU alone.
     """
     names: set[str] = set()
 

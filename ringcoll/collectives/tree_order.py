@@ -1,0 +1,34 @@
+"""What `order="tree"` needs of a call, in words: collectives, matmuls and layers all ask here."""
+
+from typing import Any
+
+
+def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | None:
+    """The leaves of the tree by which floats are added; None if they are added in any order.
+
+    Args:
+        order, leaves: as the caller gave them.
+        ranks: that the leaves are divided among.
+        wires: what messages hold, None for floats.
+
+    Raises:
+        ValueError: there is no such order; it is beside a wire; or the leaves are no power of two
+            that divides by the ranks.
+    """
+    if order is None:
+        return None
+    if order != "tree":
+        raise ValueError(f"order={order!r}; choose from None, 'tree'")
+    if any(wire is not None for wire in wires):
+        raise ValueError(
+            "order='tree' with a wire: ranks round codes, so bits would depend on how many ranks "
+            "there are; leave order out, or the wire"
+        )
+    if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
+        raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8")
+    if leaves % ranks:
+        raise ValueError(
+            f"leaves={leaves} do not divide by {ranks} ranks; pass as many leaves as the most "
+            "ranks that are to give the same bits"
+        )
+    return leaves
