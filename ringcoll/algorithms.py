@@ -163,8 +163,9 @@ def torus(*shape: int) -> Schedule:
     >>> [(m.axis, m.shift) for m in algorithms.torus(4, 4).rounds[0]]  # a move in each lane
     [(0, 1), (0, -1), (1, 1), (1, -1)]
     """
-    axes = range(len(shape))
-    orders = [[*axes[first:], *axes[:first]] for first in axes]
+    used = [axis for axis, n in enumerate(shape) if n > 1] or [0]  # an axis of one has no link
+    ones = [axis for axis in range(len(shape)) if axis not in used]
+    orders = [[*used[first:], *used[:first], *ones] for first in range(len(used))]
     lanes = [(order, direction) for order in orders for direction in (1, -1)]
     return in_lanes(*(product([ring(n, direction=d) for n in shape], o) for o, d in lanes))
 

@@ -4,7 +4,7 @@
 or as reading its operands, whichever is longer. A collective that is hidden cuts the matmul into
 pieces, and each piece reads the stationary factor again: with few rows that takes longer than the
 wire. The `Model` has the rates, and the size of the memory beside the core. Of the compiled
-programs of single matmuls in `benchmarks/pages/grid.json`, half take within 4 % of these seconds,
+programs of single matmuls in `benchmarks/pages/grid.json`, half take within 3 % of these seconds,
 nine of ten within 11 %, and all within 24 % (`tests/costs/test_matmul_cost.py`).
 """
 

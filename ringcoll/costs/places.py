@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import index
 
@@ -22,10 +22,19 @@ class Place:
     between: str = ""
     #: Hosts of a built-in collective, which may have different numbers of ranks; 0: as `hosts`.
     uneven: int = 0
+    #: The sides of a slice that a number of ranks fills, all of whose links the built-in uses.
+    sides: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
         return prod(self.shape)
+
+    def by_sides(self) -> "Place":
+        """The same ranks along the sides of the slice that they fill."""
+        if not self.sides:
+            return self
+        is_ring = closed(self.device.model.axes, self.sides)
+        return replace(self, shape=self.sides, network=self.sides, closed=is_ring, sides=())
 
 
 def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -> Place:
@@ -83,7 +92,10 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, wo
         is_ring = (closed(axes, sizes)[sizes.index(shape[0])],)
     if line or ring:
         is_ring = (bool(ring and not line),) * len(network)
-    return Place(device, shape, network=network, closed=is_ring)
+    fills = len(shape) == 1 and prod(sizes) == shape[0] and not (line or ring)
+    return Place(
+        device, shape, network=network, closed=is_ring, sides=sizes if sizes and fills else ()
+    )
 
 
 def _sizes(words: str) -> tuple[int, ...]:

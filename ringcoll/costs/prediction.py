@@ -89,9 +89,9 @@ def predict(
         dtype: of the elements; sums are taken to be kept in it.
         topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on as few hosts
             as have them (for an algorithm of ours, hosts of as many ranks each). Otherwise words
-            that say it: the chips of a slice ("4x4"; if the ranks are fewer, they are one of its
-            axes), "line" or "ring", "switch", the hosts ("4 hosts"), a network between hosts
-            ("ethernet100").
+            that say it: the chips of a slice ("4x4"; the built-in uses all its axes; fewer ranks
+            are one of them), "line" or "ring", "switch", the hosts ("4 hosts"), a network between
+            hosts ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
         offsets: as for `pricing.price`; for an algorithm, without a wire.
@@ -214,7 +214,7 @@ def _by_schedule(
 
 def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
-        return _on_tpus(name, nbytes, place)
+        return _on_tpus(name, nbytes, place.by_sides())
     if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
         network = MACHINES[place.between] if place.between else place.device
         return _in_a_ring(name, nbytes, place.ranks, network.model)

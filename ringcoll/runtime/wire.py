@@ -31,7 +31,7 @@ def _grid(shape: Sequence[int], wire: Wire) -> tuple[int, int, int]:
     to multiply all of them by the scale, nor to write the codes in the layout of the message.
     """
     *rows, columns = shape or (1,)
-    if columns % _LANES or prod(rows) % wire.block or not prod(rows):
+    if not prod(shape) or columns % _LANES or prod(rows) % wire.block:
         rows, columns = [prod(shape)], 1
     return *wire.blocks(prod(rows)), columns
 
@@ -43,8 +43,10 @@ def encode(wire: Wire, x: Array) -> Array:
     if missing := blocks * size - len(flat):
         flat = jnp.pad(flat, ((0, missing), (0, 0)))
     values = flat.reshape(blocks, size, columns)
-    # Both ends, because XLA:CPU writes all magnitudes to memory before it takes their maximum.
-    most, least = (f(values, 1, keepdims=True, initial=0) for f in (jnp.max, jnp.min))
+    # Both ends, because XLA:CPU writes all magnitudes to memory before it takes their maximum. An
+    # initial value that nothing needs would make it read bfloat16 wrongly (jax 0.12.0.1).
+    initial = None if size else 0
+    most, least = (f(values, 1, keepdims=True, initial=initial) for f in (jnp.max, jnp.min))
     largest = jnp.maximum(most, -least).astype(jnp.float32)
     values = values.astype(jnp.float32)
     is_finite = largest <= jnp.finfo(jnp.float32).max  # and no NaN

@@ -106,6 +106,19 @@ def test_every_algorithm_is_within_its_bound_forward_and_back(n, codes, dtype):
                 assert all((y[r] == y[0]).all() for r in range(n)), (name, algorithm)
 
 
+@pytest.mark.parametrize("n", mostly_exhaustive(SIZES, lambda n: n == 3))
+def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(n):
+    """Of few numbers, which a compiler may add a second time where they are decoded."""
+    x = np.random.default_rng(n).normal(size=(n, 16, 2)).astype(np.float32)
+    for algorithm in ("direct", "ring"):
+        done = per_rank(
+            make_mesh(n),
+            lambda x, a=algorithm: [ringcoll.psum(y, "x", algorithm=a, wire="int8") for y in x],
+            x,
+        )
+        assert all((y == y[0]).all() for y in done), algorithm
+
+
 def transposed(name, numpy, shape, ct):
     """What numpy makes of the cotangents of all ranks, by the matrix of the collective."""
     n = len(ct)

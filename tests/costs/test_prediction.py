@@ -2,7 +2,7 @@
 
 import json
 import re
-from math import inf, nan
+from math import inf, nan, prod
 
 import numpy as np
 import pytest
@@ -42,6 +42,18 @@ def test_a_line_of_chips_is_slower_than_a_ring():
     assert predict(*big, topology="ring") == pytest.approx(predict(*big, topology="line") / 2, 0.01)
     closed = predict("all_gather", 2**30, 16, "v5e", topology="16x16")
     assert closed == pytest.approx(15 / 16 * 2**30 / 2 * cost.DEVICES["v5e"].beta, rel=0.01)
+
+
+@pytest.mark.parametrize("sides", [(4, 4, 4), (2, 2, 1), (2, 4, 1)])
+@pytest.mark.parametrize("collective", ["psum", "psum_scatter", "all_to_all", "ppermute"])
+def test_the_built_in_uses_all_axes_of_a_slice_that_ranks_fill(collective, sides):
+    topology, of = "x".join(map(str, sides)), (collective, 2**26)
+    assert predict(*of, prod(sides), "v5p", topology=topology) == predict(*of, sides, "v5p")
+
+
+def test_a_schedule_of_a_number_of_ranks_goes_round_the_slice_that_they_fill():
+    of = ("psum", 2**26, 64, "v5p", "ring")
+    assert predict(*of, topology="4x4x4") == predict(*of)
 
 
 def test_other_names_are_the_same():

@@ -13,7 +13,7 @@ from ringcoll.runtime.wire import decode, encode
 BLOCK = 32
 TINY = 2.0**-126
 #: Shapes whose blocks are flat, flat and padded, down columns, and one short block.
-SHAPES = [(4, 96), (7, 13), (2 * BLOCK, 128), (3,), ()]
+SHAPES = [(4, 96), (7, 13), (2 * BLOCK, 128), (3,), (), (BLOCK, 1024)]
 
 
 def blocks_of(x, block):
@@ -81,6 +81,15 @@ def test_values_come_back_within_the_bound_of_their_block(codes, dtype):
                 assert (err <= bound).all(), (name, x.shape, (err / bound).max())
                 if "zeros" in name:
                     assert not np.asarray(y).any()
+
+
+def test_a_message_of_nothing_is_a_scale():
+    """Of a lane that has no rows or columns, for any block."""
+    for shape in ((0,), (4, 0), (0, 128), (4, 0, 128)):
+        for block in (1, 2, 128):
+            message = encode(Wire("int8", block), jnp.zeros(shape))
+            assert message.size == Wire("int8", block).nbytes(0)
+            assert decode(Wire("int8", block), message, shape, jnp.float32).shape == shape
 
 
 @pytest.mark.parametrize("codes", CODES)

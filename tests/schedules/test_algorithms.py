@@ -108,6 +108,15 @@ def test_of_several_axes_on_one_axis_is_the_bidirectional_ring(name, n):
     assert build("psum", name, (n,)) == build("psum", "bidirectional_ring", (n,))
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (2, 1, 2), (3, 3, 1)], ids=str)
+def test_a_torus_has_no_lanes_for_axes_of_one_rank(shape):
+    schedule, used = build("all_gather", "torus", shape), [n for n in shape if n > 1]
+    without = build("all_gather", "torus", tuple(used))
+    assert schedule.lanes == without.lanes == 2 * len(used)
+    for moves, fewer in zip(schedule.rounds, without.rounds, strict=True):
+        assert [(shape[m.axis], m.shift) for m in moves] == [(used[m.axis], m.shift) for m in fewer]
+
+
 @pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4), (4, 2), (2, 3, 1), (3, 3, 3)], ids=str)
 def test_a_hamiltonian_forwards_the_last_shard_and_its_lanes_share_no_link(shape):
     schedule = build("all_gather", "hamiltonian", shape)
