@@ -1,7 +1,8 @@
 """Collectives compiled for TPUs, without having them: ours and the built-in, in a program alone.
 
 The built-in counts as the least time that any algorithm could take over its links, without latency;
-ours as its messages go over the links. Ranks are in the order of `overlap.mesh`.
+ours as its messages go over the links. Ranks are in the order of `overlap.mesh`. The messages of
+`ring:int8` hold codes.
 """
 
 import argparse
@@ -15,7 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
+from benchmarks.collectives.cases import on_wire
 from benchmarks.compiled import compiling
+from benchmarks.measuring import options
 from ringcoll import overlap
 from ringcoll.commands.arguments import shape, size
 
@@ -34,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bytes", default="1M,64M", metavar="LIST", help="of one rank's operand (1M,64M)")
     known = "lax,bidirectional_ring,two_ended,torus"
     add("--algorithm", default=known, metavar="LIST", help=f"({known})")
+    dtypes = options.listed("float32", "bfloat16")
+    add("--dtype", type=dtypes, default=["float32"], metavar="LIST", help="(float32)")
     compiling.add_arguments(parser)
 
 
@@ -46,29 +51,33 @@ def run(args: argparse.Namespace) -> int:
             "collective": args.collective,
             "bytes": nbytes,
             "algorithm": algorithm,
+            "dtype": dtype,
         }
         for topology in args.topology.split(",")
         for axes in args.axes.split(",")
         for nbytes in args.bytes.split(",")
         for algorithm in args.algorithm.split(",")
+        for dtype in args.dtype
     ]
     return compiling.compile_all(args, todo, program_of)
 
 
 def program_of(
-    topology: str, axes: str, collective: str, bytes: str, algorithm: str
+    topology: str, axes: str, collective: str, bytes: str, algorithm: str, dtype: str = "float32"
 ) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operand, float32."""
+    """A program, as the flags of the command name it, and its operand."""
     sizes = shape(axes)
     names = tuple("xyz"[: len(sizes)])
     mesh = overlap.mesh(topology, **dict(zip(names, sizes, strict=True)))
     whole = P() if collective == "psum" else P(names)
 
-    def function(x: jax.Array) -> jax.Array:
-        return COLLECTIVES[collective](x, names, algorithm=algorithm)
+    algorithm, wire = on_wire(algorithm)
 
-    rows = size(bytes) // 4 // 1024 * prod(sizes)
+    def function(x: jax.Array) -> jax.Array:
+        return COLLECTIVES[collective](x, names, algorithm=algorithm, wire=wire)
+
+    rows = size(bytes) // jnp.dtype(dtype).itemsize // 1024 * prod(sizes)
     sharding = NamedSharding(mesh, P(names))
-    operand = jax.ShapeDtypeStruct((rows, 1024), jnp.float32, sharding=sharding)
+    operand = jax.ShapeDtypeStruct((rows, 1024), dtype, sharding=sharding)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=P(names), out_specs=whole, check_vma=False)
     return mapped, (operand,)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
@@ -15,6 +15,7 @@ from benchmarks.collectives.cases import on_wire
 from benchmarks.compiled import ring_formulations
 from benchmarks.compiled.rivals import ARRANGED, RIVALS
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
+from ringcoll import overlap
 from ringcoll.overlap import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
@@ -32,6 +33,8 @@ TUNING = {
 DIRECTIONS = ("forward", "both")  # the second: with both gradients
 #: Ours with messages of codes.
 ENCODED = ("auto:int8", "bidirectional_ring:int8")
+#: Ours with `order="tree"`.
+IN_ORDER = ("auto:tree",)
 OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 
 
@@ -154,10 +157,12 @@ def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any
 
 
 def options_of(algorithm: str) -> dict[str, str]:
-    """The arguments of our functions for one of `OURS`, or `ENCODED`."""
+    """The arguments of our functions for one of `OURS`, `ENCODED` or `IN_ORDER`."""
+    order = "tree" if algorithm in IN_ORDER else None
     algorithm, wire = on_wire(algorithm)
     algorithm, _, residuals = algorithm.partition("/")
-    given = {"algorithm": algorithm, "residuals": residuals, "wire": wire}
+    given = {"algorithm": algorithm, "residuals": residuals, "order": order}
+    given |= {} if order else {"wire": wire}
     return {name: value for name, value in given.items() if value}
 
 
@@ -166,6 +171,15 @@ def tuning(topology: str, algorithm: str) -> dict[str, str]:
     if not algorithm.endswith(TUNED):
         return {}
     return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
+
+
+def mesh_of(topology: str, algorithm: str) -> Mesh:
+    """All devices, in the order of a ring; or, for a tree of sums, as a cube of sides of two."""
+    mesh = overlap.mesh(topology)
+    if algorithm not in IN_ORDER:
+        return mesh
+    sides = {f"side {i}": 2 for i in range(mesh.size.bit_length() - 1)}
+    return Mesh(overlap.mesh(topology, **sides).devices.reshape(-1), mesh.axis_names)
 
 
 def by_shardings(function: Callable, operands: tuple) -> Callable:

@@ -117,7 +117,8 @@ def moe(
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as many rows as its experts may get: n t min(top_k, E/n), or
     n max_send. The rings hold 1/n of these rows, and compute them again for gradients. For that
-    they keep the blocks and sums of all rounds; with max_send they keep the rows too.
+    they keep the blocks of all rounds; with max_send they keep the rows of all rounds, and what was
+    made of them: as many as "gather".
     "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
 
     Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing

@@ -182,7 +182,7 @@ def chosen(count: int, x: Array, tokens: Array, used: Array) -> Array:
 
     Those not used get no gradient.
     """
-    return jnp.take(x, tokens, axis=0, mode="clip")
+    return jnp.take(x, tokens, axis=0)
 
 
 def _chosen_backward(count: int, residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:

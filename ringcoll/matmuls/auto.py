@@ -6,7 +6,7 @@ nobody knows; `auto_gpus` chooses for GPUs, and `auto_hosts` between hosts on CP
 without a matmul, "auto" reads the measurements in `ringcoll.collectives.table`.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -41,7 +41,8 @@ from ringcoll.matmuls.work import (
     sure,
     works_of,
 )
-from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.registry import build
+from ringcoll.schedules.schedule import Schedule, staggered
 
 #: The algorithm that hides a collective: half of each shard travels in each direction.
 HIDDEN = "bidirectional_ring"
@@ -49,8 +50,14 @@ HIDDEN = "bidirectional_ring"
 HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
 #: The columns of a tile of an array in a TPU's memory.
 TILE = 128
-#: What hides a scatter that adds by the tree of `order="tree"`.
+#: What adds by the tree of `order="tree"`. Its rounds are hidden by products if it runs in lanes:
+#: while the sums of one lane are on the wire, blocks of the next are multiplied.
 IN_ORDER = "recursive_doubling"
+#: How many lanes; the last one's last rounds are exposed. And how many if the factor that all
+#: blocks read does not stay in the memory beside the core (compiled: more are slower then).
+LANES, FEWER_LANES = 16, 8
+#: The least rows of a product of a lane.
+ROWS = 512
 
 
 def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
@@ -229,6 +236,27 @@ def to_scatter(
     if scatter.wire or not are_known(*(x for pair in pairs for x in pair)):
         return LAX
     return fastest(scatter_seconds(scatter, pairs, sizes, model))
+
+
+def to_scatter_in_order(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model
+) -> Callable[..., Schedule]:
+    """What scatters a sum of products by the tree of `order="tree"` on TPUs, and hides it."""
+    work, _ = summed(scatter, pairs, ranks)
+    (a, b), (x, y) = scatter.terms[0], pairs[0]
+    rows = dict(zip(a + b, (*x.shape, *y.shape), strict=True))[scatter.label]
+    lanes = LANES if model.holds(work.again) else FEWER_LANES
+    return _in_lanes(max(min(lanes, rows // ROWS), 1))
+
+
+@lru_cache
+def _in_lanes(lanes: int) -> Callable[..., Schedule]:
+    def recursive_doubling(*shape: int) -> Schedule:
+        made = build("all_gather", IN_ORDER, shape)
+        assert isinstance(made, Schedule)  # a gather has no stages
+        return staggered(made, lanes)
+
+    return recursive_doubling
 
 
 def scatter_seconds(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax import lax
 
-from ringcoll.collectives.table import LAX
+from ringcoll.collectives.table import LAX, Algorithm
 from ringcoll.runtime.hosts import are_cpu_processes, by_hosts
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ PLAIN_ON = ("cpu",)
 class Form(NamedTuple):
     """An algorithm, and which products (by number) are computed late, from the whole operand."""
 
-    algorithm: str
+    algorithm: Algorithm
     late: tuple[int, ...] = ()
 
 

@@ -307,7 +307,10 @@ def multiply_and_scatter(
         gpus = Form(auto_gpus.to_scatter(scatter, pairs, prod(sizes), device_kind()))
         between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
         if options.leaves is not None:  # what the ring would hide
-            form, gpus = (f if f.algorithm == LAX else Form(auto.IN_ORDER) for f in (form, gpus))
+            if form.algorithm != LAX:
+                form = Form(auto.to_scatter_in_order(scatter, pairs, prod(sizes), model))
+            if gpus.algorithm != LAX:
+                gpus = Form(auto.IN_ORDER)
             between = Form(LAX)
 
         def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:

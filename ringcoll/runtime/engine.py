@@ -259,10 +259,17 @@ class _Sums:
         name = f"round {len(self.steps) - number}"
         received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
         keys = [*chain(*step.sent)]
-        self.want(keys)
+        # What the next round sends first is computed under the messages of this one.
+        ahead = [*chain(*self.steps[number - 1].arrived)] if number else []
+        ahead = [key for key in ahead if key not in self.partial and key not in keys]
+        self.want([*keys, *ahead])
         mine = self._apart({k: self.partial[k] for k in keys})
+        early = {key: self.partial[key] for key in ahead}
+        if early:
+            received, mine, early = self.order.tied((received, mine, early))
         for key, value in zip(keys, chain(*received), strict=True):
             mine[key] = self.combine(value, mine[key])
+        mine |= early
         if number:  # after round 0, the last one backward, nothing is produced
             mine, self.operands = self.order.tied((mine, self.operands))
         self.partial.update(mine)

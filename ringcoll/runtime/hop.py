@@ -213,6 +213,9 @@ class Ranks:
 
         with scope(name):
             sent = [encode(wire, x) for x in messages] if wire else list(messages)
+            if wire and len(sent) > 1:
+                # Or a compiler runs a lane, with its coding, to its end before it begins the next.
+                sent = lax.optimization_barrier(sent)
             came = marked(send, sent, self.axes, self.groups, to=shifts)
             if wire is None:
                 return came

@@ -249,6 +249,19 @@ def in_lanes(*schedules: Kind) -> Kind:
     return type(schedules[0])(schedules[0].shape, tuple(rounds), len(schedules))
 
 
+def staggered(schedule: Kind, lanes: int) -> Kind:
+    """A schedule of one lane, in lanes of which each starts a round after the one before.
+
+    So a message of every round of the schedule is on the wire at once, each of another lane.
+
+    >>> from ringcoll.schedules.schedule import staggered
+    >>> [len(moves) for moves in staggered(algorithms.recursive_doubling(8), 4).rounds]
+    [1, 2, 3, 3, 2, 1]
+    """
+    waits = (((),) * lane for lane in range(lanes))
+    return in_lanes(*(replace(schedule, rounds=(*wait, *schedule.rounds)) for wait in waits))
+
+
 def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
     """One schedule for each axis: gather along the first, then gather all of that along the next.
 

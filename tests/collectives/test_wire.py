@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from support import SIZES, distinct, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
@@ -385,3 +386,15 @@ def test_what_only_lax_can_do_has_no_wire():
     assert (
         per_rank(make_mesh(3), program, np.ones((3, 2), np.float32), check_vma=False) == 7
     ).all()
+
+
+@pytest.mark.parametrize(("algorithm", "lanes"), [("ring", 1), ("bidirectional_ring", 2)])
+def test_lanes_are_encoded_in_step(algorithm, lanes):
+    """A barrier holds the codes of all lanes of a round; a lane alone needs none."""
+
+    def scattered(x):
+        return ringcoll.psum_scatter(x, "x", tiled=True, algorithm=algorithm, wire="int8")
+
+    mapped = jax.shard_map(scattered, mesh=make_mesh(4), in_specs=P(), out_specs=P("x"))
+    text = jax.jit(mapped).lower(jnp.ones((64, 256))).as_text()
+    assert text.count("optimization_barrier") == (3 if lanes > 1 else 0)

@@ -4,6 +4,7 @@ In float64; tolerances as in `test_layers`. Sums over features have D or F terms
 gradients as many as there are tokens.
 """
 
+import re
 from functools import cache, partial
 
 import chex
@@ -184,6 +185,26 @@ def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
         how = {"top_k": 2, "algorithm": form, "max_send": 12, "check_vma": check_vma}
         ours = with_gradients(lambda params: tuple(over(make_mesh(4), params, **how)(params)))
         close(ours(params), on_one_device(4, 8, "random", 2), terms=4 * T * D)
+
+
+@pytest.mark.parametrize(("max_send", "often"), [(14, 1), (None, 5)])
+def test_a_ring_that_keeps_its_rows_multiplies_them_once_for_the_weights(
+    max_send, often, monkeypatch
+):
+    """Without a bound it does in each visit: of three blocks, and of two halves of its own."""
+    monkeypatch.setattr("test_expert_parallel.T", 8)  # so no product has as many rows as features
+
+    def product(rows, weights, sizes):
+        return rows @ weights[0]
+
+    def loss(params):
+        how = {"top_k": 2, "algorithm": "ring", "max_send": max_send, "kernel": product}
+        return over(make_mesh(4), params, **how)(params).output.sum()
+
+    params = jax.tree.map(jnp.float32, arguments(4, 8, "random"))
+    text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
+    shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
+    assert sum(shape in (f"{D},{F}", f"{F},{D}") for shape in shapes) == 3 * often
 
 
 @pytest.mark.parametrize("form", mostly_exhaustive(FORMS, lambda form: "ring" not in form))
