@@ -176,7 +176,8 @@ class Call:
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
         tree = {} if self.tree[0] is None else {"order": self.tree[0], "leaves": self.tree[1]}
         args = {"axis_name": self.axis_name, **self.said, **groups, **tree}
-        call = ", ".join([self.operands, *(f"{name}={value!r}" for name, value in args.items())])
+        said = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]
+        call = ", ".join(filter(None, said))  # some functions have no operand
         cure = cure or cure_of(words)
         words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:

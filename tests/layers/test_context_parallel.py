@@ -455,6 +455,14 @@ def test_what_is_traced_is_refused(option):
         jax.jit(mapped)(np.float32(1))
 
 
+def test_a_refusal_of_position_ids_repeats_the_call():
+    run = jax.shard_map(
+        lambda: cp.position_ids("x", 3, "zigzag"), mesh=make_mesh(1), in_specs=(), out_specs=P()
+    )
+    with pytest.raises(ValueError, match=r"position_ids\(axis_name='x', length=3, layout='zigzag'"):
+        run()
+
+
 @pytest.mark.parametrize("function", [cp.arrange, cp.restore])
 def test_what_layouts_refuse(function):
     for arguments, words in (
