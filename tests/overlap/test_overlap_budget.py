@@ -170,7 +170,7 @@ def overlap_command(monkeypatch, capsys):
         ("--min-collectives 3", 1, "jit_f has 2 collectives that send anything"),
         ("--max-exposed much", 2, "'much': --max-exposed=nan is not between 0 and 1"),
         ("--max-exposed-us -3", 2, "--max-exposed-us=-3.0 is not 0 or more"),
-        ("--min-collectives -1", 2, "'-1' is no number; write 1"),
+        ("--min-collectives -1", 2, "'-1' is not a number; write 1"),
         ("--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed, too"),
     ],
 )
