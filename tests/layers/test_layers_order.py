@@ -216,7 +216,10 @@ def test_gradients_of_what_a_formula_closes_over():
             lambda x: fsdp.gather({"w": x}, {"w": P("x")}, "x", fused=True, order="tree"),
             "order='tree' with fused=True.*; leave these out",
         ),
-        (lambda x: layers.by_leaves(jnp.add, x, x, "x", leaves=6), "leaves=6 is not a power of two"),
+        (
+            lambda x: layers.by_leaves(jnp.add, x, x, "x", leaves=6),
+            "leaves=6 is not a power of two",
+        ),
         (
             lambda x: fsdp.linear(jnp.ones((4, 2)), x, "x", replicas="x", order="tree"),
             "order='tree' with replicas='x', or a kernel that has arrived; shard the batch",
