@@ -79,7 +79,8 @@ def gather(
     if wire:
         visit = _decoding(wire, own, visit)
         # Without a barrier XLA:CPU computes x again to decode it here, and may round it otherwise.
-        own = lax.optimization_barrier([encode(wire, x) for x in own])
+        # Codes may be computed again: from the same x they are the same.
+        own = [encode(wire, lax.optimization_barrier(x)) for x in own]
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
     before: list[Array] = []  # the messages of the round before: kept until the visit
