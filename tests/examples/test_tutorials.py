@@ -13,7 +13,11 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init
 NEEDS = {"nnx_strategies": ("flax", "optax")}
 #: What stands in its output.
 WORDS = {
-    "arrays": ("CPU 0,1,2,3", "all_to_all: lax = ringcoll, exactly", "[30, 31, 32, 33]"),
+    "arrays": (
+        "0               0 1 2 3\n",
+        "all_to_all: lax = ringcoll, exactly",
+        "[30, 31, 32, 33]",
+    ),
     "classifier": ("lax.pmean", "28 collective-permute"),
     "collectives": (
         "softmax over a sharded dimension: expected = lax = ringcoll, except",
