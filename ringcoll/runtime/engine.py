@@ -260,9 +260,10 @@ class _Sums:
         name = f"round {len(self.steps) - number}"
         received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
         keys = [*chain(*step.sent)]
-        # What the next round sends first is computed under the messages of this one.
+        # What a lane sends first, in the next round, is computed under the messages of this one.
         ahead = [*chain(*self.steps[number - 1].arrived)] if number else []
-        ahead = [key for key in ahead if key not in self.partial and key not in keys]
+        begun = {key.lane for key in (*self.partial, *keys)}
+        ahead = [key for key in ahead if key.lane not in begun]
         self.want([*keys, *ahead])
         mine = self._apart({k: self.partial[k] for k in keys})
         early = {key: self.partial[key] for key in ahead}
