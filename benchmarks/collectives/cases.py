@@ -22,10 +22,14 @@ from ringcoll.algorithms import COLLECTIVES, build, names
 from ringcoll.collectives.table import BUILT_INS, GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
 from ringcoll.costs.wire import ENCODED
 from ringcoll.schedules.registry import Algorithm
+from ringcoll.schedules.tree import balanced_algorithms
 
 AXIS = "x"
-#: The dtypes of which messages may be encoded.
-ENCODED_TYPES = ("float32", "bfloat16", "float16")
+TREE = "tree"
+#: The dtypes whose sums are rounded, and of which messages may be encoded.
+ROUNDED_TYPES = ("float32", "bfloat16", "float16")
+#: The collectives that have `order="tree"`.
+IN_ORDER = ("psum_scatter", "psum")
 #: By default, algorithms of few rounds are timed up to so many bytes.
 SMALL = 2**18
 
@@ -84,12 +88,20 @@ class Case:
         known = choices(self.name) if self.name in COLLECTIVES else ()
         return tuple(name for name in known if name in wanted)
 
-    def with_wire(self, algorithms: Sequence[str], dtype: Any, wire: str | None) -> list[str]:
-        """The algorithms, and after them their forms with a wire, if there are any."""
-        if wire is None or self.name not in ENCODED or jnp.dtype(dtype).name not in ENCODED_TYPES:
-            return list(algorithms)
-        encoded = [LAX, *(name for name in algorithms if not name.endswith(BUILT_INS))]
-        return [*algorithms, *(f"{name}:{wire}" for name in encoded)]
+    def with_options(
+        self, algorithms: Sequence[str], dtype: Any, n: int, wire: str | None, order: str | None
+    ) -> list[str]:
+        """The algorithms, and after them their forms with a wire, and in the order of a tree."""
+        forms = list(algorithms)
+        is_rounded = jnp.dtype(dtype).name in ROUNDED_TYPES
+        if wire and is_rounded and self.name in ENCODED:
+            encoded = [LAX, *(name for name in algorithms if not name.endswith(BUILT_INS))]
+            forms += (f"{name}:{wire}" for name in encoded)
+        if order and is_rounded and self.name in IN_ORDER:
+            ordered = ("auto", *balanced_algorithms(self.name, (n,)))
+            forms += (f"{name}:{order}" for name in algorithms if name in ordered)
+            forms.append(f"{LAX}:{order}")
+        return forms
 
     def timed(self, size: int) -> tuple[str, ...]:
         """The algorithms timed by default."""
@@ -98,10 +110,12 @@ class Case:
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
         """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
         if algorithm != LAX:
-            name, wire = on_wire(algorithm)
-            how: dict[str, Any] = {"wire": wire} if wire else {}
+            name, options = name_and_options(algorithm)
+            how: dict[str, Any] = dict(options)
             if self.name in COLLECTIVES:
                 how["algorithm"] = self.schedule(name)
+            if "order" in options:
+                how["leaves"] = jax_lax.axis_size(AXIS)
             return self.call(our_lax, x, **how)
         # If lax has none, what people write.
         if self.name == "ragged_all_to_all" and platform == "cpu":
@@ -112,10 +126,12 @@ class Case:
         return self.call(jax_lax, x)
 
 
-def on_wire(algorithm: str) -> tuple[str, str | None]:
-    """The rest of `ring:int8`, and what its messages hold; None for the operand's own elements."""
-    name, _, wire = algorithm.partition(":")
-    return name, wire or None
+def name_and_options(algorithm: str) -> tuple[str, dict[str, str]]:
+    """The name and the options of `ring:int8`, whose messages hold codes, and of `lax:tree`."""
+    name, _, option = algorithm.partition(":")
+    if not option:
+        return name, {}
+    return name, {"order" if option == TREE else "wire": option}
 
 
 def on_shape(algorithm: str) -> tuple[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ First all algorithms run on an odd number of elements. Then the best of them run
   predicted microseconds by alpha a message + beta a byte sent + gamma a byte added, fitted
             to this run, and how far that is from the time
 
+With --order tree, forms that add by one tree for any number of ranks run too: lax:tree.
 At small sizes most of the time starts a program on all devices; lax pays that too.
 """
 
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, how long, and where to write it."""
     options.add_sizes(parser)
     options.add_datatypes(parser)
-    options.add_wire(parser)
+    options.add_wire_and_order(parser)
     options.add_machine(parser, budget=130)
     processes.add_arguments(parser)
     add = parser.add_argument
@@ -111,7 +112,7 @@ def _check_all(
     for (case, dtype, size), _ in report.progress(shares, len(points), "checking", report.point):
         wanted = args.algorithm[case.name] if args.algorithm else case.choices(mesh.size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
-        names = case.with_wire(names, dtype, args.wire)
+        names = case.with_options(names, dtype, mesh.size, args.wire, args.order)
         rows += check(Point(case, dtype, size, mesh), [LAX, *names])
 
 
@@ -140,5 +141,5 @@ def _time_all(
         point = Point(case, dtype, size, mesh)
         wanted = args.algorithm[case.name] if args.algorithm else case.timed(size)
         names = [name for name in case.choices(mesh.size) if name in wanted]
-        names = case.with_wire(names, dtype, args.wire)
+        names = case.with_options(names, dtype, mesh.size, args.wire, args.order)
         rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))

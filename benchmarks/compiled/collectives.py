@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.collectives.cases import on_wire
+from benchmarks.collectives.cases import name_and_options
 from benchmarks.compiled import compiling
 from benchmarks.measuring import options
 from ringcoll import overlap
@@ -71,10 +71,10 @@ def program_of(
     mesh = overlap.mesh(topology, **dict(zip(names, sizes, strict=True)))
     whole = P() if collective == "psum" else P(names)
 
-    algorithm, wire = on_wire(algorithm)
+    name, options = name_and_options(algorithm)
 
     def function(x: jax.Array) -> jax.Array:
-        return COLLECTIVES[collective](x, names, algorithm=algorithm, wire=wire)
+        return COLLECTIVES[collective](x, names, algorithm=name, **options)
 
     rows = size(bytes) // jnp.dtype(dtype).itemsize // 1024 * prod(sizes)
     sharding = NamedSharding(mesh, P(names))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.collectives.cases import on_wire
+from benchmarks.collectives.cases import name_and_options
 from benchmarks.compiled.programs import (
     DIRECTIONS,
     FORMS,
@@ -181,17 +181,18 @@ def _operands(form: str, shape: str) -> list[np.ndarray]:
 
 def _allowed(form: str, algorithm: str, x: np.ndarray, w: np.ndarray, n: int) -> float:
     """How far off a result with a wire may be: the bound of its collective; 0 without one."""
-    name, wire = on_wire(algorithm)
-    if wire is None:
+    name, options = name_and_options(algorithm)
+    if "wire" not in options:
         return 0.0
+    wire = Wire(options["wire"])
     name = "direct" if name == "auto" else name  # contributions are encoded once
     eps, shape = float(np.finfo(np.float32).eps), (n,)
     if form == "matmul_reduce_scatter":
         terms = zip(np.split(x, n, 1), np.split(w, n), strict=True)
-        bound = error_bound("psum_scatter", name, shape, eps, wire=Wire(wire))
+        bound = error_bound("psum_scatter", name, shape, eps, wire=wire)
         return bound * float(sum(np.abs(a @ b).max() for a, b in terms))
     moving, still, axis = (x, w, 0) if FORMS[form].travels == 0 else (w, x, 1)
-    bound = error_bound("all_gather", name, shape, eps, wire=Wire(wire))
+    bound = error_bound("all_gather", name, shape, eps, wire=wire)
     return bound * float(np.abs(moving).max() * np.abs(still).sum(axis).max())
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.collectives.cases import on_wire
+from benchmarks.collectives import cases
 from benchmarks.compiled import ring_formulations
 from benchmarks.compiled.rivals import ARRANGED, RIVALS
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
@@ -158,12 +158,9 @@ def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any
 
 def options_of(algorithm: str) -> dict[str, str]:
     """The arguments of our functions for one of `OURS`, `ENCODED` or `IN_ORDER`."""
-    order = "tree" if algorithm in IN_ORDER else None
-    algorithm, wire = on_wire(algorithm)
+    algorithm, options = cases.name_and_options(algorithm)
     algorithm, _, residuals = algorithm.partition("/")
-    given = {"algorithm": algorithm, "residuals": residuals, "order": order}
-    given |= {} if order else {"wire": wire}
-    return {name: value for name, value in given.items() if value}
+    return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {}), **options}
 
 
 def tuning(topology: str, algorithm: str) -> dict[str, str]:

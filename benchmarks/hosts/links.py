@@ -10,7 +10,7 @@ from math import ceil
 
 import numpy as np
 
-from benchmarks.collectives.cases import CASES, Case, on_shape, on_wire
+from benchmarks.collectives.cases import CASES, Case, name_and_options, on_shape
 from benchmarks.measuring.model import paid
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES, build
@@ -72,13 +72,13 @@ class Wire:
 
     def price(self, row: Measurement) -> float | None:
         """Bytes that the busiest link carries by the row's schedule; None for a built-in."""
-        name, codes = on_wire(row.resolved)
+        name, options = name_and_options(row.resolved)
         if name.endswith((*BUILT_INS, "auto")) or row.collective not in COLLECTIVES:
             return None
         loads = sum(loads for loads, _ in self._moves(row))
         shard = row.size / row.ranks
-        if codes:
-            shard = costs.Wire(codes).nbytes(ceil(shard / np.dtype(row.type).itemsize))
+        if "wire" in options:
+            shard = costs.Wire(options["wire"]).nbytes(ceil(shard / np.dtype(row.type).itemsize))
         return float(np.max(loads)) * shard
 
     def paid(self, row: Measurement) -> Price | None:
@@ -95,7 +95,7 @@ class Wire:
 
     def _moves(self, row: Measurement) -> Iterator[tuple[np.ndarray, bool]]:
         """For each move: shards on every link, by sender and side; and whether two ranks swap."""
-        name, shape = on_shape(on_wire(row.resolved)[0])
+        name, shape = on_shape(name_and_options(row.resolved)[0])
         made = build(row.collective, name, shape or (row.ranks,))
         for phase in phases(row.collective, made):
             for move in (move for moves in phase.rounds for move in moves):

@@ -12,6 +12,7 @@ Start it in a process on every host, or let `python -m benchmarks cluster` make 
 `ring@4x2` is the ring on 4 hosts of 2 ranks. It gathers between hosts first (and sums between
 them last), so the fewest bytes cross the links. Each result is compared with NumPy's on every
 rank. With --wire int8, the forms whose messages hold codes run in turn with the others: ring:int8.
+With --order tree, so do those that add by one tree whatever the number of ranks: lax:tree.
 
 With --algorithm auto, the choice of "auto" runs in turn with lax and all other algorithms. The last
 table has its time over lax's, and over the best one's.
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to measure, on which links, and where to write it."""
     options.add_sizes(parser, least="16M", most="16M")
     options.add_datatypes(parser)
-    options.add_wire(parser)
+    options.add_wire_and_order(parser)
     options.add_machine(parser, budget=300, rounds=10)
     processes.add_arguments(parser)
     add = parser.add_argument
@@ -121,7 +122,7 @@ def _measure(
     shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
-        names = case.with_wire(algorithms[case.name], dtype, args.wire)
+        names = case.with_options(algorithms[case.name], dtype, mesh.size, args.wire, args.order)
         some = measure(point, names, share, args.iters, args.warmup_iters, True)
         by_link = [network.sent_by(point.program(row.algorithm)) for row in some]
         rows += some
@@ -201,9 +202,7 @@ def _print_auto(rows: Sequence[Measurement]) -> None:
     made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
         times = {
-            row.algorithm: (row.vs_lax.median, row)
-            for row in some
-            if row.vs_lax and not row.is_encoded
+            row.algorithm: (row.vs_lax.median, row) for row in some if row.vs_lax and not row.option
         }
         if "auto" not in times or len(times) < 3:
             continue

@@ -19,7 +19,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.collectives.cases import AXIS, Case, on_shape, on_wire
+from benchmarks.collectives.cases import AXIS, Case, name_and_options, on_shape
 from benchmarks.measuring import processes
 from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.row import Measurement, Quartiles
@@ -107,8 +107,8 @@ class Point:
 
     def allowed(self, algorithm: str) -> float:
         """How far off a result with a wire may be; 0 without one."""
-        name, wire = on_wire(algorithm)
-        if wire is None:
+        name, options = name_and_options(algorithm)
+        if "wire" not in options:
             return 0.0
         name, shape = on_shape(name)
         exchanges = self.case.name.endswith("all_to_all")
@@ -116,7 +116,9 @@ class Point:
             name = "pairwise" if exchanges else "direct"
         collective = "all_to_all" if exchanges else self.case.name
         eps = float(jnp.finfo(self.dtype).eps)
-        bound = error_bound(collective, name, shape or (self.ranks,), eps, wire=Wire(wire))
+        bound = error_bound(
+            collective, name, shape or (self.ranks,), eps, wire=Wire(options["wire"])
+        )
         largest = np.abs(self.host.astype(np.float64)).max(axis=1)
         return bound * float(largest.sum() if self.case.redop else largest.max())
 

@@ -30,9 +30,9 @@ class Fitted(NamedTuple):
 def paid(row: Measurement) -> Price | None:
     """The price of a row's algorithm in units of 1/n of its size; None for a built-in.
 
-    None with a wire, too: the time to encode is in no price.
+    None with an option, too: the time to encode, or to add apart, is in no price.
     """
-    if row.resolved.endswith(BUILT_INS) or row.ranks == 1 or row.is_encoded:
+    if row.resolved.endswith(BUILT_INS) or row.ranks == 1 or row.option:
         return None
     if row.collective in COLLECTIVES:
         name, shape = on_shape(row.resolved)

@@ -13,7 +13,7 @@ import jaxlib
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.collectives.cases import AXIS
+from benchmarks.collectives.cases import AXIS, TREE
 from ringcoll.algorithms import in_lax, listed_name
 from ringcoll.commands.arguments import SIZES, File, collective, shape, size
 from ringcoll.costs.wire import CODES
@@ -158,6 +158,16 @@ def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) 
     )
 
 
+def add_wire_and_order(parser: argparse.ArgumentParser) -> None:
+    """--wire and --order."""
+    add_wire(parser)
+    parser.add_argument(
+        "--order",
+        choices=[TREE],
+        help="also sums of floats by one tree, whatever the number of ranks: lax:tree",
+    )
+
+
 def add_wire(parser: argparse.ArgumentParser) -> None:
     """--wire."""
     parser.add_argument(
@@ -189,6 +199,10 @@ def mesh(args: argparse.Namespace) -> Mesh:
         raise SystemExit(f"-g {n}: there are {len(devices)} devices{cure}")
     if idle := set(range(jax.process_count())) - {device.process_index for device in devices[:n]}:
         raise SystemExit(f"-g {n}: leaves processes {sorted(idle)} without a device; give more")
+    if getattr(args, "order", None) and n & (n - 1):
+        raise SystemExit(
+            f"--order {TREE}: {n} ranks are no power of two; give -g {1 << n.bit_length() - 1}"
+        )
     return Mesh(np.array(devices[:n]), (AXIS,))
 
 

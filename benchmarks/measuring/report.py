@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.collectives.cases import Case
+from benchmarks.collectives.cases import TREE, Case
 from benchmarks.measuring import processes
 from benchmarks.measuring.model import Fitted
 from benchmarks.measuring.row import Measurement, Quartiles
@@ -153,7 +153,7 @@ def print_summary(
             for row in some
             if row.algorithm == row.resolved
             and not row.resolved.endswith(BUILT_INS)
-            and not row.is_encoded
+            and not row.option
         ]
         best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
     print_matrix("The fastest hand-written algorithm, its time over lax's", best)
@@ -200,7 +200,9 @@ def print_verdict(rows: Iterable[Measurement]) -> int:
         )
     checked = sum(row.wrong is not None for row in rows)
     if checked and not bad:
-        bounded = ", or with a wire within its bound" * any(row.is_encoded for row in rows)
+        bounded = ", or with a wire within its bound" * any(
+            row.option not in ("", TREE) for row in rows
+        )
         console().print(
             f"#wrong 0: all {checked} results are lax's and NumPy's, bit by bit{bounded}"
         )

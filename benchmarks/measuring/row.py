@@ -57,9 +57,9 @@ class Measurement:
     predicted: float | None = None
 
     @property
-    def is_encoded(self) -> bool:
-        """Whether messages held codes: `ring:int8`."""
-        return ":" in self.resolved
+    def option(self) -> str:
+        """What follows the name in `ring:int8` or `lax:tree`; "" if nothing does."""
+        return self.resolved.partition(":")[2]
 
     def algbw(self, seconds: float) -> float:
         """Bytes per second of a call that takes so many seconds."""

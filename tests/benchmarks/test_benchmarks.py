@@ -216,6 +216,23 @@ def test_messages_of_codes_run_beside_the_others_and_keep_to_their_bound(tmp_pat
     assert {row["wrong"] for row in rows} == {0}
 
 
+def test_sums_by_a_tree_run_beside_the_others(tmp_path, capsys):
+    chosen = ["--collective", "psum,pmax,all_gather", "--algorithm", "ring,halving_doubling,auto"]
+    flags = ["-b", "4K", "-e", "4K", "-n", "2", "-d", "bfloat16,int32", "--order", "tree"]
+    path = tmp_path / "json"
+    assert main([*flags, *chosen, "-g", "4", "-J", str(path)]) == 0
+    assert capsys.readouterr().out.endswith("bit by bit\n")
+    rows = json.loads(path.read_text())["rows"]
+    ordered = {(row["collective"], row["type"], row["algorithm"]) for row in rows}
+    names = ("lax", "auto", "halving_doubling")  # a ring adds in another order
+    assert {one for one in ordered if ":" in one[2]} == {
+        ("psum", "bfloat16", f"{name}:tree") for name in names
+    }
+    assert {row["wrong"] for row in rows} == {0}
+    with pytest.raises(SystemExit, match="--order tree: 6 ranks are no power of two; give -g 4"):
+        main([*flags, *chosen, "-g", "6"])
+
+
 @pytest.mark.parametrize("name", ["all_gather", "psum_scatter", "psum", "all_to_all"])
 def test_what_is_outside_the_bound_of_a_wire_is_wrong(name):
     point = Point(BY_NAME[name], np.dtype(jnp.bfloat16), 12288, mesh_of(4))
