@@ -1,7 +1,8 @@
 """All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,12 @@ from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
-from ringcoll.collectives.table import Algorithm, halves
+from ringcoll.collectives.table import LAX, Algorithm, halves
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
+from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.tree_sums import rounded, summed_along
@@ -34,6 +36,18 @@ class AllReduce(ScheduledCollective):
     collective = "psum"
     in_order = ("leaves", "gradient_leaves")
     joins = True
+    gathers_as_bits: bool = False  # by "lax_as_bits", after a reduce-scatter by the algorithm
+
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        """Small operands of one dtype share the messages of a schedule, end to end."""
+        algorithm, gathers_as_bits = halves(self.chosen(xs, where))
+        by = replace(self, algorithm=algorithm, gathers_as_bits=gathers_as_bits)
+        of_one = partial(ScheduledCollective.by_hand, by, where)
+        if len(xs) == 1 or algorithm == LAX:
+            return [y for x in xs for y in of_one(x)]
+        (whole,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
+        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, tuple):
@@ -95,7 +109,7 @@ class AllReduce(ScheduledCollective):
         with scope("all_gather"):
             if isinstance(schedule, Wire):
                 return as_bytes.gathered(mine, dim, ranks, schedule)
-            if halves(self.algorithm).gathers_as_bits:
+            if self.gathers_as_bits:
                 if self.wire:
                     return as_bytes.gathered(mine, dim, ranks, self.wire)
                 whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)

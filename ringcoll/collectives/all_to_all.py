@@ -9,13 +9,13 @@ from jax import Array, lax
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
-from ringcoll.collectives.placing import all_to_all_along
+from ringcoll.collectives.placing import UNPLACEABLE
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
-from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.value_types import sharded_dims
+from ringcoll.runtime import built_in, engine
+from ringcoll.runtime.hop import Ranks, as_bits, multiply_add
+from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.schedule import AllToAllSchedule
 
 
@@ -51,7 +51,25 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             return self.by_lax(x)
         if isinstance(schedule, Wire):
             return as_bytes.swapped(x, split, concat, ranks, schedule)
-        return all_to_all_along(x, split, concat, schedule, ranks, self.wire)
+        bits, back = as_bits(x, UNPLACEABLE, is_placed=True)
+        sent = x if self.wire else bits
+        size = x.shape[split] // schedule.size
+        blocks = []
+        for d in range(schedule.size):
+            start = multiply_add(ranks.origin(d, ahead=True), size)
+            block = lax.dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
+            blocks.append(block)
+        shape = [size if d == split else s for d, s in enumerate(x.shape)]
+        width = shape[concat]
+        shape[concat] *= schedule.size
+        out = empty(shape, bits, ranks.axes)
+        for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=self.wire)):
+            at = multiply_add(ranks.origin(d), width)
+            value = as_bits(block, UNPLACEABLE)[0] if self.wire else block
+            out = lax.dynamic_update_slice_in_dim(
+                out, value, at, concat, allow_negative_indices=False
+            )
+        return back(out)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)
