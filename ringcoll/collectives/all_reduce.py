@@ -13,10 +13,13 @@ from jax.typing import DTypeLike
 from ringcoll import algorithms
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
+from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import LAX, Algorithm, halves
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -219,16 +222,15 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call(
-        "psum",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        tree=(order, leaves),
+    call = Call("psum", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
+    return each(
+        call,
+        x,
+        Psum(axes=call.axes, groups=call.grouped),
+        algorithm=algorithm,
+        accumulate_dtype=accumulate_dtype,
         wire=wire,
     )
-    return call.each(x, Psum(axes=call.axes, groups=call.grouped))
 
 
 def pmean(
@@ -256,16 +258,15 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call(
-        "pmean",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        tree=(order, leaves),
+    call = Call("pmean", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
+    return each(
+        call,
+        x,
+        Pmean(axes=call.axes, groups=call.grouped),
+        algorithm=algorithm,
+        accumulate_dtype=accumulate_dtype,
         wire=wire,
     )
-    return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
 
 
 def pmax(
@@ -287,8 +288,8 @@ def pmax(
     >>> print(greatest(jnp.array([3, 1, 4, 1])))
     [4]
     """
-    call = Call("pmax", axis_name, axis_index_groups, algorithm)
-    return call.each(x, Pmax(axes=call.axes, groups=call.grouped))
+    call = Call("pmax", axis_name, axis_index_groups)
+    return each(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
 
 
 def pmin(
@@ -310,5 +311,5 @@ def pmin(
     >>> print(least(jnp.array([3, 1, 4, 1])))
     [1]
     """
-    call = Call("pmin", axis_name, axis_index_groups, algorithm)
-    return call.each(x, Pmin(axes=call.axes, groups=call.grouped))
+    call = Call("pmin", axis_name, axis_index_groups)
+    return each(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)

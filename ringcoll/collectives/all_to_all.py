@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives import as_bytes
+from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.collectives.placing import UNPLACEABLE
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
@@ -109,10 +111,11 @@ def all_to_all(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    arguments = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
-    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=arguments, wire=wire)
+    said = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
+    call = Call("all_to_all", axis_name, axis_index_groups, said)
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
-    return call.each(x, exchange, dims=("split_axis", "concat_axis"))
+    dims = ("split_axis", "concat_axis")
+    return each(call, x, exchange, dims, algorithm=algorithm, wire=wire)
 
 
 def pswapaxes(
@@ -135,6 +138,6 @@ def pswapaxes(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    call = Call("pswapaxes", axis_name, axis_index_groups, algorithm, said={"axis": axis})
+    call = Call("pswapaxes", axis_name, axis_index_groups, {"axis": axis})
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False)
-    return call.each(x, exchange, dims=("axis", "axis"))
+    return each(call, x, exchange, ("axis", "axis"), algorithm=algorithm)

@@ -33,7 +33,9 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Call, Pytree
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.expert_ring import by_ring
 from ringcoll.layers.experts import (

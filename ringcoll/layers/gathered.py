@@ -12,9 +12,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias

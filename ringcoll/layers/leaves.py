@@ -6,8 +6,10 @@ from typing import TypeVar
 import jax
 from jax import lax
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.layers.linear import check_order, rank_count
 from ringcoll.layers.parameters import refusal
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import leaves_of_tree
+from ringcoll.collectives.tree_order import LEAVES, leaves_of_tree
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, field, refusal
 from ringcoll.layers.replicas import copied

@@ -3,7 +3,7 @@
 import jax
 from jax import Array, lax
 
-from ringcoll.collectives.front_door import AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
 
 
 def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:

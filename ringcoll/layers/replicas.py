@@ -12,8 +12,10 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.runtime.value_types import is_checked, varying
 

@@ -12,9 +12,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import closed, slices_by_leaf
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.gathered import Gathered, gather
 from ringcoll.layers.leaves import leaves_in

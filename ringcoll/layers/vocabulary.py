@@ -10,9 +10,10 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
-from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import (
