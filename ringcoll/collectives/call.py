@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import jax
 from jax import lax
 
 from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of
@@ -55,9 +54,6 @@ class Call:
         if "{n}" in cure:
             n = len(self.grouped[0]) if self.grouped else self.rank_count()
             cure = cure.format(n=n)
-        if "{mesh}" in cure:
-            mesh = jax.sharding.get_abstract_mesh().axis_names
-            cure = cure.format(mesh=", ".join(map(repr, mesh)) or "none")
         return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
 
     def integer(self, name: str, ndim: int | None = None) -> int:

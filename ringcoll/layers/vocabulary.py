@@ -23,7 +23,7 @@ from ringcoll.layers.linear import (
     columns,
     rank_count,
 )
-from ringcoll.layers.parameters import field, refusal
+from ringcoll.layers.parameters import check_bound, field, refusal
 from ringcoll.runtime.value_types import varying
 
 
@@ -67,6 +67,7 @@ def embed(
     """
     table = jnp.asarray(field(params, "embedding"))
     tokens = _integers("embed", "tokens", tokens)
+    check_bound("embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
     wires = settled_pair(wire, gradient_wire)
     check_order("embed", order, leaves, axis_name, *wires)
@@ -185,6 +186,7 @@ def cross_entropy(
     if logits.shape[:-1] != labels.shape:
         words = f"the labels are {labels.shape}, the logits {logits.shape}"
         raise refusal(ValueError, "cross_entropy", words, "pass a label for each row of logits")
+    check_bound("cross_entropy", axis_name)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     local = lax.stop_gradient(logits.max(-1).astype(wide))
     top = pmax(local, axis_name, algorithm=algorithm)
