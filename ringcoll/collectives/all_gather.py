@@ -9,10 +9,13 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives import as_bytes
+from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -150,19 +153,18 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    arguments = {"axis": axis, "tiled": tiled, "to": to}
-    call = Call(
-        "all_gather",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        arguments,
-        tree=(order, leaves),
+    said = {"axis": axis, "tiled": tiled, "to": to, "order": order, "leaves": leaves}
+    call = Call("all_gather", axis_name, axis_index_groups, said)
+    return each(
+        call,
+        x,
+        AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to),
+        dims=("axis",),
+        algorithm=algorithm,
+        accumulate_dtype=accumulate_dtype,
         wire=wire,
+        is_only_lax_s=to == "reduced",
     )
-    gather = AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to)
-    return call.each(x, gather, dims=("axis",), is_only_lax_s=to == "reduced")
 
 
 def psum_scatter(
@@ -209,16 +211,19 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
-    call = Call(
-        "psum_scatter",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        arguments,
-        tree=(order, leaves),
+    said = {
+        "scatter_dimension": scatter_dimension,
+        "tiled": tiled,
+        "order": order,
+        "leaves": leaves,
+    }
+    call = Call("psum_scatter", axis_name, axis_index_groups, said)
+    return each(
+        call,
+        x,
+        PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled),
+        dims=("scatter_dimension",),
+        algorithm=algorithm,
+        accumulate_dtype=accumulate_dtype,
         wire=wire,
     )
-    scatter = PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled)
-    return call.each(x, scatter, dims=("scatter_dimension",))

@@ -1,7 +1,8 @@
 """All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,18 @@ from jax.typing import DTypeLike
 from ringcoll import algorithms
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
+from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import LEAVES, AxisName, Call, Groups, Pytree
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
-from ringcoll.collectives.table import Algorithm, halves
+from ringcoll.collectives.table import LAX, Algorithm, halves
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
+from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.tree_sums import rounded, summed_along
@@ -34,6 +39,18 @@ class AllReduce(ScheduledCollective):
     collective = "psum"
     in_order = ("leaves", "gradient_leaves")
     joins = True
+    gathers_as_bits: bool = False  # by "lax_as_bits", after a reduce-scatter by the algorithm
+
+    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+        """Small operands of one dtype share the messages of a schedule, end to end."""
+        algorithm, gathers_as_bits = halves(self.chosen(xs, where))
+        by = replace(self, algorithm=algorithm, gathers_as_bits=gathers_as_bits)
+        of_one = partial(ScheduledCollective.by_hand, by, where)
+        if len(xs) == 1 or algorithm == LAX:
+            return [y for x in xs for y in of_one(x)]
+        (whole,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
+        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, tuple):
@@ -95,7 +112,7 @@ class AllReduce(ScheduledCollective):
         with scope("all_gather"):
             if isinstance(schedule, Wire):
                 return as_bytes.gathered(mine, dim, ranks, schedule)
-            if halves(self.algorithm).gathers_as_bits:
+            if self.gathers_as_bits:
                 if self.wire:
                     return as_bytes.gathered(mine, dim, ranks, self.wire)
                 whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
@@ -205,16 +222,15 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call(
-        "psum",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        tree=(order, leaves),
+    call = Call("psum", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
+    return each(
+        call,
+        x,
+        Psum(axes=call.axes, groups=call.grouped),
+        algorithm=algorithm,
+        accumulate_dtype=accumulate_dtype,
         wire=wire,
     )
-    return call.each(x, Psum(axes=call.axes, groups=call.grouped))
 
 
 def pmean(
@@ -242,16 +258,15 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call(
-        "pmean",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        accumulate_dtype,
-        tree=(order, leaves),
+    call = Call("pmean", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
+    return each(
+        call,
+        x,
+        Pmean(axes=call.axes, groups=call.grouped),
+        algorithm=algorithm,
+        accumulate_dtype=accumulate_dtype,
         wire=wire,
     )
-    return call.each(x, Pmean(axes=call.axes, groups=call.grouped))
 
 
 def pmax(
@@ -273,8 +288,8 @@ def pmax(
     >>> print(greatest(jnp.array([3, 1, 4, 1])))
     [4]
     """
-    call = Call("pmax", axis_name, axis_index_groups, algorithm)
-    return call.each(x, Pmax(axes=call.axes, groups=call.grouped))
+    call = Call("pmax", axis_name, axis_index_groups)
+    return each(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
 
 
 def pmin(
@@ -296,5 +311,5 @@ def pmin(
     >>> print(least(jnp.array([3, 1, 4, 1])))
     [1]
     """
-    call = Call("pmin", axis_name, axis_index_groups, algorithm)
-    return call.each(x, Pmin(axes=call.axes, groups=call.grouped))
+    call = Call("pmin", axis_name, axis_index_groups)
+    return each(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)

@@ -7,15 +7,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives import as_bytes
+from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.front_door import AxisName, Call, Groups, Pytree
-from ringcoll.collectives.placing import all_to_all_along
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.placing import UNPLACEABLE
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
-from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.value_types import sharded_dims
+from ringcoll.runtime import built_in, engine
+from ringcoll.runtime.hop import Ranks, as_bits, multiply_add
+from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.schedule import AllToAllSchedule
 
 
@@ -51,7 +53,25 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             return self.by_lax(x)
         if isinstance(schedule, Wire):
             return as_bytes.swapped(x, split, concat, ranks, schedule)
-        return all_to_all_along(x, split, concat, schedule, ranks, self.wire)
+        bits, back = as_bits(x, UNPLACEABLE, is_placed=True)
+        sent = x if self.wire else bits
+        size = x.shape[split] // schedule.size
+        blocks = []
+        for d in range(schedule.size):
+            start = multiply_add(ranks.origin(d, ahead=True), size)
+            block = lax.dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
+            blocks.append(block)
+        shape = [size if d == split else s for d, s in enumerate(x.shape)]
+        width = shape[concat]
+        shape[concat] *= schedule.size
+        out = empty(shape, bits, ranks.axes)
+        for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=self.wire)):
+            at = multiply_add(ranks.origin(d), width)
+            value = as_bits(block, UNPLACEABLE)[0] if self.wire else block
+            out = lax.dynamic_update_slice_in_dim(
+                out, value, at, concat, allow_negative_indices=False
+            )
+        return back(out)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)
@@ -91,10 +111,11 @@ def all_to_all(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    arguments = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
-    call = Call("all_to_all", axis_name, axis_index_groups, algorithm, said=arguments, wire=wire)
+    said = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
+    call = Call("all_to_all", axis_name, axis_index_groups, said)
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
-    return call.each(x, exchange, dims=("split_axis", "concat_axis"))
+    dims = ("split_axis", "concat_axis")
+    return each(call, x, exchange, dims, algorithm=algorithm, wire=wire)
 
 
 def pswapaxes(
@@ -117,6 +138,6 @@ def pswapaxes(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    call = Call("pswapaxes", axis_name, axis_index_groups, algorithm, said={"axis": axis})
+    call = Call("pswapaxes", axis_name, axis_index_groups, {"axis": axis})
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False)
-    return call.each(x, exchange, dims=("axis", "axis"))
+    return each(call, x, exchange, ("axis", "axis"), algorithm=algorithm)

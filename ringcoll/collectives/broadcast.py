@@ -11,7 +11,9 @@ from jax import Array, lax
 
 from ringcoll import algorithms
 from ringcoll.collectives.all_reduce import AllReduce, Psum
-from ringcoll.collectives.front_door import AxisName, Call, Pytree
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -95,7 +97,8 @@ def pbroadcast(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [4 4 4 4]
     """
-    call = Call("pbroadcast", axis_name, algorithm=algorithm, said={"source": source})
+    call = Call("pbroadcast", axis_name, said={"source": source})
     is_traced = isinstance(source, jax.core.Tracer)
     source = source if is_traced else call.integer("source")
-    return call.each(x, Pbroadcast(axes=call.axes, source=source), is_only_lax_s=is_traced)
+    broadcast = Pbroadcast(axes=call.axes, source=source)
+    return each(call, x, broadcast, algorithm=algorithm, is_only_lax_s=is_traced)

@@ -4,7 +4,6 @@ Each collective is a primitive in the form that neither adds nor removes a dimen
 (`tiled=True`). Its public function brings each call into that form.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -51,18 +50,11 @@ class ScheduledCollective(Collective):
     in_order: ClassVar[tuple[str, ...]] = ("leaves",)  # the fields that `order="tree"` sets
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        """Small operands of one dtype share the messages of a schedule, end to end."""
-        by = replace(self, algorithm=self.chosen(xs, where))
-        if len(xs) > 1 and by.algorithm == LAX:
-            return [y for x in xs for y in by.by_hand(where, x)]
-        if len(xs) > 1:
-            (whole,) = by.by_hand(where, jnp.concatenate([x.reshape(-1) for x in xs]))
-            parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
-            return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
+        algorithm = self.chosen(xs, where)
+        by = replace(self, algorithm=algorithm)
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
         if self.leaves is not None:
             x = rounded(x, where.platform)
-        algorithm = halves(by.algorithm).reduces
         with named(call, algorithm, self.collective):
             if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]

@@ -2,16 +2,14 @@
 
 A primitive asks lax for the type of its result when it is bound, before anything is sent. An error
 of lax is raised again with the same exception type and lax's own words. Calls that only lax can
-handle go to lax (see `Call._is_for_lax`).
+handle go to lax (see `_is_for_lax`).
 Small leaves of a pytree are bound together, so that they share messages.
 """
 
-import math
-import operator
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +18,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives import choice, wires
-from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of, check_groups
+from ringcoll.collectives.axes import check_groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.refusals import REFUSALS
 from ringcoll.collectives.table import LAX, Algorithm, Table
-from ringcoll.collectives.tree_order import leaves_of_tree
+from ringcoll.collectives.tree_order import leaves_of_call
 from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying
@@ -32,266 +31,150 @@ from ringcoll.runtime.value_types import typed_alike, varying
 Pytree = Any
 #: The functions that need no communication for constants.
 _OF_CONSTANTS = ("psum", "pmean")
-#: Of the tree of `order="tree"`, if the caller does not say.
-LEAVES = 8
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a public function, without its operand, as it was written.
+def each(
+    call: Call,
+    x: Pytree,
+    collective: Collective,
+    dims: Sequence[str] = (),
+    *,
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+    wire: wires.WireLike | None = None,
+    is_only_lax_s: bool = False,
+) -> Pytree:
+    """The collective of every leaf: by ringcoll, or by lax where only lax can.
 
-    Attributes:
-        name: of the function.
-        axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
-        said: the other arguments, by name.
-        operands: the text for the operands in error messages.
-        tree: `order` and `leaves`, as the user gave them.
-        wire: what messages hold, as the user gave it.
-        axes, grouped: the axes and the groups, as tuples.
+    Nothing is sent before all leaves are known to be right.
+
+    Args:
+        call: as it was written; it says whether there is an order.
+        x: a pytree.
+        collective: that of this call, still without the options below.
+        dims: the names of the arguments that are dimensions; negative ones count from each leaf's
+            last.
+        algorithm, accumulate_dtype, wire: as the user gave them.
+        is_only_lax_s: whether only lax can do it, whatever the leaf.
     """
-
-    name: str
-    axis_name: AxisName
-    groups: Groups = None
-    algorithm: Algorithm = "auto"
-    accumulate_dtype: DTypeLike | None = None
-    said: Mapping[str, Any] = field(default_factory=dict)
-    operands: str = "x"
-    tree: tuple[str | None, int] = (None, LEAVES)
-    wire: wires.WireLike | None = None
-    axes: tuple[Hashable, ...] = field(init=False)
-    grouped: Grouped | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", axes_of(self.axis_name))
-        if self.groups is not None:  # read once: they may be iterators
-            object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
-
-    def each(
-        self,
-        x: Pytree,
-        collective: Collective,
-        dims: Sequence[str] = (),
-        *,
-        is_only_lax_s: bool = False,
-    ) -> Pytree:
-        """The collective of every leaf: by ringcoll, or by lax where only lax can.
-
-        Args:
-            x: a pytree.
-            collective: that of this call, still without the algorithm and the dtype of sums.
-            dims: the names of the arguments that are dimensions; negative ones count from each
-                leaf's last.
-            is_only_lax_s: whether only lax can do it, whatever the leaf.
-        """
-        leaves, tree = jax.tree.flatten(x)
-        if self.grouped is not None:
-            self.ask(check_groups, self.grouped, self.ask(self.rank_count))
-        as_written: Any = self.axis_name  # for lax; a primitive is bound with a tuple of axes
-        collective = replace(collective, axes=as_written)
-        every = [collective] * len(leaves)
-        if dims:
-            added = collective.stacks and not collective.tiled
-            ndims = [self.ask(jax.typeof, leaf).ndim + added for leaf in leaves]
-            of_leaves = [tuple(self.integer(name, ndim) for name in dims) for ndim in ndims]
-            every = [replace(collective, dims=of_leaf) for of_leaf in of_leaves]
-        try:
-            done = self._done(leaves, every, is_only_lax_s)
-        except (*REFUSALS, AssertionError):  # an error of lax comes first
-            self._ask_lax(leaves, every)
-            raise
-        return jax.tree.unflatten(tree, done)
-
-    def together(self, xs: Sequence[Any], collective: ScheduledCollective) -> Array:
-        """The collective of several operands, each with a role of its own.
-
-        Nothing is sent before lax is asked. If lax alone can do it, lax does.
-        """
-        if self.grouped is not None:
-            self.ask(check_groups, self.grouped, self.ask(self.rank_count))
-        if any(self._is_for_lax(x) for x in xs):
-            return self.ask(collective.by_lax, *xs)
-        call = self.algorithm, collective.collective, self.axes, self.grouped
-        collective = replace(collective, algorithm=self.ask(choice.settled, *call))
-        if self.wire is not None:
-            self.ask(wires.check_operands, xs[:1], [False])
-            collective = replace(collective, wire=self.ask(wires.settled, self.wire))
-        return self.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), self.axes))[0]
-
-    def ask_lax(self, xs: Sequence[Any], collective: Collective) -> None:
-        """Refuse operands, each with a role of its own, that lax refuses."""
-        as_written: Any = self.axis_name
-        avals = [self.ask(jax.typeof, x) for x in xs]
-        self.ask(self._let_lax_type, replace(collective, axes=as_written), *avals)
-
-    def _done(
-        self, leaves: Sequence[Any], every: Sequence[Collective], is_only_lax_s: bool
-    ) -> list[Any]:
-        """The results of all leaves; nothing is sent before all are known to be right.
-
-        For a single leaf, bound as it was given, the bind itself asks lax.
-        """
-        if len(leaves) > 1 or isinstance(self.axis_name, list):  # which it may not take
-            self._ask_lax(leaves, every)
-        settings: dict[str, Any] = {"axes": self.axes}
-        dtypes = [self.ask(jax.typeof, leaf).dtype for leaf in leaves]
-        if self.accumulate_dtype is not None:
-            settings["accumulate_dtype"] = self.wide(*dtypes)
-        in_order = None if self.tree[0] is None else self.tree_leaves()
-        if in_order is not None and isinstance(every[0], ScheduledCollective):
-            settings |= dict.fromkeys(every[0].in_order, in_order)
-        for_lax = [is_only_lax_s or self._is_for_lax(leaf) for leaf in leaves]
-        if not all(for_lax) and isinstance(every[0], ScheduledCollective):
-            call = self.algorithm, every[0].collective, self.axes, self.grouped
-            settings["algorithm"] = self.ask(choice.settled, *call, in_order)
-        if self.wire is not None:
-            settings["wire"] = self.ask(wires.settled, self.wire)
-            self.ask(wires.check_operands, leaves, for_lax)
+    leaves, structure = jax.tree.flatten(x)
+    if call.grouped is not None:
+        call.ask(check_groups, call.grouped, call.ask(call.rank_count))
+    types = [call.ask(jax.typeof, leaf) for leaf in leaves]
+    every = [collective] * len(leaves)
+    if dims:
+        added = collective.stacks and not collective.tiled
+        of_leaves = [[call.integer(name, of.ndim + added) for name in dims] for of in types]
+        every = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
+    try:
+        # A single leaf is bound as it was given, and the bind itself asks lax.
+        if len(leaves) > 1 or isinstance(call.axis_name, list):  # which it may not take
+            _ask_lax(call, leaves, every)
+        settings: dict[str, Any] = {}
+        if accumulate_dtype is not None:
+            settings["accumulate_dtype"] = wide_dtype(call, accumulate_dtype, *types)
+        tree = None if call.said.get("order") is None else leaves_of_call(call, wire)
+        for_lax = [is_only_lax_s or _is_for_lax(call, leaf, algorithm) for leaf in leaves]
+        if isinstance(collective, ScheduledCollective):
+            settings |= dict.fromkeys(collective.in_order, tree)
+            if not all(for_lax):
+                asked = algorithm, collective.collective, call.axes, call.grouped, tree
+                settings["algorithm"] = call.ask(choice.settled, *asked)
+        if wire is not None:
+            settings["wire"] = call.ask(wires.settled, wire)
+            call.ask(wires.check_operands, leaves, for_lax)
         done: list[Any] = []
-        together: dict[Hashable, list[int]] = defaultdict(list)
-        for i, (leaf, collective) in enumerate(zip(leaves, every, strict=True)):
+        joined: dict[Hashable, list[int]] = defaultdict(list)
+        for i, (leaf, own) in enumerate(zip(leaves, every, strict=True)):
             if for_lax[i]:
-                done.append(self._by_lax(leaf, collective))
+                done.append(_by_lax(call, leaf, own, accumulate_dtype))
                 continue
-            x = jnp.asarray(leaf)
-            counted = x.astype(jnp.int32) if collective.counts and x.dtype == bool else x
-            done.append(varying(counted, self.axes))
-            if len(leaves) == 1 and jax.typeof(done[i]) != jax.typeof(leaf):
-                self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
+            array = jnp.asarray(leaf)
+            counts = collective.counts and array.dtype == bool
+            done.append(varying(array.astype(jnp.int32) if counts else array, call.axes))
+            if len(leaves) == 1 and jax.typeof(done[i]) != types[i]:
+                _ask_lax(call, leaves, every)  # it may refuse what is the same on all ranks
             # With a wire each has messages of its own: in one message, they would share scales.
-            joins = collective.joins and self.wire is None and is_small(done[i])
-            together[done[i].dtype if joins else i].append(i)
-        for members in together.values():
-            collective = replace(every[members[0]], **settings)  # joined ones have no dims
+            joins = collective.joins and wire is None and is_small(done[i])
+            joined[done[i].dtype if joins else i].append(i)
+        for members in joined.values():
+            bound = replace(every[members[0]], **settings)  # joined ones have no dims
             if jnp.issubdtype(done[members[0]].dtype, jax.dtypes.prng_key):
-                done[members[0]] = _of_key(collective, done[members[0]])
+                done[members[0]] = _of_key(bound, done[members[0]])
                 continue
-            for i, y in zip(members, collective(*(done[i] for i in members)), strict=True):
+            for i, y in zip(members, bound(*(done[i] for i in members)), strict=True):
                 done[i] = y
-        return done
+    except (*REFUSALS, AssertionError):  # an error of lax comes first
+        _ask_lax(call, leaves, every)
+        raise
+    return jax.tree.unflatten(structure, done)
 
-    def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
-        """The exception to raise; it names the call, the wrong value and the cure."""
-        groups = {} if self.groups is None else {"axis_index_groups": self.groups}
-        tree = {} if self.tree[0] is None else {"order": self.tree[0], "leaves": self.tree[1]}
-        args = {"axis_name": self.axis_name, **self.said, **groups, **tree}
-        said = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]
-        call = ", ".join(filter(None, said))  # some functions have no operand
-        cure = cure or cure_of(words)
-        words = words or f"not supported by jax.lax.{self.name}"
-        if "{n}" in cure:
-            n = len(self.grouped[0]) if self.grouped else self.rank_count()
-            cure = cure.format(n=n)
-        if "{mesh}" in cure:
-            mesh = jax.sharding.get_abstract_mesh().axis_names
-            cure = cure.format(mesh=", ".join(map(repr, mesh)) or "none")
-        return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
 
-    def integer(self, name: str, ndim: int | None = None) -> int:
-        """The value of an argument that has to be a whole number, or a refusal.
+def together(
+    call: Call,
+    xs: Sequence[Any],
+    collective: ScheduledCollective,
+    *,
+    algorithm: Algorithm,
+    wire: wires.WireLike | None,
+) -> Array:
+    """The collective of several operands, each with a role of its own.
 
-        With `ndim` it is one of so many dimensions, and is counted from 0.
-        """
-        value = self.said[name]
-        try:
-            number = operator.index(value)
-        except TypeError as error:
-            words = f"{name}={value!r} is not an integer"
-            raise self.refusal(TypeError, words, "pass a Python int") from error
-        if ndim is None:
-            return number
-        if not -ndim <= number < ndim:
-            words = f"{name}: axis {number} is out of bounds for array of dimension {ndim}"
-            raise self.refusal(ValueError, words)
-        return number % ndim
+    Nothing is sent before lax is asked. If lax alone can do it, lax does.
+    """
+    if call.grouped is not None:
+        call.ask(check_groups, call.grouped, call.ask(call.rank_count))
+    if any(_is_for_lax(call, x, algorithm) for x in xs):
+        return call.ask(collective.by_lax, *xs)
+    asked = algorithm, collective.collective, call.axes, call.grouped
+    collective = replace(collective, algorithm=call.ask(choice.settled, *asked))
+    if wire is not None:
+        call.ask(wires.check_operands, xs[:1], [False])
+        collective = replace(collective, wire=call.ask(wires.settled, wire))
+    return call.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), call.axes))[0]
 
-    def ask(self, function: Callable[..., T], *args: Any) -> T:
-        """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
-        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
-            raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
-        try:
-            return function(*args)
-        except REFUSALS as error:
-            kind = kind_of(error)
-            unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
-            cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
-            raise self.refusal(kind, str(error), cure) from error
 
-    def _ask_lax(self, leaves: Sequence[Any], every: Sequence[Collective]) -> None:
-        """Refuse what lax refuses; leaves of one type are asked about once."""
-        types = {
-            (collective.dims, self.ask(jax.typeof, leaf)): collective
-            for leaf, collective in zip(leaves, every, strict=True)
-            if self.name not in _OF_CONSTANTS or isinstance(leaf, jax.core.Tracer)
-        }
-        for (_, aval), collective in types.items():
-            self.ask(self._let_lax_type, collective, aval)
+def ask_lax(call: Call, collective: Collective, *avals: Any) -> None:
+    """Refuse operands of these types if lax refuses them."""
+    as_written: Any = call.axis_name  # a primitive is bound with a tuple of axes
+    call.ask(_let_lax_type, replace(collective, axes=as_written), call.axes, *avals)
 
-    def _let_lax_type(self, collective: Collective, *avals: Any) -> None:
-        try:
-            jax.make_jaxpr(collective.by_lax)(*avals)
-        except AssertionError:  # an axis is not bound; the error has no message
-            for axis in self.axes:
-                lax.axis_size(axis)  # raises one with a message
-            raise
 
-    def wide(self, *dtypes: Any) -> np.dtype | None:
-        """The dtype of partial sums, or None for those of the operands.
+def _ask_lax(call: Call, leaves: Sequence[Any], every: Sequence[Collective]) -> None:
+    """Refuse what lax refuses; leaves of one type are asked about once."""
+    types = {
+        (collective.dims, jax.typeof(leaf)): collective
+        for leaf, collective in zip(leaves, every, strict=True)
+        if call.name not in _OF_CONSTANTS or isinstance(leaf, jax.core.Tracer)
+    }
+    for (_, aval), collective in types.items():
+        ask_lax(call, collective, aval)
 
-        Refused if it cannot hold every value of `dtypes`.
-        """
-        if self.accumulate_dtype is None:
-            return None
-        try:
-            wide = jnp.dtype(self.accumulate_dtype)
-        except TypeError as error:
-            words = f"accumulate_dtype={self.accumulate_dtype!r} is not a dtype"
-            raise self.refusal(TypeError, words, "pass one such as jnp.float32") from error
-        for dtype in dtypes:
-            if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
-                words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
-                raise self.refusal(ValueError, words, "pass one with as many digits and exponents")
-        return wide
 
-    def tree_leaves(self) -> int | None:
-        """The leaves of the tree by which floats are added; None if any order is as good."""
-        if self.tree[0] is None:
-            return None
-        if any(isinstance(axis, int) for axis in self.axes) or not self.axes:
-            words = f"order='tree' over {self.axis_name!r}"
-            raise self.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
-        if self.grouped and len(set(map(len, self.grouped))) > 1:
-            words = "order='tree' needs axis_index_groups of one size"
-            raise self.refusal(ValueError, words, "pass groups of one size")
-        n = len(self.grouped[0]) if self.grouped else self.ask(self.rank_count)
-        return self.ask(leaves_of_tree, *self.tree, n, self.wire)
+def _let_lax_type(collective: Collective, axes: Sequence[Hashable], *avals: Any) -> None:
+    try:
+        jax.make_jaxpr(collective.by_lax)(*avals)
+    except AssertionError:  # an axis is not bound; the error has no message
+        for axis in axes:
+            lax.axis_size(axis)  # raises one with a message
+        raise
 
-    def _is_for_lax(self, leaf: Any) -> bool:
-        """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
-        if self.name in _OF_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
-            return True
-        mat = getattr(jax.typeof(leaf), "mat", None)
-        if mat is not None and (mat.unreduced or mat.reduced):  # which lax alone handles
-            return True
-        if not self.axes or any(isinstance(axis, int) for axis in self.axes):
-            return True
-        if self.grouped is None or len(set(map(len, self.grouped))) <= 1:
-            return False
-        if not isinstance(self.algorithm, Table) and self.algorithm not in ("auto", LAX):
-            words = f"algorithm={self.algorithm!r} needs axis_index_groups of one size"
-            raise self.refusal(ValueError, words, "pass algorithm='lax', or groups of one size")
-        return True
 
-    def _by_lax(self, leaf: Any, collective: Collective) -> Any:
-        dtype = jax.typeof(leaf).dtype
-        if self.accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
-            return self.ask(collective.by_lax, leaf)
-        return self.ask(collective.by_lax, jnp.astype(leaf, self.accumulate_dtype)).astype(dtype)
+def wide_dtype(call: Call, accumulate_dtype: Any, *types: Any) -> np.dtype:
+    """The dtype of partial sums.
 
-    def rank_count(self) -> int:
-        """How many ranks there are over the axes."""
-        return math.prod(lax.axis_size(axis) for axis in self.axes)
+    Refused if it cannot hold every value of these types.
+    """
+    try:
+        wide = jnp.dtype(accumulate_dtype)
+    except TypeError as error:
+        words = f"accumulate_dtype={accumulate_dtype!r} is not a dtype"
+        raise call.refusal(TypeError, words, "pass one such as jnp.float32") from error
+    for dtype in (of.dtype for of in types):
+        if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
+            words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
+            raise call.refusal(ValueError, words, "pass one with as many digits and exponents")
+    return wide
 
 
 def _holds(wide: Any, dtype: Any) -> bool:
@@ -302,6 +185,32 @@ def _holds(wide: Any, dtype: Any) -> bool:
         return False
     w, d = jnp.finfo(wide), jnp.finfo(dtype)
     return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
+
+
+def _is_for_lax(call: Call, leaf: Any, algorithm: Algorithm) -> bool:
+    """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
+    if call.name in _OF_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
+        return True
+    mat = getattr(jax.typeof(leaf), "mat", None)
+    if mat is not None and (mat.unreduced or mat.reduced):  # which lax alone handles
+        return True
+    if not call.axes or any(isinstance(axis, int) for axis in call.axes):
+        return True
+    if call.grouped is None or len(set(map(len, call.grouped))) <= 1:
+        return False
+    if not isinstance(algorithm, Table) and algorithm not in ("auto", LAX):
+        words = f"algorithm={algorithm!r} needs axis_index_groups of one size"
+        raise call.refusal(ValueError, words, "pass algorithm='lax', or groups of one size")
+    return True
+
+
+def _by_lax(call: Call, leaf: Any, collective: Collective, accumulate_dtype: Any) -> Any:
+    as_written: Any = call.axis_name
+    by_lax = replace(collective, axes=as_written).by_lax
+    dtype = jax.typeof(leaf).dtype
+    if accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        return call.ask(by_lax, leaf)
+    return call.ask(by_lax, jnp.astype(leaf, accumulate_dtype)).astype(dtype)
 
 
 def _of_key(collective: Collective, key: Array) -> Array:

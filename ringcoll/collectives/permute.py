@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from ringcoll.collectives.axes import AxisName, are_all_ranks
-from ringcoll.collectives.front_door import Call, Pytree
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Pairs, Ppermute
 
@@ -85,7 +86,7 @@ def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
         return x
     call.ask(hash, call.axis_name)  # refuses a list of axes, as lax does
     pairs = call.ask(_among, perm, call.ask(call.rank_count))
-    return call.each(x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
+    return each(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
 
 
 def _among(perm: Pairs, n: int) -> Pairs:

@@ -20,7 +20,7 @@ from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.runtime.wire import Wire, drawn
 from ringcoll.schedules.registry import Stages
-from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
+from ringcoll.schedules.schedule import Schedule
 
 
 class _Cut(NamedTuple):
@@ -51,20 +51,20 @@ def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut
 
 #: XLA:CPU cannot write floats of these widths into a buffer: it would convert the whole buffer for
 #: every shard. (Other floats are written as they are, which saves the copy of a bitcast.)
-_UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
+UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
 def gather_along(
     x: Array, dim: int, schedule: Schedule, ranks: Ranks, wire: Wire | None = None
 ) -> Array:
     """All-gather: every shard that arrives is put in its place."""
-    bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
+    bits, back = as_bits(x, UNPLACEABLE, is_placed=True)
     cut = _cut(jax.typeof(x), x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
             start = cut.start(dim, x.shape[dim], shard)
-            value = as_bits(shard.value, _UNPLACEABLE)[0] if wire else shard.value
+            value = as_bits(shard.value, UNPLACEABLE)[0] if wire else shard.value
             out = lax.dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
@@ -76,34 +76,6 @@ def gather_along(
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
     out = empty(shape, bits, ranks.axes)
     return back(engine.gather(schedule, ranks, own, visit, out, wire=wire))
-
-
-def all_to_all_along(
-    x: Array,
-    split: int,
-    concat: int,
-    schedule: AllToAllSchedule,
-    ranks: Ranks,
-    wire: Wire | None = None,
-) -> Array:
-    """All-to-all: every block that arrives is put in its place."""
-    bits, back = as_bits(x, _UNPLACEABLE, is_placed=True)
-    sent = x if wire else bits
-    size = x.shape[split] // schedule.size
-    blocks = []
-    for d in range(schedule.size):
-        start = multiply_add(ranks.origin(d, ahead=True), size)
-        block = lax.dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
-        blocks.append(block)
-    shape = [size if d == split else s for d, s in enumerate(x.shape)]
-    width = shape[concat]
-    shape[concat] *= schedule.size
-    out = empty(shape, bits, ranks.axes)
-    for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=wire)):
-        at = multiply_add(ranks.origin(d), width)
-        block = as_bits(block, _UNPLACEABLE)[0] if wire else block
-        out = lax.dynamic_update_slice_in_dim(out, block, at, concat, allow_negative_indices=False)
-    return back(out)
 
 
 def reduce_along(

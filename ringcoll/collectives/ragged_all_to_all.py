@@ -14,8 +14,10 @@ from jax.typing import ArrayLike
 
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
+from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
-from ringcoll.collectives.front_door import AxisName, Call, Groups
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import ask_lax, together
 from ringcoll.collectives.table import LAX, Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
@@ -233,21 +235,14 @@ def ragged_all_to_all(
     xs = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
     said = {} if max_send is None else {"max_send": max_send}
     operands = ", ".join(("operand", "output", *_INTEGERS))
-    call = Call(
-        "ragged_all_to_all",
-        axis_name,
-        axis_index_groups,
-        algorithm,
-        said=said,
-        operands=operands,
-        wire=wire,
-    )
+    call = Call("ragged_all_to_all", axis_name, axis_index_groups, said, operands)
     collective = RaggedAllToAll(axes=call.axes, groups=call.grouped)
-    call.ask_lax(xs, collective)
-    _check(call, *map(jax.typeof, xs))
+    types = [call.ask(jax.typeof, x) for x in xs]
+    ask_lax(call, collective, *types)
+    _check(call, *types)
     if max_send is not None:
         collective = replace(collective, max_send=call.integer("max_send"))
-    return call.together(xs, collective)
+    return together(call, xs, collective, algorithm=algorithm, wire=wire)
 
 
 def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:

@@ -2,6 +2,8 @@
 
 import re
 
+import jax
+
 #: The exceptions that lax raises for a call. (We raise these, for a subclass may not take a text.)
 REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
 
@@ -31,4 +33,6 @@ def kind_of(error: Exception) -> type[Exception]:
 
 def cure_of(words: str) -> str:
     """What to do about an error with these words, or an empty text."""
-    return next((cure for pattern, cure in _CURES if re.search(pattern, words)), "")
+    cure = next((cure for pattern, cure in _CURES if re.search(pattern, words)), "")
+    mesh = jax.sharding.get_abstract_mesh().axis_names
+    return cure.replace("{mesh}", ", ".join(map(repr, mesh)) or "none")

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+from ringcoll.collectives.call import Call
+
+#: Of the tree, if the caller does not say.
+LEAVES = 8
+
 
 def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | None:
     """The leaves of the tree by which floats are added; None if they are added in any order.
@@ -32,3 +37,18 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
             "ranks that are to give the same bits"
         )
     return leaves
+
+
+def leaves_of_call(call: Call, *wires: Any) -> int | None:
+    """The same for a call with `order` and `leaves`; refusals are those of the call."""
+    order, leaves = call.said["order"], call.said["leaves"]
+    if order is None:
+        return None
+    if any(isinstance(axis, int) for axis in call.axes) or not call.axes:
+        words = f"order='tree' over {call.axis_name!r}"
+        raise call.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
+    if call.grouped and len(set(map(len, call.grouped))) > 1:
+        words = "order='tree' needs axis_index_groups of one size"
+        raise call.refusal(ValueError, words, "pass groups of one size")
+    n = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
+    return call.ask(leaves_of_tree, order, leaves, n, *wires)

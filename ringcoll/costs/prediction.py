@@ -240,7 +240,9 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
         name = "psum"
     if name == "pbroadcast":
         name = "psum"
-    if name == "all_to_all":  # messages start together; each link carries its share
+    # Messages start together; each link carries its share. (A matmul that exchanges rows does not
+    # know the slice: see `model.all_to_all_seconds`.)
+    if name == "all_to_all":
         paid = _price(name, "pairwise", place.shape, place.network, place.closed)
         paid = replace(paid, startups=1, hops=max(place.shape) // 2)
     elif sum(size > 1 for size in place.shape) > 1:

@@ -41,7 +41,8 @@ from ringcoll.attention.visits import AttentionOptions, BlockMask, Kernel
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
-from ringcoll.collectives.front_door import AxisName, Call
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
 from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.layers.parameters import refusal
 from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike

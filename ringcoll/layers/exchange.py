@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from jax import Array
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import LEAVES
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire
 
 

@@ -20,7 +20,6 @@ their last dimension, `down` by its middle one, and the tokens not at all. The r
 rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has both axes.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -33,7 +32,9 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.front_door import AxisName, Call, Pytree
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.expert_ring import by_ring
 from ringcoll.layers.experts import (
@@ -47,7 +48,7 @@ from ringcoll.layers.experts import (
     slots_of,
     spread,
 )
-from ringcoll.layers.parameters import refusal, shard
+from ringcoll.layers.parameters import array_of, refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
 from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest
@@ -145,14 +146,13 @@ def moe(
     [[  3.  75. 243. 507.]
      [  3.  75. 243. 507.]] 1.0
     """
-    call = Call("layers.moe", axis_name, operands="x, router, experts")
+    said = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
+    call = Call("layers.moe", axis_name, said=said, operands="x, router, experts")
     axes, n = call.axes, call.ask(call.rank_count)
-    x, router = jnp.asarray(x), jnp.asarray(router)
-    top_k = _checked("moe", x, router, top_k, algorithm, n, axis_name)
-    if max_send is not None:
-        max_send = _integer("moe", "max_send", max_send)
-        if max_send < 1:
-            raise refusal(ValueError, "moe", f"max_send={max_send}", "pass 1 or more, or None")
+    x, router = array_of("moe", "x", x), array_of("moe", "router", router)
+    top_k = _checked(call, x, router, algorithm, n)
+    if max_send is not None and (max_send := call.integer("max_send")) < 1:
+        raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
     how = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of("moe", experts, x, router.shape[1], n, **how)
     x, router = copied((x, router), axes)
@@ -173,38 +173,28 @@ def moe(
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 
-def _checked(
-    function: str, x: Array, router: Array, top_k: Any, algorithm: Any, n: int, axis_name: AxisName
-) -> int:
+def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int:
     """The number of experts of a token, if it and the shapes are right."""
     for name, array in {"x": x, "router": router}.items():
         if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
             words = f"{name} is {array.dtype.name}"
-            raise refusal(TypeError, function, words, "pass real floats, of 2 bytes or more")
+            raise call.refusal(TypeError, words, "pass real floats, of 2 bytes or more")
     if x.ndim < 2 or router.ndim != 2 or x.shape[-1] != router.shape[0]:
         words = f"x is {list(x.shape)}, the router {list(router.shape)}"
-        raise refusal(ValueError, function, words, "pass x: [..., t, d] and router: [d, experts]")
+        raise call.refusal(ValueError, words, "pass x: [..., t, d] and router: [d, experts]")
     total = router.shape[1]
     if total % n or not total:
-        words = f"{total} experts do not divide by the {n} ranks of {axis_name!r}"
+        words = f"{total} experts do not divide by the {n} ranks of {call.axis_name!r}"
         cure = "use a multiple of the ranks; a router's columns are all the experts"
-        raise refusal(ValueError, function, words, cure)
-    number = _integer(function, "top_k", top_k)
+        raise call.refusal(ValueError, words, cure)
+    number = call.integer("top_k")
     if not 1 <= number <= total:
         words = f"top_k={number} of {total} experts"
-        raise refusal(ValueError, function, words, f"pass 1 to {total}")
+        raise call.refusal(ValueError, words, f"pass 1 to {total}")
     if algorithm not in ALGORITHMS:
         words = f"algorithm={algorithm!r}"
-        raise refusal(ValueError, function, words, f"choose from {', '.join(ALGORITHMS)}")
+        raise call.refusal(ValueError, words, f"choose from {', '.join(ALGORITHMS)}")
     return number
-
-
-def _integer(function: str, name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        words = f"{name}={value!r} is not an integer"
-        raise refusal(TypeError, function, words, "pass a Python int") from error
 
 
 def _by_gather(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from ringcoll.layers.parameters import check_alike, field, refusal
+from ringcoll.layers.parameters import array_of, check_alike, field, refusal
 from ringcoll.runtime.value_types import typed_alike
 
 #: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
@@ -84,7 +84,9 @@ class Experts:
 
 def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
     """This rank's experts by name, if they fit the tokens and the router's `total` experts."""
-    weights = {name: jnp.asarray(field(params, name)) for name in ("gate", "up", "down")}
+    weights = {
+        name: array_of(function, name, field(params, name)) for name in ("gate", "up", "down")
+    }
     check_alike(function, x=x, **weights)
     shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
     gate, up, down = weights.values()

@@ -34,7 +34,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from ringcoll.collectives.front_door import AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.layers.gathered import Gathered, gather, linear
 from ringcoll.layers.parameters import (
     axes_in,

@@ -12,13 +12,15 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias
-from ringcoll.layers.parameters import axes_in, check_axes, map_with_specs, refusal
+from ringcoll.layers.parameters import axes_in, check_axes, check_bound, map_with_specs, refusal
 from ringcoll.layers.replicas import copied, narrowed
 from ringcoll.matmuls.functions import all_gather_matmul, einsum_reduce_scatter
 from ringcoll.runtime.value_types import is_checked, varying
@@ -119,7 +121,8 @@ def gather(
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
     encoded, back = settled_pair(wire, gradient_wire)
-    rank_count(everywhere)  # raises NameError if an axis is not bound
+    check_bound("fsdp.gather", axis_name)
+    check_bound("fsdp.gather", replicas, "replicas")
     check_order("fsdp.gather", order, leaves, axes, encoded, back)
     if order is not None and (fused or replicas or reduce_dtype is not None):
         words = f"order={order!r} with fused={fused}, replicas={replicas!r}, "
@@ -247,6 +250,8 @@ def linear(
     """
     kernel, bias = kernel_and_bias(params)
     shard = kernel.shard if isinstance(kernel, Gathered) else kernel
+    check_bound("fsdp.linear", axis_name)
+    check_bound("fsdp.linear", replicas, "replicas")
     n, features = rank_count(axis_name), x.shape[-1]
     if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
         words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"

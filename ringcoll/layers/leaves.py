@@ -6,10 +6,12 @@ from typing import TypeVar
 import jax
 from jax import lax
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.layers.linear import check_order, rank_count
-from ringcoll.layers.parameters import refusal
+from ringcoll.layers.parameters import check_bound, refusal
 
 T = TypeVar("T")
 
@@ -54,6 +56,7 @@ def by_leaves(
 
 def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) -> int:
     """How many leaves a rank's batch has; each array has as many rows for each of them."""
+    check_bound(function, axis_name)
     check_order(function, "tree", leaves, axis_name)
     count = leaves // rank_count(axis_name)
     for x in jax.tree.leaves(batch):

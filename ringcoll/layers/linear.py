@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import leaves_of_tree
+from ringcoll.collectives.tree_order import LEAVES, leaves_of_tree
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
-from ringcoll.layers.parameters import check_alike, field, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.functions import (
     all_gather_einsum,
@@ -199,6 +199,7 @@ def columns(
     if x.ndim < 2:
         cure = "give it a dimension of tokens before that of features"
         raise refusal(ValueError, function, f"x is {x.shape}", cure)
+    check_bound(function, axis_name)
     factors = [kernel for _, kernel, _ in named]
     # Kernels that differ in their number of dimensions become matrices. Others keep their shape:
     # a TPU would copy kernels of heads to make matrices of them.
@@ -225,7 +226,6 @@ def columns(
             **options.tree(),
         )
     else:  # nothing is gathered, so options of the gather do not apply
-        rank_count(axis_name)  # raises NameError if an axis is not bound
         check_unused(function, axis_name, options)
         dtype = options.preferred_element_type
         exact = {"precision": options.precision, "preferred_element_type": dtype}
@@ -283,6 +283,7 @@ def rows(
         words = f"x is {x.shape}, {name} is {kernel.shape}"
         cure = "let x end in the dimensions of the kernel without its last"
         raise refusal(ValueError, function, words, cure)
+    check_bound(function, axis_name)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
     if options.sequence_parallel:

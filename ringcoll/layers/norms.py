@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, slices_by_leaf
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.layers.linear import check_order, leaves_of_rank
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.layers.replicas import copied

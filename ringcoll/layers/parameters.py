@@ -6,10 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
+from ringcoll.collectives.refusals import cure_of
 
 _MISSING: Any = object()
 
@@ -31,6 +34,25 @@ def field(params: Any, name: str, default: Any = _MISSING) -> Any:
 def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
     """The error of a layer: its message has the function, what is wrong, and the cure."""
     return kind(f"ringcoll.layers.{function}: {words}; {cure}")
+
+
+def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name") -> None:
+    """Refuse an axis that is not bound, with the exception type of lax."""
+    for axis in axes_of(axis_name):
+        try:
+            lax.axis_size(axis)
+        except NameError as error:
+            words = f"{argument}={axis_name!r}: {error}"
+            raise refusal(NameError, function, words, cure_of(words)) from error
+
+
+def array_of(function: str, name: str, value: Any) -> Array:
+    """An argument as an array, or a refusal."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        words = f"{name}={value!r} is not an array"
+        raise refusal(TypeError, function, words, "pass an array") from error
 
 
 def axes_in(entry: Any) -> tuple[Hashable, ...]:

@@ -3,7 +3,8 @@
 import jax
 from jax import Array, lax
 
-from ringcoll.collectives.front_door import AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.layers.parameters import check_bound
 
 
 def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
@@ -24,5 +25,6 @@ def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
     >>> len(set(ranks(noise, P())(jax.random.key(0)).tolist()))  # another number on every rank
     4
     """
+    check_bound("fold_rng_over_axis", axis_name)
     axes = axes_of(axis_name)
     return jax.random.fold_in(key, lax.axis_index(axes)) if axes else key

@@ -12,9 +12,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
+from ringcoll.layers.parameters import check_bound
 from ringcoll.runtime.value_types import is_checked, varying
 
 
@@ -50,6 +53,9 @@ def copied(
     are not checked (`check_vma=False`) this does nothing: there a gradient inside `shard_map` is
     a rank's own share, and the edge of `shard_map` sums the shares, as for `jax.lax`.
 
+    Raises:
+        NameError: types are checked, and an axis is not bound.
+
     Source: the operator f of Shoeybi et al., "Megatron-LM" (2019), section 3.
 
     >>> def gradient(w, x):
@@ -59,6 +65,7 @@ def copied(
     """
     if not is_checked():
         return tree
+    check_bound("copied", axis_name)
     every, structure = jax.tree.flatten(tree)
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for i, leaf in enumerate(every):

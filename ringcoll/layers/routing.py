@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import AxisName
+from ringcoll.collectives.axes import AxisName
 from ringcoll.layers.experts import counted
 from ringcoll.layers.linear import rank_count
 

@@ -12,13 +12,15 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName, Pytree, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import closed, slices_by_leaf
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.gathered import Gathered, gather
 from ringcoll.layers.leaves import leaves_in
-from ringcoll.layers.parameters import map_with_specs, refusal
+from ringcoll.layers.parameters import check_bound, map_with_specs, refusal
 from ringcoll.runtime.value_types import varying
 
 #: (parameters of one layer, whole; x) -> x
@@ -112,6 +114,8 @@ def scan_layers(
         leaves=leaves,
     )
     ((length,),) = lengths
+    check_bound("scan_layers", axis_name)
+    check_bound("scan_layers", replicas, "replicas")
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
     if order is not None:

@@ -38,7 +38,8 @@ import jax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
-from ringcoll.collectives.front_door import AxisName, Pytree
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.front_door import Pytree
 from ringcoll.layers.linear import column_linear, row_linear
 from ringcoll.layers.norms import layer_norm, rms_norm
 from ringcoll.layers.parameters import refusal, shard

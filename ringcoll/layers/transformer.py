@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from ringcoll.collectives.front_door import LEAVES, AxisName
+from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.linear import LayerOptions, by_columns, columns, rows
 from ringcoll.layers.parameters import field, refusal

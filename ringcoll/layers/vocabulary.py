@@ -10,9 +10,10 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
-from ringcoll.collectives.front_door import LEAVES, AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import (
@@ -22,7 +23,7 @@ from ringcoll.layers.linear import (
     columns,
     rank_count,
 )
-from ringcoll.layers.parameters import field, refusal
+from ringcoll.layers.parameters import check_bound, field, refusal
 from ringcoll.runtime.value_types import varying
 
 
@@ -66,6 +67,7 @@ def embed(
     """
     table = jnp.asarray(field(params, "embedding"))
     tokens = _integers("embed", "tokens", tokens)
+    check_bound("embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
     wires = settled_pair(wire, gradient_wire)
     check_order("embed", order, leaves, axis_name, *wires)
@@ -184,6 +186,7 @@ def cross_entropy(
     if logits.shape[:-1] != labels.shape:
         words = f"the labels are {labels.shape}, the logits {logits.shape}"
         raise refusal(ValueError, "cross_entropy", words, "pass a label for each row of logits")
+    check_bound("cross_entropy", axis_name)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     local = lax.stop_gradient(logits.max(-1).astype(wide))
     top = pmax(local, axis_name, algorithm=algorithm)

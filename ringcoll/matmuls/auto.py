@@ -267,7 +267,7 @@ def scatter_seconds(
     whole, block = summed(scatter, pairs, ranks)
     cut = whole.once - ranks * block
     work = replace(whole, once=whole.once - cut, cut=cut, joined=block)
-    if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model, work.again):
+    if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model):
         work = replace(work, joined=0.0)  # matmuls add by turns: that saves more than joining takes
     algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
     ways, follows = scatter_links(ranks, model), scatter.follows
@@ -278,11 +278,7 @@ def scatter_seconds(
 
 
 def turns_pay(
-    scatter: Scatter,
-    factors: Sequence[Any],
-    whole: Sequence[Any],
-    ranks: int,
-    device_kind: str | None,
+    scatter: Scatter, factors: Sequence[Any], ranks: int, device_kind: str | None
 ) -> bool:
     """Whether to make a sum of products of halves, by turns (see `ringcoll.runtime.turns`).
 
@@ -296,10 +292,10 @@ def turns_pay(
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = summed(scatter, pairs, ranks)
-    return _turns_are_quicker(work, block, ranks, model, sum(map(nbytes, whole)))
+    return _turns_are_quicker(work, block, ranks, model)
 
 
-def _turns_are_quicker(work: Work, block: int, ranks: int, model: Model, whole: float) -> bool:
-    """As `turns_pay`; `whole` is the bytes of factors that are not cut."""
+def _turns_are_quicker(work: Work, block: int, ranks: int, model: Model) -> bool:
+    """As `turns_pay`; `work.again` is the bytes of factors that are not cut."""
     hop = model.latency + model.beta * block / 2
-    return hop > work.flops * model.delta / ranks > whole * model.memory
+    return hop > work.flops * model.delta / ranks > work.again * model.memory

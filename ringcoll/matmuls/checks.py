@@ -9,9 +9,11 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.collectives import choice, wires
-from ringcoll.collectives.front_door import AxisName, Call
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.table import Table
-from ringcoll.collectives.tree_order import leaves_of_tree
+from ringcoll.collectives.tree_order import leaves_of_call
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -21,20 +23,12 @@ from ringcoll.runtime.value_types import typed_alike
 class FactorsCall(Call):
     """One call of an einsum of two factors, without these."""
 
-    def __init__(
-        self,
-        name: str,
-        spec: Any,
-        axis_name: AxisName,
-        algorithm: Any,
-        wide: Any,
-        said: Any,
-        tree: tuple[str | None, int],
-    ) -> None:
-        operands = f"{spec!r}, x, w"
-        super().__init__(name, axis_name, None, algorithm, wide, said, operands, tree)
+    def __init__(self, name: str, spec: Any, axis_name: AxisName, **said: Any) -> None:
+        super().__init__(name, axis_name, said=said, operands=f"{spec!r}, x, w")
 
-    def how(self, precision: Any, residuals: str = "save") -> Options:
+    def how(
+        self, algorithm: Any, precision: Any, accumulate_dtype: Any, residuals: str = "save"
+    ) -> Options:
         """By whom and how exactly, if it can be."""
         for axis in self.axes:
             if isinstance(axis, int):
@@ -44,14 +38,15 @@ class FactorsCall(Call):
         if residuals not in ("regather", "save"):
             words = f"residuals={residuals!r}"
             raise self.refusal(ValueError, words, "choose from regather, save")
-        if isinstance(self.algorithm, Table):
+        if isinstance(algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
         # A sum by a schedule: of algorithms there are the same as for psum_scatter.
-        leaves = self.tree_leaves()
-        call = self.algorithm, "psum_scatter", self.axes, None, leaves
-        algorithm = self.ask(choice.settled, *call)
-        return Options(self.axes, algorithm, precision, self.wide(), residuals == "save", leaves)
+        leaves = leaves_of_call(self)
+        asked = algorithm, "psum_scatter", self.axes, None, leaves
+        algorithm = self.ask(choice.settled, *asked)
+        wide = None if accumulate_dtype is None else wide_dtype(self, accumulate_dtype)
+        return Options(self.axes, algorithm, precision, wide, residuals == "save", leaves)
 
     def check_cut(self, options: Options, label: str, size: int) -> None:
         """Refuse a label that cannot be cut into this rank's leaves."""
@@ -68,7 +63,7 @@ class FactorsCall(Call):
         A rank alone sends nothing, and rounds nothing.
         """
         forward, back = self.ask(wires.settled_pair, wire, gradient_wire)
-        self.ask(leaves_of_tree, *self.tree, self.rank_count(), forward, back)
+        leaves_of_call(self, forward, back)
         if forward or back:
             self.ask(wires.check_operands, factors, [False] * len(factors))
         return (forward, back) if self.rank_count() > 1 else (None, None)
@@ -95,20 +90,21 @@ class FactorsCall(Call):
         return self.ask(labels.sizes, x.shape, w.shape, times)
 
     def dtype(
-        self, labels: Labels, sizes: Any, x: Array, w: Array, precision: Any, preferred: Any
+        self, options: Options, labels: Labels, sizes: Any, x: Array, w: Array, preferred: Any
     ) -> np.dtype:
         """Of the result: what `jax.numpy.einsum` says, which may refuse."""
         whole = [
             jax.ShapeDtypeStruct([sizes[label] for label in own], factor.dtype)
             for own, factor in ((labels.x, x), (labels.w, w))
         ]
-        how = {"precision": precision, "preferred_element_type": preferred}
+        how = {"precision": options.precision, "preferred_element_type": preferred}
         einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **how)
-        dtype = self.ask(jax.eval_shape, einsum, *whole).dtype
-        if jnp.issubdtype(dtype, jnp.bool_):  # lax has no sum of booleans over ranks
+        out = self.ask(jax.eval_shape, einsum, *whole)
+        if jnp.issubdtype(out.dtype, jnp.bool_):  # lax has no sum of booleans over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
-        self.wide(dtype)
-        return dtype
+        if options.accumulate_dtype is not None:
+            wide_dtype(self, options.accumulate_dtype, out)
+        return out.dtype
 
     def typed_alike(self, *factors: Array) -> list[Array]:
         """Each typed as varying where any is, so that derivatives have the types of factors."""

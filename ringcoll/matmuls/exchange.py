@@ -11,18 +11,42 @@ though n m rows may be far fewer than k. So w stays:
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 import jax
+from jax import Array
 
 from ringcoll.costs.model import Model, all_to_all_seconds
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.options import Options
 from ringcoll.matmuls.work import SURE, are_known
+from ringcoll.runtime import built_in
+from ringcoll.runtime.progress import marked
+from ringcoll.runtime.value_types import device_kind, explicit_spec
 
 #: The name of this form among algorithms.
 EXCHANGED = "exchanged"
+
+
+def stays(
+    options: Options, gather: Gather, x: Array, others: list[Array], keeps: bool = False
+) -> bool:
+    """Whether, on TPUs, x stays and the rows of the other factor travel; `keeps` as for `pays`."""
+    has_terms = options.leaves is not None or gather.wire or gather.gradient_wire
+    is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
+    if options.algorithm != "auto" or device_kind() not in auto.KINDS or has_terms or is_explicit:
+        return False
+    return pays(gather, x, others, options.sizes(), options.model(), keeps)
+
+
+def swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
+    """An all-to-all that gives every rank a part of one dimension, and all of another."""
+    dims = labels.index(split), labels.index(joined)
+    swap = partial(built_in.all_to_all, split_axis=dims[0], concat_axis=dims[1], tiled=True)
+    return marked(lambda x: swap(x, options.axes), x, options.axes)
 
 
 def in_place_of(gather: Gather, product: Product, other: Any) -> Gather | Scatter | None:

@@ -61,8 +61,10 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.front_door import LEAVES, AxisName, Call
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
 from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import SAME, WireLike
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Product, Scatter
@@ -121,12 +123,10 @@ def all_gather_einsum(
     >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
     True
     """
-    said = {"gather": gather, "operand": operand}
-    tree = (order, leaves)
-    call = FactorsCall(
-        "all_gather_einsum", spec, axis_name, algorithm, accumulate_dtype, said, tree
-    )
-    options, labels = call.how(precision, residuals), call.labels(spec)
+    said = {"gather": gather, "operand": operand, "order": order, "leaves": leaves}
+    call = FactorsCall("all_gather_einsum", spec, axis_name, **said)
+    options = call.how(algorithm, precision, accumulate_dtype, residuals)
+    labels = call.labels(spec)
     if operand not in (0, 1):
         raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
     moving, still = (w, x) if operand else (x, w)
@@ -140,7 +140,7 @@ def all_gather_einsum(
     for factor in factors:
         first, second = (factor, shard) if operand else (shard, factor)
         sizes = call.sizes(labels, first, second, times)
-        dtype = call.dtype(labels, sizes, first, second, precision, preferred_element_type)
+        dtype = call.dtype(options, labels, sizes, first, second, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
         if cut := products[-1].cut(moving_labels):
             call.check_cut(options, cut, sizes[cut])
@@ -190,19 +190,16 @@ def einsum_reduce_scatter(
     >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    said = {"scatter": scatter}
-    tree = (order, leaves)
-    call = FactorsCall(
-        "einsum_reduce_scatter", spec, axis_name, algorithm, accumulate_dtype, said, tree
-    )
-    options, labels = call.how(precision), call.labels(spec)
+    said = {"scatter": scatter, "order": order, "leaves": leaves}
+    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **said)
+    options, labels = call.how(algorithm, precision, accumulate_dtype), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
     sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
     if sizes[scatter] % n:
         words = f"label {scatter!r} of size {sizes[scatter]} does not divide by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
-    dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+    dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
     x, w = call.typed_alike(x, w)
     wires = call.wires(wire, gradient_wire, x, w)
     terms = ((labels.x, labels.w),)
@@ -449,12 +446,11 @@ def matmul_in_blocks(
     """
     rows = _LETTERS[: x.ndim - 1]
     spec = f"{rows}k,kf->{rows}f"
-    tree = (order, leaves)
-    call = FactorsCall("matmul_in_blocks", spec, axis_name, "auto", accumulate_dtype, {}, tree)
-    options, labels = call.how(precision), call.labels(spec)
+    call = FactorsCall("matmul_in_blocks", spec, axis_name, order=order, leaves=leaves)
+    options, labels = call.how("auto", precision, accumulate_dtype), call.labels(spec)
     sizes, cut = call.sizes(labels, x, w, {}), "k" if contracted else "f"
     call.check_cut(options, cut, sizes[cut])
-    dtype = call.dtype(labels, sizes, x, w, precision, preferred_element_type)
+    dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
     x, w = call.typed_alike(x, w)
     return multiply_in_blocks(options, spec, cut, dtype, x, w)
 

@@ -66,7 +66,7 @@ def gather_and_multiply(
 
 
 def _gather_and_multiply_forward(options, gather, x, others):
-    if not options.saves or _stays(options, gather, x, others, keeps=True):
+    if not options.saves or exchange.stays(options, gather, x, others, keeps=True):
         return gather_and_multiply(options, gather, x, others), (x, None, others)
     results, whole = _gather_and_multiply(options, gather, x, others, keep=True)
     return results, (None, whole, others)
@@ -110,7 +110,7 @@ def _gather_and_multiply(
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
-        if not keep and _stays(options, gather, x, others):
+        if not keep and exchange.stays(options, gather, x, others):
             form = Form(exchange.EXCHANGED)
         else:
             form = Form(*auto.to_gather(gather, x, others, sizes, model))
@@ -152,38 +152,20 @@ def _gather_and_multiply(
     return results, whole if keep else None
 
 
-def _stays(
-    options: Options, gather: Gather, x: Array, others: list[Array], keeps: bool = False
-) -> bool:
-    """Whether, on TPUs, x stays and the rows of the other factor travel: see `exchange.pays`."""
-    has_terms = options.leaves is not None or gather.wire or gather.gradient_wire
-    is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
-    if options.algorithm != "auto" or device_kind() not in auto.KINDS or has_terms or is_explicit:
-        return False
-    return exchange.pays(gather, x, others, options.sizes(), options.model(), keeps)
-
-
 def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
     """The results, while x stays."""
     label, sizes, model, results = gather.label, options.sizes(), options.model(), []
     for product, other in zip(gather.products, others, strict=True):
         of = exchange.in_place_of(gather, product, other)
         if isinstance(of, Scatter):
-            pair = x, _swapped(options, other, product.other, label, of.label)
+            pair = x, exchange.swapped(options, other, product.other, label, of.label)
             chosen = replace(options, algorithm=auto.to_scatter(of, [pair], sizes, model))
             results.append(multiply_and_scatter(chosen, of, [pair]))
         elif of:
             chosen = replace(options, algorithm=auto.to_gather(of, other, [x], sizes, model)[0])
             (y,) = gather_and_multiply(chosen, of, other, [x])
-            results.append(_swapped(options, y, product.out, of.label, label))
+            results.append(exchange.swapped(options, y, product.out, of.label, label))
     return results
-
-
-def _swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
-    """An all-to-all that gives every rank a part of one dimension, and all of another."""
-    dims = labels.index(split), labels.index(joined)
-    swap = partial(built_in.all_to_all, split_axis=dims[0], concat_axis=dims[1], tiled=True)
-    return marked(lambda x: swap(x, options.axes), x, options.axes)
 
 
 def _gather_and_multiply_by_rounds(
@@ -386,11 +368,11 @@ def _multiply_and_scatter_by_rounds(
     sizes = [x.shape[own.index(scatter.label)] for x, own in of_factors if scatter.label in own]
     size, order = sizes[0] // schedule.size, order_of_work()
     blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
-    whole, kind = blocks.whole(), device_kind()
+    whole = blocks.whole()
     pays = (
         order.takes_turns
         and options.leaves is None
-        and auto.turns_pay(scatter, factors, whole, schedule.size, kind)
+        and auto.turns_pay(scatter, factors, schedule.size, device_kind())
     )
     if pays and turns.are_possible(schedule):
         halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))

@@ -242,9 +242,9 @@ class _Sums:
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
         if not missing:
             return False
-        before = [*self.sent, *self.made_of]
-        origins = [self.order.after(self.ranks.origin(k.offset), before) for k in missing]
-        slots = [Slot(at, key.lane) for at, key in zip(origins, missing, strict=True)]
+        slots = [Slot(self.ranks.origin(key.offset), key.lane) for key in missing]
+        if before := [*self.sent, *self.made_of]:
+            slots = [slot._replace(origin=self.order.after(slot.origin, before)) for slot in slots]
         values, self.made_of = self.produce(self.operands, slots)
         for key, value in zip(missing, values, strict=True):
             self.partial[key] = varying(value, self.ranks.axes)

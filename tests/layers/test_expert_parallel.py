@@ -261,6 +261,14 @@ WRONG = {
     "integers": ({"dtype": jnp.int32}, {}, TypeError, "x is int32; pass real floats"),
     "floats of one byte": ({"dtype": jnp.float8_e5m2}, {}, TypeError, "of 2 bytes or more"),
     "no such axis": ({}, {"axis_name": "z"}, NameError, "layers.moe(x, router, experts, axis_nam"),
+    "no array of tokens": (
+        {"x": None},
+        {},
+        TypeError,
+        "ringcoll.layers.moe: x=None is not an array; pass an array",
+    ),
+    "no router": ({"router": None}, {}, TypeError, "layers.moe: router=None is not an array"),
+    "no array of weights": ({"up": None}, {}, TypeError, "layers.moe: up=None is not an array"),
     "an axis twice": ({}, {"axis_name": ("x", "x")}, ValueError, "name each axis once"),
 }
 
@@ -273,8 +281,9 @@ def test_errors_say_what_is_wrong_before_anything_is_sent(case):
 
     def layer():
         x, router, *weights = (
-            jnp.zeros(changed.get(name, shape), of_x if name == "x" else jnp.float32)
-            for name, shape in shapes.items()
+            None if shape is None else jnp.zeros(shape, of_x if name == "x" else jnp.float32)
+            for name, shape in (shapes | changed).items()
+            if name in shapes
         )
         experts = dict(zip(("gate", "up", "down"), weights, strict=True))
         return ep.moe(x, router, experts, **({"axis_name": "x", "top_k": 2} | how))

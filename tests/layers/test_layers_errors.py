@@ -228,6 +228,52 @@ CALLS = {
 }
 
 
+WHOLE, PART = {"w": ones(8)}, {"w": P("x")}
+#: Every layer that needs its axes; `names` are the axes that it is given.
+OF_AXES = {
+    "column_linear": lambda names: tp.column_linear(ones(8, 5), X, names),
+    "row_linear": lambda names: tp.row_linear(ones(8, 5), X, names, sequence_parallel=False),
+    "mlp": lambda names: tp.mlp({"up": ones(8, 6), "down": ones(6, 8)}, X, names),
+    "attention": lambda names: tp.attention(HEADS, X, names),
+    "embed": lambda names: tp.embed({"embedding": ones(2, 8)}, ones(2, 4, dtype=int), names),
+    "unembed": lambda names: tp.unembed({"unembedding": ones(8, 5)}, X, names),
+    "cross_entropy": lambda names: tp.cross_entropy(X, ones(2, 3, dtype=int), names),
+    "copied": lambda names: layers.copied(WHOLE, names),
+    "by_leaves": lambda names: layers.by_leaves(max, WHOLE, X, names),
+    "fold_rng_over_axis": lambda names: layers.fold_rng_over_axis(jax.random.key(0), names),
+    "fsdp.gather": lambda names: fsdp.gather(WHOLE, PART, names),
+    "fsdp.linear": lambda names: fsdp.linear(ones(8, 5), X, names),
+    "scan_layers": lambda names: fsdp.scan_layers(min, WHOLE, X, {"w": P()}, names),
+}
+
+
+@pytest.mark.parametrize("names", ["nope", ("x", "nope")], ids=str)
+@pytest.mark.parametrize("name", OF_AXES)
+def test_an_axis_that_is_not_bound_is_named_with_the_layer_and_those_there_are(name, names):
+    def program():
+        OF_AXES[name](names)
+
+    mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
+    said = said_by(lambda: jax.eval_shape(mapped), NameError)
+    words = "unbound axis name: nope; the axes here are 'x', 'y'"
+    assert said == f"ringcoll.layers.{name}: axis_name={names!r}: {words}"
+
+
+@pytest.mark.parametrize("name", ["fsdp.gather", "fsdp.linear", "scan_layers"])
+def test_replicas_that_are_not_bound_are_named(name):
+    def program():
+        if name == "fsdp.gather":
+            fsdp.gather(WHOLE, PART, "x", replicas="nope")
+        elif name == "fsdp.linear":
+            fsdp.linear(ones(8, 5), X, "x", replicas="nope")
+        else:
+            fsdp.scan_layers(min, WHOLE, X, {"w": P()}, "x", replicas="nope")
+
+    mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
+    said = said_by(lambda: jax.eval_shape(mapped), NameError)
+    assert said.startswith(f"ringcoll.layers.{name}: replicas='nope': unbound axis name: nope;")
+
+
 def said_by(call, kind):
     with pytest.raises(kind) as caught:
         call()

@@ -12,7 +12,7 @@ from test_matmuls import FORMS
 
 import ringcoll
 from ringcoll.cost import DEVICES
-from ringcoll.matmuls import exchange, forms, overlapped
+from ringcoll.matmuls import exchange, forms
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
 TWO_BYTES = np.dtype(np.float16)
@@ -38,14 +38,14 @@ def where_possible(options, gather, x, others, keeps=False):
 )
 def test_all_forms_compute_the_same(n, check_vma, monkeypatch):
     monkeypatch.setattr(forms, "PLAIN_ON", ())
-    monkeypatch.setattr(overlapped, "_stays", where_possible)
+    monkeypatch.setattr(exchange, "stays", where_possible)
     compared(n, {}, check_vma=check_vma)
 
 
 def test_what_travels_instead(monkeypatch):
     """Forward and backward: rows there, sums home; rows there, products home."""
     monkeypatch.setattr(forms, "PLAIN_ON", ())
-    monkeypatch.setattr(overlapped, "_stays", where_possible)
+    monkeypatch.setattr(exchange, "stays", where_possible)
 
     def program(x, w):
         call = FORMS["weight gathered"].ours
@@ -130,7 +130,7 @@ def test_only_tpus_exchange_and_only_by_auto():
 
     assert count() == 0  # this is a CPU
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlapped, "device_kind", lambda: "TPU v6 lite")
+        patch.setattr(exchange, "device_kind", lambda: "TPU v6 lite")
         assert count() == 1
         assert count(algorithm="ring") == 0
         assert count(algorithm="lax") == 0

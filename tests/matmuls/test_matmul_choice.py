@@ -131,7 +131,7 @@ def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_i
     def pays(device_kind, m, k, f):
         x, w = array(m, k), array(k, f)
         sums = Scatter("m", "mf", (("mk", "kf"),), TWO_BYTES)
-        return turns_pay(sums, [x, w], [w], 8, device_kind)
+        return turns_pay(sums, [x, w], 8, device_kind)
 
     v5e, v6e = "TPU v5 lite", "TPU v6 lite"
     # A block is 16 MB. Half of it is 94 us of v6e's wire, and its products are 66 us.

@@ -1,0 +1,91 @@
+"""A call of a public function as it was written, which every refusal of it names."""
+
+import math
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from jax import lax
+
+from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of
+from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a public function, without its operand, as it was written.
+
+    Attributes:
+        name: of the function.
+        axis_name, groups: as the user gave them.
+        said: other arguments that a refusal shows, by name. `order` and `leaves` are shown together
+            or not at all.
+        operands: the text for the operands in error messages.
+        axes, grouped: the axes and the groups, as tuples.
+    """
+
+    name: str
+    axis_name: AxisName
+    groups: Groups = None
+    said: Mapping[str, Any] = field(default_factory=dict)
+    operands: str = "x"
+    axes: tuple[Hashable, ...] = field(init=False)
+    grouped: Grouped | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", axes_of(self.axis_name))
+        if self.groups is not None:  # read once: they may be iterators
+            object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
+
+    def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
+        """The exception to raise; it names the call, the wrong value and the cure."""
+        args = {"axis_name": self.axis_name, **self.said}
+        if args.get("order") is None:
+            args = {name: args[name] for name in args if name not in ("order", "leaves")}
+        if self.groups is not None:
+            args["axis_index_groups"] = self.groups
+        said = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]
+        call = ", ".join(filter(None, said))  # some functions have no operand
+        cure = cure or cure_of(words)
+        words = words or f"not supported by jax.lax.{self.name}"
+        if "{n}" in cure:
+            n = len(self.grouped[0]) if self.grouped else self.rank_count()
+            cure = cure.format(n=n)
+        return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
+
+    def integer(self, name: str, ndim: int | None = None) -> int:
+        """The value of an argument that has to be a whole number, or a refusal.
+
+        With `ndim` it is one of so many dimensions, and is counted from 0.
+        """
+        value = self.said[name]
+        try:
+            number = operator.index(value)
+        except TypeError as error:
+            words = f"{name}={value!r} is not an integer"
+            raise self.refusal(TypeError, words, "pass a Python int") from error
+        if ndim is None:
+            return number
+        if not -ndim <= number < ndim:
+            words = f"{name}: axis {number} is out of bounds for array of dimension {ndim}"
+            raise self.refusal(ValueError, words)
+        return number % ndim
+
+    def ask(self, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
+        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
+            raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
+        try:
+            return function(*args)
+        except REFUSALS as error:
+            kind = kind_of(error)
+            unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
+            cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
+            raise self.refusal(kind, str(error), cure) from error
+
+    def rank_count(self) -> int:
+        """How many ranks there are over the axes."""
+        return math.prod(lax.axis_size(axis) for axis in self.axes)
