@@ -132,7 +132,10 @@ class ScheduledCollective(Collective):
                 f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
                 "axis of a vmap, and the others are not; sum over them in separate calls"
             )
-        return super().within(axis, self.widen(x), dim, out).astype(x.dtype)
+        wide = self.widen(x)
+        if wide.dtype == x.dtype:  # a cast would lose a weak type
+            return super().within(axis, x, dim, out)
+        return super().within(axis, wide, dim, out).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
         """Run the schedule of `algorithm`; the result may still have the dtype of accumulation.

@@ -142,6 +142,8 @@ def _gather_and_multiply(
             late = [i for i, p in enumerate(gather.products) if gather.label not in p.out]
         with named("all_gather_einsum", options.algorithm, "all_gather"):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
+    elif 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
+        whole = empty(_times(x.shape, dim, prod(options.sizes())), x, options.axes)
     else:
         with named("all_gather_einsum", LAX, "all_gather"):
             whole = marked(send, x, options.axes)
@@ -324,6 +326,9 @@ def multiply_and_scatter(
             )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
             whole = _summed(options, scatter, factors)
+            if 0 in whole.shape:  # as for a gather
+                shard = whole.shape[dim] // prod(options.sizes())
+                return lax.slice_in_dim(whole, 0, shard, axis=dim).astype(dtype)
             return marked(scatter_sum, whole, options.axes).astype(dtype)
     with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
         mine = _multiply_and_scatter_by_rounds(options, scatter, factors)

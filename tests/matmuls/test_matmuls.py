@@ -1,6 +1,7 @@
 """Matmuls over the wire against the plain built-in form: values, gradients, refusals."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -267,3 +268,30 @@ def test_rows_that_do_not_divide_are_refused_or_padded_and_cut():
         per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x"), x, w)
     ours = per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_all_reduce(x, w, "x"), x, w)
     np.testing.assert_array_equal(ours, np.broadcast_to((x @ w).sum(0), ours.shape))
+
+
+def test_of_no_elements():
+    """Of no rows or columns; lax's collectives cannot be compiled for them."""
+    shapes = {
+        "rows gathered": ((0, 4), (4, 2)),
+        "columns of the weight gathered": ((5, 4), (4, 0)),
+        "rows scattered": ((0, 4), (4, 2)),
+        "columns scattered": ((3, 4), (4, 0)),
+        "sum on every rank": ((0, 4), (4, 2)),
+    }
+    xs = {name: tuple(data((3, *shape)) for shape in both) for name, both in shapes.items()}
+
+    def program(xs):
+        return {
+            f"{name} by {algorithm}": with_gradients(
+                partial(FORMS[name].ours, algorithm=algorithm)
+            )(*xs[name])
+            for name in xs
+            for algorithm in ("auto", "lax", "ring")
+        }
+
+    for name, (y, gradients) in per_rank(make_mesh(3), program, xs).items():
+        x, w = xs[name.rpartition(" by ")[0]]
+        assert y.shape == (3, *np.matmul(x, w).shape[1:]), name
+        for got, factor in zip(gradients, (x, w), strict=True):
+            np.testing.assert_array_equal(got, np.zeros_like(factor), name)
