@@ -114,11 +114,9 @@ def _sending(load: Load, link_bytes: float, model: Model) -> float:
     """The seconds of messages; by a measured wire, all are taken to be of one size."""
     if model.wire and load.startups:
         return load.startups * model.wire(link_bytes / load.startups)
-    one_after_another = (
-        model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
-    )
+    apart = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
     shard_bytes = link_bytes / float(load.link) if load.link else 0.0
-    return one_after_another - sum(_beside(one, shard_bytes, model) for one in load.uneven)
+    return apart - sum(_beside(one, shard_bytes, model) for one in load.uneven)
 
 
 def _beside(rounds: Uneven, shard_bytes: float, model: Model) -> float:
