@@ -11,6 +11,7 @@ from functools import wraps
 from math import prod
 from typing import Any
 
+from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import figure, files
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
@@ -20,8 +21,6 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 #: What `size` takes, for the help of an option.
 SIZES = "K, M, G are powers of 1024, also as MB or MiB"
 _MOST_BYTES = 2**60
-#: More would take minutes and gigabytes: a schedule is built and proved move by move.
-MOST_RANKS = 2**16
 
 
 class File(str):

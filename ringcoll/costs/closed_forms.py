@@ -86,6 +86,8 @@ def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:
 def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | None:
     """The seconds of a collective on n ranks, B bytes of the full vector; None if there is none.
 
+    With uneven rounds they are the most that it takes, and the formula says so.
+
     Args:
         prices: by number of ranks.
         adding: whether additions count.
@@ -107,7 +109,8 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
         return closed_form(twos, adding)
     if not any(n & (n - 1) for n in prices):
         where = {_TWOS}
-    return Formula(_sum((formula.text, unit) for formula, unit in found), *where)
+    text = _sum((formula.text, unit) for formula, unit in found)
+    return Formula(_most(prices.values()) + text, *where)
 
 
 def at(n: int, paid: Price, adding: bool = True) -> str:
@@ -115,7 +118,12 @@ def at(n: int, paid: Price, adding: bool = True) -> str:
     counts = [(paid.startups, "alpha"), (paid.hops, "hop"), (paid.link / n, "B beta")]
     if adding:
         counts.append((paid.additions / n, "B gamma"))
-    return _sum((str(count), unit) for count, unit in counts)
+    return _most([paid]) + _sum((str(count), unit) for count, unit in counts)
+
+
+def _most(prices: Iterable[Price]) -> str:
+    """Where bytes travel beside hops, a sum of both is too large."""
+    return "at most " if any(paid.uneven for paid in prices) else ""
 
 
 def _sum(terms: Iterable[tuple[str, str]]) -> str:

@@ -9,12 +9,12 @@ Everything is counted in *shards*: 1/n of the full vector, which is the operand 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from math import ceil, prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ringcoll.costs.routes import HostRound, Load, on_hosts, on_torus
+from ringcoll.costs.routes import HostRound, Load, Uneven, on_hosts, on_torus
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
@@ -49,6 +49,9 @@ class Price:
     `sent` is what leaves a rank. `raw` is the part of it in messages without a partial sum; these
     keep the operand's width, whatever the dtype of the sums. `link` is the load of the busiest
     link and direction, summed over the rounds. `additions` is what a rank adds.
+
+    `uneven` are the rounds on a ring or torus in which some messages go farther than others. They
+    take less than their hops and bytes one after the other.
     """
 
     rounds: int = 0
@@ -59,6 +62,7 @@ class Price:
     raw: Fraction = Fraction(0)
     link: Fraction = Fraction(0)
     additions: Fraction = Fraction(0)
+    uneven: tuple[Uneven, ...] = ()
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a table."""
@@ -249,11 +253,19 @@ def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
         raw=shards * raw,
         link=shards * alone.link,
         additions=shards * adds * alone.additions,
+        uneven=tuple(
+            Uneven(times, tuple((links, shards * load) for links, load in reach))
+            for times, reach in alone.uneven
+        ),
     )
 
 
 def _in_turn(*prices: Price) -> Price:
-    return Price(*(sum(column) for column in zip(*map(astuple, prices), strict=True)))
+    added: dict[str, Any] = {
+        one.name: sum((getattr(paid, one.name) for paid in prices), getattr(Price(), one.name))
+        for one in fields(Price)
+    }
+    return Price(**added)
 
 
 def wire_bytes(
@@ -349,4 +361,5 @@ def price_backward(
         raw=Fraction(raw, schedule.lanes),
         link=load.link,
         additions=sent,
+        uneven=load.uneven,
     )

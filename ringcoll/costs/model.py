@@ -15,7 +15,7 @@ import numpy as np
 
 from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.curves import Curve
-from ringcoll.costs.routes import Load
+from ringcoll.costs.routes import Load, Uneven
 from ringcoll.costs.slices import SIDES
 
 __all__ = [
@@ -106,7 +106,7 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     raw = float(paid.raw / paid.sent) if paid.sent else 1.0
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
     added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
-    load = Load(paid.startups, paid.hops, paid.link)
+    load = Load(paid.startups, paid.hops, paid.link, paid.uneven)
     return _sending(load, link_bytes, model) + model.gamma * added_bytes
 
 
@@ -114,7 +114,23 @@ def _sending(load: Load, link_bytes: float, model: Model) -> float:
     """The seconds of messages; by a measured wire, all are taken to be of one size."""
     if model.wire and load.startups:
         return load.startups * model.wire(link_bytes / load.startups)
-    return model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
+    apart = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
+    shard_bytes = link_bytes / float(load.link) if load.link else 0.0
+    return apart - sum(_beside(one, shard_bytes, model) for one in load.uneven)
+
+
+def _beside(rounds: Uneven, shard_bytes: float, model: Model) -> float:
+    """The seconds in which bytes of near messages travel while far messages pass their links.
+
+    A round is done when, for every distance, messages that go as far have passed that many links,
+    and the busiest link has carried them.
+    """
+    (_, shards), (farthest, _) = rounds.reach[0], rounds.reach[-1]
+    apart = model.hop * farthest + model.beta * shard_bytes * float(shards)
+    least = max(
+        model.hop * links + model.beta * shard_bytes * float(load) for links, load in rounds.reach
+    )
+    return rounds.times * (apart - least)
 
 
 def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
@@ -154,7 +170,8 @@ def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) 
     """The fastest of several at every size, to the byte.
 
     By bisection from the powers of two on. (Where time is a line in the size, as that of
-    `seconds` is, the fastest at both ends of an interval is the fastest in it.)
+    `seconds` is but for uneven rounds, the fastest at both ends of an interval is the fastest in
+    it.)
 
     Args:
         times: seconds of so many bytes; of those that tie, the first counts.

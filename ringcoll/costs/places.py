@@ -8,6 +8,10 @@ from operator import index
 
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.slices import closed, rings
+from ringcoll.io.strict_json import shown
+
+#: More would take minutes and gigabytes: a schedule is built and proved move by move.
+MOST_RANKS = 2**16
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -
         shape = ()
     if not shape or min(shape) < 1:
         raise ValueError(f"predict: ranks {ranks!r} is not a number of ranks, nor a shape of them")
+    if prod(shape) > MOST_RANKS:
+        raise ValueError(
+            f"predict: ranks {shown(ranks)}: a schedule of more than {MOST_RANKS} ranks takes "
+            "minutes and gigabytes to build; give fewer"
+        )
+    if topology is not None and not isinstance(topology, str):
+        raise ValueError(_unknown(topology))
     words = (topology or "").lower()
     if device.model.axes:
         return _on_a_slice(shape, device, topology, words)
@@ -81,6 +92,8 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, wo
     line = re.search(r"\bline|no wrap|mesh", words)
     ring = re.search(r"\bring|torus|wraps", words)
     if topology is not None and not (sizes or line or ring):
+        raise ValueError(_unknown(topology))
+    if 0 in sizes:
         raise ValueError(_unknown(topology))
     if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
         raise ValueError(f"predict: {device.name} has links along {axes} axes, not {shape}")
@@ -120,7 +133,7 @@ def _network_in(words: str, device: str) -> str:
     return named[max(found, key=len)] if found else ""
 
 
-def _unknown(topology: str) -> str:
+def _unknown(topology: object) -> str:
     return (
         f"predict: topology {topology!r} says no slice ('4x4', 'line', 'ring'), no hosts "
         f"('4 hosts', 'switch') and no network between them ({', '.join(_networks())})"

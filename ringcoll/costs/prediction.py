@@ -4,7 +4,6 @@ A built-in collective is priced as itself: on GPUs by the curves that were measu
 TPUs by rings along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,8 +16,8 @@ from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, seconds, seconds_on_hosts
 from ringcoll.costs.places import Place, place_of
-from ringcoll.costs.wire import Wire
-from ringcoll.io.strict_json import DTYPES
+from ringcoll.costs.wire import ENCODED, Wire
+from ringcoll.io.strict_json import DTYPES, shown
 from ringcoll.schedules.registry import (
     ALL_REDUCES,
     COLLECTIVES,
@@ -56,6 +55,8 @@ _DTYPES = {
     "float": "float32",
     "half": "float16",
 }
+#: The bytes of the floats that a wire carries.
+_FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def predict(
@@ -98,7 +99,8 @@ def predict(
 
     Raises:
         ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
-            the algorithm has no schedule for these ranks; or nbytes is not a number of bytes.
+            the algorithm has no schedule for these ranks; or nbytes is not a number of bytes; or
+            the collective or dtype has no wire.
 
     >>> print(f"{cost.predict('all_gather', 2**26, 8, 'h100'):.1e}")
     2.1e-04
@@ -106,21 +108,22 @@ def predict(
     >>> print(f"{ring:.1e}")
     9.0e-04
     """
-    name = collective if collective == PERMUTE else in_lax(collective)
-    if name not in (*COLLECTIVES, TOUR, PERMUTE):
+    is_text = isinstance(collective, str)
+    name = in_lax(collective) if is_text and collective != PERMUTE else collective
+    if not is_text or name not in (*COLLECTIVES, TOUR, PERMUTE):
         known = ", ".join((*COLLECTIVES, TOUR, PERMUTE))
-        raise ValueError(f"predict: collective {collective!r} is not known; there are {known}")
-    try:
-        counted = 0 <= nbytes < float("inf")
-    except TypeError:
-        counted = False
-    if not counted:
-        raise ValueError(f"predict: nbytes {nbytes!r} is not a number of bytes; give 0 or more")
+        raise ValueError(f"predict: collective {shown(collective)} is not known; there are {known}")
+    if not _is_size(nbytes):
+        raise ValueError(
+            f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
+        )
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
-    if _DTYPES.get(dtype, dtype) not in DTYPES:
-        raise ValueError(f"predict: dtype {dtype!r} is not known; there are {', '.join(DTYPES)}")
-    machine = machines.find(device) if isinstance(device, str) else device
+    if not isinstance(dtype, str) or _DTYPES.get(dtype, dtype) not in DTYPES:
+        raise ValueError(
+            f"predict: dtype {shown(dtype)} is not known; there are {', '.join(DTYPES)}"
+        )
+    machine = device if isinstance(device, Device) else machines.find(device)
     place = place_of(ranks, machine, topology)
     if place.ranks == 1:
         return 0.0
@@ -128,10 +131,17 @@ def predict(
         words = f"{name} by {algorithm!r}, wire={wire!r}"
         raise ValueError(f"predict: {words}: name an algorithm, whose schedule is priced, no wire")
     if wire is not None:
-        codes = Wire(wire) if isinstance(wire, str) else wire
+        codes = wire if isinstance(wire, Wire) else Wire(wire)
+        if name not in ENCODED:
+            raise ValueError(f"predict: {name} has no wire; there are {', '.join(ENCODED)}")
+        itemsize = _FLOATS.get(_DTYPES.get(dtype, dtype), 0)
+        if not itemsize:
+            raise ValueError(
+                f"predict: dtype {dtype!r} with a wire, which carries {', '.join(_FLOATS)}"
+            )
         if name in ALL_REDUCES:
             name = "psum"
-        return _encoded(name, algorithm, float(nbytes), dtype, place, codes)
+        return _encoded(name, algorithm, float(nbytes), itemsize, place, codes)
     if algorithm == LAX:
         return _built_in(name, float(nbytes), place)
     if name == PERMUTE:
@@ -141,11 +151,17 @@ def predict(
     return _by_schedule(name, algorithm, float(nbytes), place, offsets)
 
 
+def _is_size(nbytes: Any) -> bool:
+    try:
+        return bool(0 <= nbytes <= 2**63)
+    except (TypeError, ValueError):  # no number; several
+        return False
+
+
 def _encoded(
-    name: str, algorithm: Algorithm, nbytes: float, dtype: str, place: Place, wire: Wire
+    name: str, algorithm: Algorithm, nbytes: float, itemsize: int, place: Place, wire: Wire
 ) -> float:
     """With a wire: fewer bytes to send, and the work of each rank."""
-    itemsize = int(re.sub(r"\D", "", _DTYPES.get(dtype, dtype))) // 8
     work = encoding.seconds(name, place.ranks, nbytes, itemsize, wire, place.device.model)
     size = nbytes * encoding.ratio(wire, itemsize)
     if algorithm != LAX:
@@ -174,7 +190,7 @@ def paid(
     >>> paid("all_gather", 8, "v5e", "ring").startups
     7
     """
-    machine = machines.find(device) if isinstance(device, str) else device
+    machine = device if isinstance(device, Device) else machines.find(device)
     return _paid(in_lax(collective), algorithm, place_of(ranks, machine, None))
 
 

@@ -23,14 +23,31 @@ from ringcoll.schedules.schedule import Schedule, ScheduleError
 Kind = tuple[tuple[int, int, int], ...]
 #: Messages of a round that are routed one by one; more would take gigabytes.
 MOST_MESSAGES = 2**22
+#: Of more distances in a round, as many are looked at, from the nearest to the farthest.
+MOST_DISTANCES = 16
+
+
+class Uneven(NamedTuple):
+    """A round whose messages pass different numbers of links, and how many there are like it.
+
+    The bytes of near messages travel while far ones still pass their links. `reach` has pairs: a
+    number of links, and the shards on the busiest link from messages that pass so many or more.
+    """
+
+    times: int
+    reach: tuple[tuple[int, Fraction], ...]
 
 
 class Load(NamedTuple):
-    """Messages that start one after the other, links passed, and shards on the busiest link."""
+    """Messages that start one after the other, links passed, and shards on the busiest link.
+
+    Of the rounds that it sums up, some may be uneven.
+    """
 
     startups: int
     hops: int
     link: Fraction
+    uneven: tuple[Uneven, ...] = ()
 
 
 class HostRound(NamedTuple):
@@ -59,16 +76,24 @@ def on_torus(
 
     Startups are the most messages that leave a rank by one port (an axis and a direction); those
     by other ports start at the same time. Hops are the links that the farthest message passes.
+    All messages of a round start before their bytes travel.
 
     Raises:
         ScheduleError: it cannot be routed: see `MOST_MESSAGES`.
     """
-    total = np.zeros(3, int)
+    rings = closed or (True,) * len(network)
+    startups, hops, shards, uneven = 0, 0, 0, []
     for kind, times in _kinds(schedule).items():
-        rings = closed or (True,) * len(network)
-        total += times * np.array(_round_on_torus(schedule, kind, network, rings))
-    startups, hops, shards = total.tolist()
-    return Load(startups, hops, Fraction(shards, schedule.lanes))
+        starts, reach = _round_on_torus(schedule, kind, network, rings)
+        (_, most), (farthest, _) = reach[0], reach[-1]
+        startups, hops, shards = (
+            total + times * one
+            for total, one in zip((startups, hops, shards), (starts, farthest, most), strict=True)
+        )
+        if len(reach) > 1:
+            loads = tuple((links, Fraction(load, schedule.lanes)) for links, load in reach)
+            uneven.append(Uneven(times, loads))
+    return Load(startups, hops, Fraction(shards, schedule.lanes), tuple(uneven))
 
 
 def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
@@ -122,14 +147,14 @@ def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
 
 def _round_on_torus(
     schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
-) -> tuple[int, int, int]:
-    """Startups, hops, and the load of the busiest link in lane shares."""
+) -> tuple[int, list[tuple[int, int]]]:
+    """Startups; and by distance, the load of the busiest link in lane shares: see `Uneven`."""
     # On a torus of its own shape, what one rank sends is what all send.
     alike = schedule.shape == network and all(closed)
     ranks = np.arange(1 if alike else schedule.size)
     source, target, shards = _messages(schedule, kind, ranks)
     here, there = (_places(r, network, closed) for r in (source, target))
-    at, loads, far = here.copy(), [0], np.zeros(len(source), int)
+    ways, far = [], np.zeros(len(source), int)
     starts = np.zeros((2, len(network), len(ranks)), int)  # ahead, back
     for axis, length in enumerate(network):  # one dimension after the other
         ahead = (there[axis] - here[axis]) % length
@@ -139,15 +164,29 @@ def _round_on_torus(
         far += np.where(way == 1, back, ahead)
         first = (ahead > 0) & (here[:axis] == there[:axis]).all(0)
         np.add.at(starts, (way[first], axis, source[first]), 1)
-        for sign, hops in enumerate([ahead, back]):
-            load = (way == sign) * shards
+        ways += [(axis, sign, hops * (way == sign)) for sign, hops in enumerate([ahead, back])]
+    reach: list[tuple[int, int]] = []
+    for links in _some(np.unique(far).tolist()):
+        those = far >= links
+        at, loads = here[:, those].copy(), [0]
+        for axis, sign, hops in ways:
+            passed, load = hops[those], shards[those]
             if alike:  # a link is passed by as many messages as one message passes links
-                loads.append(int(hops @ load))
+                loads.append(int(passed @ load))
             else:
-                at[axis] = (here[axis] - sign * hops) % length
-                loads.append(_busiest_link(network, axis, at, hops, load))
-        at[axis] = there[axis]
-    return int(starts.max()), int(far.max(initial=0)), max(loads)
+                at[axis] = (here[axis, those] - sign * passed) % network[axis]
+                loads.append(_busiest_link(network, axis, at, passed, load))
+                at[axis] = there[axis, those]
+        if reach and reach[-1][1] == max(loads):  # the far ones are as many
+            reach.pop()
+        reach.append((links, max(loads)))
+    return int(starts.max()), reach or [(0, 0)]
+
+
+def _some(numbers: list[int]) -> list[int]:
+    """Of many numbers a few, with the first and the last."""
+    step = max(-(-(len(numbers) - 1) // (MOST_DISTANCES - 1)), 1)
+    return [*numbers[:-1:step], *numbers[-1:]]
 
 
 def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...]) -> np.ndarray:

@@ -51,8 +51,15 @@ def test_prices_are_those_of_messages_that_simgrid_runs(place, size):
 def test_what_a_price_leaves_out_is_found():
     _, ratio = judged("thin:3x2x3x2", "all_gather", "bruck", 2**26)
     assert ratio > 3  # ranks of a group share the link to another
-    _, ratio = judged("16", "all_gather", "direct", 2**20)
-    assert 0.85 < ratio < 0.95  # the bytes of some messages travel beside the hops of others
+
+
+@SIMGRID
+@pytest.mark.parametrize("place", ["16", pytest.param("4x4x4", marks=pytest.mark.exhaustive)])
+def test_bytes_of_near_messages_travel_beside_the_hops_of_far_ones(place):
+    for collective in ("all_gather", "psum"):
+        paid, ratio = judged(place, collective, "direct", 2**20)
+        assert ratio == pytest.approx(1, abs=referee.NEAR)
+        assert paid.uneven
 
 
 def test_without_simgrid_the_command_says_how_to_get_it(monkeypatch, capsys):

@@ -32,6 +32,18 @@ def test_alpha_is_paid_for_each_message_by_the_same_port_and_a_hop_for_each_link
     assert modelled(along_one_then_the_other, 100, machine) == 202
 
 
+def test_bytes_of_near_messages_travel_beside_the_hops_of_far_ones():
+    paid = price("all_gather", "direct", (4,), network=(4,))  # to 1 and 3, and half round to 2
+    assert (paid.startups, paid.hops, paid.link) == (2, 2, 3)
+    for hop in (10, 1000):  # a link and three shards, or two links and two shards
+        taken = modelled(paid, 100, Model(7, 1, 0, hop=hop))
+        assert taken == 2 * 7 + max(hop + 300, 2 * hop + 200)
+    # Both phases of an all-reduce, which also adds; and with sums twice as wide.
+    both = price("psum", "direct", (4,), network=(4,))
+    assert modelled(both, 100, Model(7, 1, 1, hop=10)) == 2 * (14 + 310) + 300
+    assert modelled(paid, 100, Model(7, 1, 0, hop=10), 2) == 14 + 310  # all are raw
+
+
 def test_device_models_are_the_stated_constants():
     assert list(DEVICES) == ["tpu7x", "v4", "v5e", "v5p", "v6e"]
     paid = price("psum_scatter", "bidirectional_ring", (8,), network=(8,))

@@ -147,11 +147,31 @@ def test_hosts_and_the_network_between_them():
         (("psum", 8, 9, "h100", "lax", "float32", "2 hosts"), "do not divide among 2 hosts"),
         (("psum", 8, (2, 2, 2), "v5e"), "v5e has links along 2 axes"),
         (("psum", 8, 8, "missing.json"), "missing.json: No such file"),
+        (("psum", 10**400, 8, "h100"), "is not a number of bytes; give 0 or more, up to 2^63"),
+        (("psum", 1e308, (4, 4), "v5e"), "nbytes 1e+308 is not"),
+        (("psum", np.arange(2), 8, "h100"), "nbytes array([0, 1]) is not"),
+        (("psum", 8, 10**9, "v5p"), "a schedule of more than 65536 ranks takes minutes"),
+        (("psum", 8, 8, None), "no machine is named None"),
+        (("psum", 8, 8, "v5e", "lax", "float32", 4), "topology 4 says no slice"),
+        (("psum", 8, 8, "v5e", "lax", "float32", "0x4"), "topology '0x4' says no slice"),
+        ((["psum"], 8, 8, "v5e"), "collective ['psum'] is not known"),
+        (("psum", 8, 8, "v5e", "lax", ["f32"]), "dtype ['f32'] is not known"),
+        (("psum", 8, 8, "v5e", "lax", "float32", None, 8), "dtype=8 has no codes"),
+        (("pmax", 8, 8, "v5e", "lax", "float32", None, "int8"), "pmax has no wire"),
+        (("psum", 8, 8, "v5e", "lax", "int4", None, "int8"), "dtype 'int4' with a wire, which c"),
     ],
 )
 def test_what_is_not_known_is_refused_with_what_there_is(asked, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         predict(*asked)
+
+
+def test_a_wire_shortens_messages_by_the_bytes_of_their_elements():
+    wide, narrow = (
+        predict("all_gather", 2**28, 8, "v5e", "ring", dtype, wire="int8")
+        for dtype in ("bfloat16", "float32")
+    )
+    assert narrow < 0.7 * wide  # as many bytes are half as many elements
 
 
 def test_every_figure_of_a_machine_has_a_source():

@@ -50,7 +50,7 @@ def test_ports_of_ranks_and_hosts_are_those_of_the_busiest(data, shape):
     schedule = GATHERS[data.draw(st.sampled_from(names))](*shape)
     found = Counter()
     for times, inner, outer in on_hosts(schedule, hosts):
-        found[inner, outer] += times
+        found[inner[:3], outer[:3]] += times
     assert found == Counter(tuple(walked(schedule, moves, hosts)) for moves in schedule.rounds)
 
 
@@ -69,8 +69,9 @@ def test_a_flat_ring_of_many_ranks():
     assert (paid.startups, paid.sent, paid.link) == (n - 1, n - 1, n - 1)
     along_rows = on_torus(build("all_gather", "ring", (n,)), (n // 128, 128))
     # At the end of a row on to the next, by other links: two, for the ring back and one on.
-    assert along_rows == (n - 1, 2 * (n - 1), n - 1)
-    assert on_hosts(build("all_gather", "ring", (n,)), 128) == [(n - 1, (1, 0, 1), (1, 0, 1))]
+    assert along_rows == (n - 1, 2 * (n - 1), n - 1, ())
+    ((times, inner, outer),) = on_hosts(build("all_gather", "ring", (n,)), 128)
+    assert (times, inner[:3], outer[:3]) == (n - 1, (1, 0, 1), (1, 0, 1))
 
 
 def test_a_torus_of_many_ranks():

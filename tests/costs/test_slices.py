@@ -1,6 +1,8 @@
 """Slices: which axes are rings, by rule and by link; the commands `cost` and `overlap` on one."""
 
 import re
+from collections import Counter
+from fractions import Fraction
 from itertools import product
 from math import prod
 
@@ -11,7 +13,7 @@ from ringcoll import overlap
 from ringcoll.__main__ import main
 from ringcoll.algorithms import build
 from ringcoll.cost import DEVICES
-from ringcoll.costs.routes import on_torus
+from ringcoll.costs.routes import MOST_DISTANCES, _some, on_torus
 from ringcoll.costs.slices import along, closed, rings
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import Network
@@ -73,21 +75,50 @@ def pairs(schedule, move):
 def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
     for wrap in product([False, True], repeat=len(shape)):
         schedule, network = build("all_gather", algorithm, shape), placed(shape, wrap)
-        startups, hops, link = 0, 0, 0
+        startups, hops, link, uneven = 0, 0, 0, []
         for moves in schedule.rounds:
-            load, ports, far = {}, {}, 0
+            load, ports, far, sent = {}, {}, 0, []
             for move in moves:
                 for rank, to in pairs(schedule, move):
                     path = network.path(rank, to)
                     far = max(far, len(path))
+                    sent.append((path, Fraction(len(move.offsets), schedule.lanes)))
                     ports[path[0]] = ports.get(path[0], 0) + 1
                     for one in path:
                         load[one] = load.get(one, 0) + len(move.offsets)
             startups, hops = startups + max(ports.values()), hops + far
             link += max(load.values())
+            uneven += reach_of(sent)
         found = on_torus(schedule, shape, wrap)
         passed = (found.startups, found.hops, found.link * schedule.lanes)
         assert passed == (startups, hops, link), wrap
+        assert sorted(reach for times, reach in found.uneven for _ in range(times)) == sorted(
+            uneven
+        )
+
+
+def reach_of(sent):
+    """Of a round's paths and shards, what `Uneven.reach` is; nothing if all are as long."""
+    distances = sorted({len(path) for path, _ in sent})
+    reach = []
+    for links in distances:
+        load = Counter()
+        for path, shards in sent:
+            load.update(dict.fromkeys(path, shards) if len(path) >= links else {})
+        reach.append((links, max(load.values())))
+    # Where as much goes farther, the farther ones decide.
+    kept = [
+        one
+        for i, one in enumerate(reach)
+        if one[1] > max((s for _, s in reach[i + 1 :]), default=0)
+    ]
+    return [tuple(kept)] if len(kept) > 1 else []
+
+
+def test_of_many_distances_a_few_are_looked_at():
+    assert _some([1, 2, 5]) == [1, 2, 5]
+    few = _some(list(range(1, 51)))
+    assert (few[0], few[-1], len(few) <= MOST_DISTANCES) == (1, 50, True)
 
 
 def test_axes_are_told_one_by_one():

@@ -243,10 +243,11 @@ def find(name: str) -> Device:
     >>> machines.find("NVIDIA H100 80GB HBM3").name
     'h100'
     """
-    if known := _named(name):
-        return MACHINES[known]
-    if name.endswith(".json"):
-        return read(name)
+    if isinstance(name, str):
+        if known := _named(name):
+            return MACHINES[known]
+        if name.endswith(".json"):
+            return read(name)
     raise ValueError(
         f"no machine is named {name!r}; there are {', '.join(MACHINES)}; "
         "python -m ringcoll machine --fit makes a file of one from measurements"
