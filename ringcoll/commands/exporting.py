@@ -48,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=FORMATS, required=True, help=", ".join(FORMATS))
     which = parser.add_mutually_exclusive_group(required=True)
     arguments.add_algorithm(which)
-    which.add_argument(
-        "--program", metavar="FILE", help="an MSCCL file to write in another format"
-    )
+    which.add_argument("--program", metavar="FILE", help="an MSCCL file to write in another format")
     which.add_argument("--table", metavar="FILE", help="a table, for nccl-tuner")
     add(
         "-n",

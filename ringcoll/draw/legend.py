@@ -60,6 +60,7 @@ def _cell(
     lanes: Sequence[RankSet], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
 ) -> Glyph:
     """A function that draws a cell, as `style.cell` does."""
+
     def draw(into: Element) -> None:
         cell(into, (0, 0, SIDE, SIDE), lanes, of, colours)
         if is_new:
