@@ -1,4 +1,4 @@
-"""`python -m ringcoll COMMAND`: what the library can say without a program around it.
+"""`python -m ringcoll COMMAND`: the commands of the library.
 
 See `python -m ringcoll -h`, and `python -m ringcoll COMMAND -h`.
 """
