@@ -1,7 +1,7 @@
 """Collective algorithms for JAX, written by hand: executed, proved, priced, measured.
 
-The examples in the docstrings run after these lines. Set `JAX_NUM_CPU_DEVICES=4` if there are no
-four devices.
+Run these lines before the examples in docstrings. Set `JAX_NUM_CPU_DEVICES=4` if you have fewer
+than four devices.
 
 >>> from functools import partial
 >>> import jax

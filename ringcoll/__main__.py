@@ -1,4 +1,4 @@
-"""`python -m ringcoll COMMAND`: what the library can say without a program around it.
+"""`python -m ringcoll COMMAND`: the commands of the library.
 
 See `python -m ringcoll -h`, and `python -m ringcoll COMMAND -h`.
 """
@@ -26,8 +26,8 @@ from ringcoll.commands import (
     predict,
 )
 
-#: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
-#: what it does in the first line of its docstring.
+#: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
+#: first line of its docstring says what it does.
 COMMANDS = {
     "draw": draw,
     "explore": explore,
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
-    """A command for every module, to what `add_subparsers` returned."""
+    """Add a command for every module to `commands`, which `add_subparsers` returned."""
     for name, module in modules.items():
         command = commands.add_parser(
             name,
@@ -55,10 +55,10 @@ def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run the command that was asked for, its files looked at first; the exit status.
+    """Check the files that the command will write, run it, and return its exit status.
 
-    That is 130 after Ctrl-C, as a shell has it, also if a command goes on to tell what it has
-    found so far, and sets `args.interrupted`.
+    After Ctrl-C the status is 130, as in a shell. A command that catches Ctrl-C to print what it
+    has found so far sets `args.interrupted`; then the status is 130 too.
     """
     try:
         args = parser.parse_args(argv)
@@ -68,8 +68,8 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         if args.interrupted:
             raise KeyboardInterrupt
-    except BrokenPipeError:  # who reads has seen enough: `head`, or a pager that was left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at exit
+    except BrokenPipeError:  # the reader has closed the pipe: `head`, or a pager that was left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,8 +1,8 @@
 """The library of schedules: each algorithm is one function that returns its list.
 
 An algorithm takes the sizes of the axes that it runs over, major first: `ring(8)`, `ring(4, 2)`.
-Most are written for one axis. On several, `product` gathers along the first axis, and then
-gathers all of that along the next. To add one, write the function under the decorator of its
+Most are written for one axis. On several axes, `product` gathers along the first axis, then gathers
+the result along the next. To add an algorithm, write the function under the decorator of its
 kind. It is then executed, proved, priced, drawn, explained, tested and benchmarked. Its docstring
 has a first line, `When:`, and `Source:` if it was published.
 
@@ -38,9 +38,9 @@ from ringcoll.schedules.schedule import (
 @listed(GATHERS)
 @along_each_axis
 def ring(n: int, *, direction: int = 1) -> Schedule:
-    """Pass on to the neighbour the shard that came last: n-1 rounds of one shard.
+    """Send the shard that arrived last to the next rank: n-1 rounds of one shard.
 
-    It sends the fewest bytes, to neighbours only. All messages travel in one direction.
+    It sends the fewest bytes, and only to neighbours. All messages travel in one direction.
 
     When: large payloads, neighbours only.
 
@@ -57,7 +57,7 @@ def ring(n: int, *, direction: int = 1) -> Schedule:
 @listed(GATHERS)
 @along_each_axis
 def bidirectional_ring(n: int) -> Schedule:
-    """Half of each shard travels in each direction: n-1 rounds of half a shard a direction.
+    """Half of each shard travels in each direction: n-1 rounds of half a shard per direction.
 
     Both directions of every link are busy all the time.
 
@@ -74,7 +74,7 @@ def bidirectional_ring(n: int) -> Schedule:
 def two_ended(n: int) -> Schedule:
     """Whole shards travel in both directions and meet: ceil((n-1)/2) rounds.
 
-    Half of the rounds of a bidirectional ring, each of twice the bytes.
+    It has half as many rounds as a bidirectional ring, each with twice the bytes.
 
     When: a physical ring: half the rounds.
 
@@ -107,9 +107,9 @@ def bruck(n: int) -> Schedule:
 @listed(GATHERS, all_reduce="halving_doubling")
 @along_each_axis
 def recursive_doubling(n: int) -> Schedule:
-    """Swap all shards held with the partner n/2, ..., 2, 1 away: log2 n rounds.
+    """Exchange all shards with the rank n/2, ..., 2, 1 away: log2 n rounds.
 
-    The farthest partner comes first, while there is least to send. Backward it is recursive
+    The farthest partner is the first, while there is least to send. Backward it is recursive
     halving. Both together are Rabenseifner's all-reduce, `halving_doubling`.
 
     When: small payloads, a switch, n a power of two.
@@ -136,7 +136,7 @@ def recursive_doubling(n: int) -> Schedule:
 def direct(n: int) -> Schedule:
     """Send every shard to every rank at once: one round of n-1 messages.
 
-    Backward, raw contributions travel, and are added only where the sum belongs. So with a
+    Backward, raw contributions travel, and only the rank that keeps the sum adds. So with a
     wide `accumulate_dtype` messages stay narrow, and the sum is rounded once.
 
     When: wide sums of narrow messages.
@@ -150,9 +150,9 @@ def direct(n: int) -> Schedule:
 
 @listed(GATHERS)
 def torus(*shape: int) -> Schedule:
-    """Use every axis and both directions at once: two lanes an axis, each in its own order.
+    """Use every axis in both directions at once: two lanes per axis, each with its own order.
 
-    Lane i starts along axis i, and its twin starts in the other direction. So no link of a
+    The two lanes of axis i start along that axis, in opposite directions. So no link of a
     square torus is idle. On one axis this is the bidirectional ring.
 
     When: large payloads, several axes: all links, both ways.
@@ -172,10 +172,11 @@ def torus(*shape: int) -> Schedule:
 
 @listed(GATHERS)
 def hamiltonian(*shape: int) -> Schedule:
-    """Pass on what came last, on a path through all axes: n-1 rounds of one shard.
+    """Send what arrived last along a path through all axes: n-1 rounds of one shard.
 
-    Each lane sends as much in every round: it goes round one axis, takes a step along the next,
-    and goes round again. On a square torus no link is idle; on one axis it is a bidirectional ring.
+    Each lane sends equally much in every round. Its path goes around one axis, takes a step along
+    the next, and goes around again. On a square torus no link is idle; on one axis it is a
+    bidirectional ring.
 
     When: a matmul hides it, several axes: all links, both ways.
 
@@ -183,7 +184,7 @@ def hamiltonian(*shape: int) -> Schedule:
     [0, 1, 0]
     """
     lanes, step = [], Schedule(shape, ()).step
-    of_twos = len(shape) > 1 and max(shape) == 2  # both ways round two ranks are one link
+    of_twos = len(shape) > 1 and max(shape) == 2  # between two ranks both directions are one link
     for first in range(len(shape)):
         path: tuple[int, ...] = ()  # along which axis each round goes
         for axis in (*range(first, len(shape)), *range(first)):
@@ -199,10 +200,10 @@ def hamiltonian(*shape: int) -> Schedule:
 
 @listed(STAGED, "recursive_doubling", formerly="exchange")
 def recursive_doubling_all_reduce(*shape: int) -> Stages:
-    """Swap whole vectors and add, along each factor 2 of n and then its odd part.
+    """Exchange whole vectors and add, along each factor 2 of n and then along its odd part.
 
     It takes ceil(log2 n) rounds for any n, and sends k + m - 1 vectors for n = 2^k m with m
-    odd. Every stage adds in the order of the ranks, so that all ranks hold the same bits.
+    odd. Every stage adds in the order of the ranks, so all ranks hold the same bits.
 
     When: a few kilobytes, where only the rounds count.
 
@@ -219,7 +220,7 @@ def recursive_doubling_all_reduce(*shape: int) -> Stages:
     )
 
 
-#: Its former name.
+#: The former name of `recursive_doubling_all_reduce`.
 exchange = recursive_doubling_all_reduce
 
 
@@ -255,7 +256,7 @@ def pairwise(n: int) -> AllToAllSchedule:
 def bruck_all_to_all(n: int) -> AllToAllSchedule:
     """A block for r + d travels by the binary digits of d: ceil(log2 n) rounds.
 
-    A round has about n/2 blocks: fewer messages, more bytes.
+    Each round sends about n/2 blocks: fewer messages, more bytes.
 
     When: small blocks.
 

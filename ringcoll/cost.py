@@ -1,4 +1,4 @@
-"""What a collective costs in seconds; the public name of `costs.model` and what goes with it."""
+"""What a collective costs in seconds; the public name of `costs.model`, machines and `predict`."""
 
 from ringcoll.costs.machines import DEVICES as DEVICES
 from ringcoll.costs.machines import KINDS as KINDS

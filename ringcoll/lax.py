@@ -9,42 +9,43 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 - "auto": the measured table of `ringcoll.collectives.table` picks;
 - the name of a schedule in `ringcoll.algorithms`;
 - "lax": the built-in; where data is only moved, also "lax_as_bits", the built-in on integers;
-- your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of them, its stages);
+- your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of stages);
 - a function that makes a `Schedule` from the sizes of the axes.
 
 `with ringcoll.algorithm("ring"):`, or `RINGCOLL_ALGORITHM=ring` in the environment, chooses the
 algorithm of calls that say "auto", if they can run by it.
 
-`order="tree"` adds by one balanced tree of `leaves` (8), so that the bits of a sum do not depend on
-how many ranks share its leaves. The ranks, a power of two, divide the leaves. A rank's operand is
-the sum of its own leaves; they are consecutive. An algorithm that adds by another tree is refused,
-and so is a `wire`.
+`order="tree"` adds by one balanced tree of `leaves` (8), so the bits of a sum do not depend on
+how many ranks share its leaves. The number of ranks is a power of two, and divides `leaves`. A
+rank's operand is the sum of its own leaves, which are consecutive. An algorithm that adds by
+another tree is refused, and so is a `wire`.
 
 `accumulate_dtype` is the dtype of partial sums; by default, that of the operand. Raw contributions
-keep their dtype on the wire, partial sums travel wide, and the result is rounded once. In the
-docstrings n is the number of ranks, and s is the bytes of one rank's operand.
+keep their dtype on the wire, partial sums travel in `accumulate_dtype`, and the result is rounded
+once. In the docstrings n is the number of ranks, and s is the bytes of one rank's operand.
 
 `wire` says what messages hold in place of floats: "int8", "float8_e4m3fn", "float8_e5m2", or a
-`ringcoll.Wire`. These are codes of one byte, and a scale for each block. Collectives that gather,
-add or exchange floats take it. With "auto", the table chooses by the bytes that are sent, every
-value is encoded once before it is gathered, exchanged or added, and sums are added in float32.
-Gradients have the same wire. Values that are not sent are not rounded: on a single rank, along the
-axis of a `vmap`, and constants of a sum. Operands are bfloat16, float16 or float32; others raise
-TypeError. `ringcoll.precision` has the bound on the error.
+`ringcoll.Wire`. Messages then hold codes of one byte, and a scale for each block. Collectives that
+gather, add or exchange floats take it. With "auto", the table chooses by the bytes that are sent,
+every value is encoded once before it is gathered, exchanged or added, and sums are added in
+float32. Gradients have the same wire. Values that are not sent are not rounded: on a single rank,
+along the axis of a `vmap`, and constants of a sum. Operands must be bfloat16, float16 or float32;
+others raise TypeError. `ringcoll.precision` has the bound on the error.
 
-All work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`, in both
-`check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` handles calls
-that need no communication, or that only lax can handle: constants of a sum, axes given by position,
-unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
+All collectives work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`,
+in both `check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` handles
+calls that need no communication, or that only lax can handle: constants of a sum, axes given by
+position, unreduced and reduced types, symbolic shapes, `axis_index_groups` of several sizes.
 
-Ours are separate primitives, `ringcoll_psum` and so on. A policy of `jax.checkpoint` that names
-`psum_p` does not match them; name values by `jax.ad_checkpoint.checkpoint_name`. You may replace
-lax's functions by ours (`jax.lax.psum = ringcoll.psum`).
+ringcoll's primitives are separate from lax's: `ringcoll_psum` and so on. A policy of
+`jax.checkpoint` that names `psum_p` does not match them; name values by
+`jax.ad_checkpoint.checkpoint_name`. You may replace lax's functions by ringcoll's
+(`jax.lax.psum = ringcoll.psum`).
 
-All raise what lax raises, in lax's words, before anything is sent: NameError if an axis is not
-bound; TypeError if groups are not groups; ValueError if a dimension is out of bounds or does not
-divide, if groups do not cover the axis, if an algorithm does not exist or cannot run on so many
-ranks, and if `accumulate_dtype` is narrower than the operand.
+All collectives raise what lax raises, in lax's words, before anything is sent: NameError if an axis
+is not bound; TypeError if groups are not groups; ValueError if a dimension is out of bounds or is
+not divisible, if groups do not cover the axis, if an algorithm does not exist or cannot run on this
+number of ranks, and if `accumulate_dtype` is narrower than the operand.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -74,8 +75,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    # All names of lax have their types, and ours stay ours: of a name that is imported twice, the
-    # first is meant for mypy, and the last for pyright.
+    # All names of lax have their types here, and ringcoll's names keep theirs. If a name is
+    # imported twice, mypy takes the first import and pyright the last.
     from jax.lax import *  # type: ignore[assignment]  # noqa: F403
 
     from ringcoll.collectives.all_gather import all_gather, psum_scatter

@@ -1,6 +1,6 @@
-"""Modules under the names that they had before there were rooms: deprecated.
+"""Deprecated names of modules, from before the package had folders.
 
-`import ringcoll.schedule` still works: it warns, and is `ringcoll.schedules.schedule` itself.
+`import ringcoll.schedule` still works: it warns, and gives `ringcoll.schedules.schedule` itself.
 """
 
 import sys
@@ -11,7 +11,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 
-#: Old names, and new ones.
+#: The old names of modules, and their new names.
 MOVED = MappingProxyType(
     {
         "all_reduces": "collectives.all_reduce",
@@ -65,7 +65,7 @@ MOVED = MappingProxyType(
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds the modules that moved, after Python has found no module of that name."""
+    """Finds a module by its old name, if Python has found no module of that name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -77,10 +77,10 @@ class _Moved(MetaPathFinder, Loader):
         old = module.__name__
         new = f"{__package__}.{MOVED[old.rpartition('.')[2]]}"
         warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
-        sys.modules[old] = import_module(new)  # what an import looks up when this has returned
+        sys.modules[old] = import_module(new)  # `import` returns what is here afterwards
 
 
 def serve() -> None:
-    """Let the old names be imported. A second call changes nothing."""
+    """Make the old names importable. A second call changes nothing."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
         sys.meta_path.append(_Moved())

@@ -1,1 +1,1 @@
-"""Those commands of `python -m ringcoll` that have no room of their own, and what they share."""
+"""The commands of `python -m ringcoll`, and what they share."""

@@ -1,4 +1,4 @@
-"""What several commands take as arguments: collectives, numbers, axes, functions, files."""
+"""Arguments that several commands take: collectives, numbers, axes, functions, files."""
 
 import argparse
 import importlib
@@ -18,26 +18,27 @@ from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-#: What `size` takes, for the help of an option.
+#: Which units `size` reads, for the help of an option.
 SIZES = "K, M, G are powers of 1024, also as MB or MiB"
 _MOST_BYTES = 2**60
 
 
 class File(str):
-    """A file that a command is to write, at which `check_files` looks before the work.
+    """A file that a command will write. `check_files` checks it before the command does any work.
 
     Attributes:
-        endings: of its name, if it has any, one of these; none are all.
+        endings: the endings that its name may have; if there are none, any. A name without an
+            ending is always allowed.
     """
 
     endings: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse what could not be written.
+        """Refuse a file that cannot be written.
 
         Raises:
-            OSError: its folder is missing, say.
-            ValueError: it has another ending.
+            OSError: for example, its folder is missing.
+            ValueError: its ending is not one of `endings`.
         """
         ending = os.path.splitext(self)[1]
         if ending and self.endings and ending.lower() not in self.endings:
@@ -46,7 +47,7 @@ class File(str):
 
 
 class Svg(File):
-    """A picture that we write ourselves."""
+    """An SVG picture, which needs no other package."""
 
     endings = (".svg",)
 
@@ -64,28 +65,28 @@ class Trace(File):
 
 
 class Folder(File):
-    """A folder that a command is to write files into."""
+    """A folder into which a command will write files."""
 
     def check(self) -> None:
         files.check_folder(self)
 
 
 class PictureFile(File):
-    """A file of a picture by matplotlib."""
+    """A picture that matplotlib writes."""
 
     def check(self) -> None:
-        """Refuse what could not be drawn, either.
+        """Refuse a file that cannot be written or drawn.
 
         Raises:
-            OSError: its folder is missing, say.
-            ValueError: its ending is that of no format.
+            OSError: for example, its folder is missing.
+            ValueError: its ending is not that of a format.
             ModuleNotFoundError: matplotlib is not installed.
         """
         figure.check("draw", self)
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """End the program, before anything is done, if what it is to write could not be written."""
+    """End the program, before it does anything, if one of its files cannot be written."""
     if getattr(args, "process_id", None):  # the first process writes for all
         return
     for name, value in vars(args).items():
@@ -105,7 +106,7 @@ def writing(args: argparse.Namespace, name: str) -> Iterator[None]:
     """End the program with a message if the file of this argument cannot be written."""
     try:
         yield
-    except OSError as error:  # a full disk: the rest was looked at before
+    except OSError as error:  # for example a full disk; `check_files` has checked the rest
         args.error(f"--{name} {getattr(args, name)}: {error}")
 
 
@@ -115,7 +116,7 @@ def collective(text: str) -> str:
 
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
-    """Declare COLLECTIVE."""
+    """Declare the argument COLLECTIVE."""
     known = [*COLLECTIVES, TOUR, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
     parser.add_argument(
         "collective",
@@ -127,7 +128,7 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
 
 
 def add_algorithm(which: Any) -> None:
-    """Declare --algorithm and --function; in a group, one of the two may be given."""
+    """Declare --algorithm and --function in an exclusive group: a user gives one of the two."""
     which.add_argument("--algorithm", metavar="NAME", help="an algorithm that `explain` lists")
     which.add_argument(
         "--function", type=algorithm, metavar="MODULE:FUNCTION", help="your own schedule"
@@ -135,14 +136,14 @@ def add_algorithm(which: Any) -> None:
 
 
 def add_wire(parser: argparse.ArgumentParser) -> None:
-    """--wire."""
+    """Declare --wire."""
     known = ", ".join(CODES)
     how = f"what messages hold in place of bfloat16: {known}"
     parser.add_argument("--wire", choices=CODES, metavar="DTYPE", help=how)
 
 
 def wire(codes: str | None, collective: str) -> Wire | None:
-    """What messages of a collective hold in place of floats, if they do.
+    """The `Wire` of a collective whose messages hold these codes; None without codes.
 
     Raises:
         ValueError: the collective has no wire.
@@ -153,10 +154,12 @@ def wire(codes: str | None, collective: str) -> Wire | None:
 
 
 def size(text: str) -> int:
-    """Bytes, of "512", "1K", "64M" or "1G", which are powers of 1024; "64MB" and "64MiB" are 64M.
+    """Read a number of bytes: "512", "1K", "64M" or "1G". K, M and G are powers of 1024.
+
+    "64MB" and "64MiB" are the same as "64M".
 
     Raises:
-        argparse.ArgumentTypeError: it is none of these, 0, or more than there can be.
+        argparse.ArgumentTypeError: it is not a size, it is 0, or it is above `_MOST_BYTES`.
     """
     found = re.fullmatch(r"([0-9]{1,19})(?:([KMG])I?)?B?", text.upper())
     number = int(found[1]) * _UNITS[found[2] or ""] if found else 0
@@ -166,7 +169,7 @@ def size(text: str) -> int:
 
 
 def sizes(text: str) -> list[int]:
-    """Sizes with commas between them.
+    """Read sizes with commas between them.
 
     Raises:
         argparse.ArgumentTypeError: as `size`.
@@ -175,10 +178,10 @@ def sizes(text: str) -> list[int]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """The sizes of axes, major first, of "8" or "4x2".
+    """Read the sizes of axes, major first: "8" or "4x2".
 
     Raises:
-        argparse.ArgumentTypeError: it is none of these, or 0.
+        argparse.ArgumentTypeError: it is not a shape, or a size is 0.
     """
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) for size in sizes):
@@ -189,10 +192,10 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """The same, of as many ranks as a schedule is built of.
+    """Read a shape of at most `MOST_RANKS` ranks.
 
     Raises:
-        argparse.ArgumentTypeError: it is none of these, or of more than `MOST_RANKS`.
+        argparse.ArgumentTypeError: it is not a shape, or has more ranks.
     """
     made = shape(text)
     check_ranks(made)
@@ -200,10 +203,10 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def check_ranks(shape: tuple[int, ...]) -> None:
-    """Refuse more ranks than a schedule is built of.
+    """Refuse a shape of more ranks than a schedule can be built for.
 
     Raises:
-        argparse.ArgumentTypeError: they are more than `MOST_RANKS`.
+        argparse.ArgumentTypeError: it has more than `MOST_RANKS`.
     """
     if prod(shape) > MOST_RANKS:
         raise argparse.ArgumentTypeError(
@@ -213,10 +216,10 @@ def check_ranks(shape: tuple[int, ...]) -> None:
 
 
 def count(text: str) -> int:
-    """A number above 0.
+    """Read a number above 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not a number, or it is 0.
     """
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
@@ -224,31 +227,31 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time, of "3e-6".
+    """Read a time in seconds, such as "3e-6".
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or below 0.
+        argparse.ArgumentTypeError: it is not a number, it is below 0, or it is too large.
     """
     try:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < 1e9:  # of more, sums would be infinite
+    if not 0 <= number < 1e9:  # with a larger one, sums of times would be infinite
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; write 3e-6, or 0")
     return number
 
 
 def function(text: str) -> Callable[..., Any]:
-    """What "module:function" names.
+    """Import the function that "module:function" names.
 
     Raises:
-        argparse.ArgumentTypeError: there is none, or importing the module failed.
+        argparse.ArgumentTypeError: there is no such function, or importing the module failed.
     """
     module, _, name = text.partition(":")
     try:
         made = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        if isinstance(error, SyntaxError) or _frames(error)[1:]:  # it is there, and began
+    except (Exception, SystemExit) as error:  # importing a module may raise anything
+        if isinstance(error, SyntaxError) or _frames(error)[1:]:  # the module exists and failed
             raise argparse.ArgumentTypeError(
                 f"{text!r}: importing {module} failed: {in_a_line(error)}"
             ) from error
@@ -260,9 +263,12 @@ def function(text: str) -> Callable[..., Any]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """What was raised, and where in code that is neither ours nor installed."""
+    """An exception in one line: its type, its message, and the last line of the user's code.
+
+    The user's code is neither this package nor installed.
+    """
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, SyntaxError):  # whose words have the line
+    if isinstance(error, SyntaxError):  # its message already names the line
         return f"{said} ({error.filename})"
     ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     places = [f"{frame.filename}, line {frame.lineno}" for frame in _frames(error)]
@@ -271,7 +277,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where an error went through, without what Python does to import."""
+    """The frames of an error's traceback, without those of Python's import system."""
     return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -280,24 +286,31 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def algorithm(text: str) -> Callable[..., Any]:
-    """What "module:function" names, called by the name given here, and what it raises in words.
+    """Import a user's schedule, "module:function", wrapped as `_called` says.
 
     Raises:
-        argparse.ArgumentTypeError: there is none.
+        argparse.ArgumentTypeError: there is no such function.
     """
     return _called(text, "the sizes of the axes to a Schedule", "{}, the sizes of the axes")
 
 
 def program(text: str) -> Callable[..., Any]:
-    """The same, called with a mesh.
+    """Import a user's program, "module:function", which is called with a mesh.
 
     Raises:
-        argparse.ArgumentTypeError: there is none.
+        argparse.ArgumentTypeError: there is no such function.
     """
     return _called(text, "a mesh to a function and its operands", "the mesh")
 
 
 def _called(text: str, does: str, given: str) -> Callable[..., Any]:
+    """Import a user's function and wrap it, so that whatever it raises becomes a `ScheduleError`.
+
+    Args:
+        text: "module:function".
+        does: what the function should map to what, for the message if it is not a function.
+        given: the operands of a call, for the message if the call fails.
+    """
     made = function(text)
     if not callable(made):
         raise argparse.ArgumentTypeError(
@@ -308,7 +321,7 @@ def _called(text: str, does: str, given: str) -> Callable[..., Any]:
     def called(*operands: Any) -> Any:
         try:
             return made(*operands)
-        except ScheduleError:  # says all
+        except ScheduleError:  # its message already says what is wrong
             raise
         except (Exception, SystemExit) as error:
             raise ScheduleError(

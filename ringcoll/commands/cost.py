@@ -1,4 +1,4 @@
-"""The modelled time of a collective by every algorithm, its formula, and the fastest at each size.
+"""Print the modelled time of a collective by every algorithm, its formula, and who is fastest.
 
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
@@ -6,9 +6,10 @@
     python -m ringcoll cost tour --bytes 64M --ranks 8 --algorithm ring,bidirectional_ring
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
 
-B bytes are nccl-tests' size: the larger of what a rank passes and gets. That is the full vector: an
-all_gather of 64M on 8 ranks has an operand of 8M. alpha is seconds a message, beta seconds a byte
-on the busiest link, gamma seconds a byte added. Nothing is measured.
+B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
+larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
+alpha is seconds per message, beta seconds per byte on the busiest link, and gamma seconds per byte
+added. Nothing is measured.
 """
 
 import argparse
@@ -29,16 +30,16 @@ from ringcoll.costs.wire import Wire
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
 from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names
 
-#: Over which it is said who wins.
+#: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
-#: Bytes of an element of bfloat16, which codes of --wire stand for.
+#: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
 
 Algorithms = Mapping[str, Algorithm]
 
 
 class Priced(NamedTuple):
-    """The algorithms that there are on a machine: their seconds, and formulas if they have any."""
+    """The algorithms that a machine can run, with their seconds, and their formulas if any."""
 
     machine: Machine
     seconds: dict[str, Seconds]
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, plot; returns the exit status."""
+    """Print the tables, plot if asked, and return the exit status."""
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
@@ -86,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if wire:
         print(
             f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
-            "bytes of bfloat16, by which to multiply B in a formula; times have the work to "
-            "encode, decode and add, too"
+            "bytes of bfloat16. Multiply B in a formula by this. Times include the work to encode, "
+            "decode and add"
         )
     for nbytes in args.bytes:
         print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
@@ -109,7 +110,7 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     """The algorithms to compare, by name.
 
     Raises:
-        ValueError: one that there is not.
+        ValueError: there is no algorithm of a name in --algorithm.
     """
     known = names(collective)
     chosen: dict[str, Algorithm] = {}
@@ -125,7 +126,7 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
 
 
 def _encoded(m: Machine, collective: str, paid: Price | HostsPrice, wire: Wire) -> Seconds:
-    """With a wire: fewer bytes to send, and the work of each rank, of which sums are a part."""
+    """Seconds with a wire: fewer bytes to send, and the work to encode, decode and add."""
     sent = replace(m, model=replace(m.model, gamma=0.0)).seconds(paid)
     ratio, name = encoding.ratio(wire, _ITEMSIZE), "psum" if collective == "pmean" else collective
 
@@ -143,6 +144,7 @@ def _priced(
     refused: dict[str, None],
     wire: Wire | None,
 ) -> Priced:
+    """Price every algorithm on a machine; add to `refused` why it cannot run one."""
     row = Priced(m, {}, {})
     for name, algorithm in algorithms.items():
         try:
@@ -157,7 +159,7 @@ def _priced(
 
 
 def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine]) -> dict[str, str]:
-    """Closed forms, where all machines are rings or switches of n ranks."""
+    """The closed form of each algorithm, if all machines are rings or all are switches."""
     larger = [m for m in machines if m.ranks > 2] or machines
     kinds = {(m.outer, m.network and m.network == m.shape and m.is_torus) for m in larger}
     if len(kinds) > 1 or max(len(m.shape) for m in machines) > 1:
@@ -174,14 +176,14 @@ def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine])
 
 
 def _times(row: Priced, nbytes: int) -> dict[str, str]:
-    """In words, the least with a star."""
+    """The time of each algorithm in words, with a star after the least."""
     taken = {name: seconds(nbytes) for name, seconds in row.seconds.items()}
     least = min(taken.values(), default=0) * (1 + 1e-9)
     return {name: seconds_in_words(t) + ("*" if t <= least else " ") for name, t in taken.items()}
 
 
 def _one(row: Priced, forms: Mapping[str, str], nbytes: int) -> Iterator[str]:
-    """A row for each algorithm."""
+    """The table of one machine: a row for each algorithm."""
     cells = [("algorithm", "time ", f"n = {row.machine.name}", "any n > 2")]
     for name, time in _times(row, nbytes).items():
         cells.append((name, time, row.formulas.get(name, ""), forms.get(name, "")))
@@ -191,7 +193,7 @@ def _one(row: Priced, forms: Mapping[str, str], nbytes: int) -> Iterator[str]:
 def _all(
     rows: Sequence[Priced], columns: Iterable[str], forms: Mapping[str, str], nbytes: int
 ) -> Iterator[str]:
-    """A row for each machine, under the closed forms."""
+    """The table of several machines: the closed forms, then a row for each machine."""
     yield from aligned([(name, forms[name]) for name in columns if name in forms], left=2)
     cells = [("ranks", *(f"{name} " for name in columns), "*")]
     for row in rows:
@@ -203,7 +205,7 @@ def _all(
 
 
 def _distinct(row: Priced) -> dict[str, Seconds]:
-    """Those that always tie as one."""
+    """The seconds of the algorithms; those that tie at every size share one entry."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, seconds in row.seconds.items():
         alike.setdefault(tuple(f"{seconds(b):.9g}" for b in (LEAST, MOST)), []).append(name)
@@ -211,6 +213,7 @@ def _distinct(row: Priced) -> dict[str, Seconds]:
 
 
 def _ranges(row: Priced) -> list[Range]:
+    """Which algorithm is fastest in which range of bytes."""
     return fastest(_distinct(row), LEAST, MOST)
 
 

@@ -9,11 +9,11 @@
     python -m ringcoll draw psum --algorithm halving_doubling -n 8 --order tree
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
 
-With --order tree it prints what each rank adds to what, and proves that all add by the balanced
-tree, whose bits do not depend on the number of ranks.
+With --order tree it prints the order in which each rank adds, and proves that every rank adds by
+the balanced tree. The bits of such a sum do not depend on the number of ranks.
 
-In a tour, a partial result follows each shard and comes home, as in the gradient of attention.
-`my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
+In a tour, a partial result follows each shard and returns to the shard's owner, as in the gradient
+of attention. `my.module:schedule` is called with the sizes of the axes, and returns a `Schedule`.
 """
 
 import argparse
@@ -35,17 +35,17 @@ from ringcoll.schedules.tree import balanced_algorithms, check_balanced, tree
 
 
 class Animation(arguments.File):
-    """A film: a picture that we write ourselves, or one that needs Pillow."""
+    """A film: an SVG, which needs no other package, or a format that needs Pillow."""
 
     endings = (".svg", *film.FORMATS)
 
     @property
     def ending(self) -> str:
-        """Which of them; a name without an ending is that of an SVG."""
+        """The ending of its name, in lower case; ".svg" if the name has none."""
         return os.path.splitext(self)[1].lower() or ".svg"
 
     def check(self) -> None:
-        """Refuse what could not be written.
+        """Refuse a file that cannot be written.
 
         Raises:
             OSError, ValueError: as `File.check`.
@@ -87,16 +87,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--follow",
         type=int,
         metavar="R",
-        help="the shard of rank R: all that does not carry it is faint (with --animate or --html)",
+        help="follow the shard of rank R: what does not carry it is faint (with --animate, --html)",
     )
     parser.add_argument("--order", choices=["tree"], help="print the additions of each rank")
 
 
 def _as_tree(args: argparse.Namespace, made: Plan) -> str:
-    """The sum of each rank, by the balanced tree.
+    """The balanced tree by which each rank adds, as text.
 
     Raises:
-        ValueError: the collective adds nothing; or another tree, with the algorithms of this one.
+        ValueError: the collective adds nothing; a file was asked for; or the algorithm adds by
+            another tree, and then the message names those that add by this one.
     """
     collective = in_lax(args.collective)
     if collective not in ("psum", "psum_scatter"):
@@ -113,7 +114,7 @@ def _as_tree(args: argparse.Namespace, made: Plan) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw; returns the exit status."""
+    """Draw, and return the exit status."""
     algorithm = args.function if args.algorithm is None else args.algorithm
     try:
         wire = arguments.wire(args.wire, args.collective)

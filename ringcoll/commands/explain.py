@@ -5,8 +5,9 @@
     python -m ringcoll explain ring --wire int8
     python -m ringcoll explain --markdown
 
-Formulas are for n ranks on one axis, and are recognised from counts. Over several axes, rounds and
-messages add up. Bytes are what a rank sends, in units of the full vector.
+Formulas are for n ranks on one axis. They are found from counts at several n. Over several axes,
+the rounds and messages of the axes add up. Bytes are what a rank sends, as a share of the full
+vector.
 """
 
 import argparse
@@ -55,7 +56,7 @@ class About(NamedTuple):
 
 
 def about(algorithm: Callable[..., Any]) -> About:
-    """What an algorithm says of itself."""
+    """What the docstring of an algorithm says, in parts."""
     does, *others = paragraphs(algorithm)
     told = dict(paragraph.partition(": ")[::2] for paragraph in others)
     whole = inspect.getdoc(algorithm) or ""
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; returns the exit status."""
+    """Print, and return the exit status."""
     if args.wire and not args.name:
         args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
     lines = whole(args.name, args.wire) if args.name else markdown() if args.markdown else index()
@@ -114,9 +115,9 @@ def markdown() -> Iterator[str]:
 
 
 def whole(name: str, codes: str | None = None) -> Iterator[str]:
-    """All about the algorithms of a name: what they say, their schedule, their prices.
+    """All about the algorithms of a name: their docstrings, schedules and prices.
 
-    And what messages of `codes` change.
+    With `codes`, also what changes if messages hold these codes.
     """
     for title, (served, kind) in LISTS.items():
         its_name = listed_name(served[0], name)
@@ -129,7 +130,7 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
         yield ""
         if kind is not ALL_TO_ALLS:
             yield from (_additions(build(served[0], algorithm, (SHOWN,))), "")
-        yield f"Seconds, of B bytes of the full vector (on a ring, of n > 2), and at n = {SHOWN}:"
+        yield f"Seconds for B bytes of the full vector (on a ring: if n > 2), and at n = {SHOWN}:"
         rows = [row for collective in served for row in _prices(collective, algorithm)]
         yield from (f"  {line}" for line in aligned(rows, left=4))
         yield ""
@@ -141,7 +142,7 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
 
 
 def _additions(made: Schedule | Stages) -> str:
-    """The tree by which rank 0 adds, and whether that does not depend on the number of ranks."""
+    """The tree by which rank 0 adds, and whether `order="tree"` takes it."""
     try:
         check_balanced(made)
     except ScheduleError:
@@ -152,14 +153,14 @@ def _additions(made: Schedule | Stages) -> str:
 
 
 def _names(kind: Mapping[str, Any], name: str, quote: str = "") -> str:
-    """The name of an algorithm and, if it is another, that of the all-reduce by it."""
+    """The name of an algorithm and, if it has another name as an all-reduce, that name."""
     other = AS_ALL_REDUCE.get(name) if kind is GATHERS else None
     added = f" (all-reduce: {quote}{other}{quote})" if other else ""
     return f"{quote}{name}{quote}{added}"
 
 
 def _counted(collective: str, algorithm: Algorithm) -> tuple[str, str]:
-    """Rounds, with the messages where they are more, and bytes: closed forms."""
+    """Closed forms: rounds (with messages, if there are more of them), and bytes."""
     paid = prices(collective, algorithm)
     rounds, messages, sent = (
         str(recognised(counts) or "")
@@ -173,6 +174,7 @@ def _counted(collective: str, algorithm: Algorithm) -> tuple[str, str]:
 
 
 def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
+    """The moves of each round, in a line."""
     made = build(collective, algorithm, (SHOWN,))
     for schedule in made if isinstance(made, tuple) else (made,):
         for moves in schedule.rounds:
@@ -185,6 +187,7 @@ def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
 
 
 def _prices(collective: str, algorithm: Algorithm) -> Iterator[tuple[str, ...]]:
+    """The closed forms of the price on a switch and on a ring, and the figures at `SHOWN`."""
     for network, on_a_ring in (("on a switch", False), ("on a ring", True)):
         paid = prices(collective, algorithm, on_a_ring)
         yield collective, network, str(closed_form(paid) or "-"), at(SHOWN, paid[SHOWN])

@@ -1,4 +1,4 @@
-"""Write one page to play with: collectives, algorithms, ranks, bytes and machines.
+"""Write a page in which you choose collectives, algorithms, ranks, bytes and machines.
 
     python -m ringcoll explore --html explore.html
     python -m ringcoll explore --html small.html --ranks 2..8,4x2
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write; returns the exit status."""
+    """Write the page, and return the exit status."""
     try:
         made = as_explorer(args.ranks)
     except ValueError as error:

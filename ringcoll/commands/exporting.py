@@ -6,9 +6,9 @@
     python -m ringcoll export --program ring.xml --format mscclpp -o ring.json
     python -m ringcoll export --table table.json --format nccl-tuner -o nccl_tuner.conf
 
-msccl is XML, and mscclpp the JSON of an execution plan. chakra is a trace for each rank, such as
-torus.0.et. nccl-tuner is the CSV of NCCL's example tuner. Without -o, all but traces are
-printed. What is written has been proved, step by step on every rank.
+msccl is XML, and mscclpp is the JSON of an execution plan. chakra is a trace for each rank, such as
+torus.0.et. nccl-tuner is the CSV of NCCL's example tuner. Without -o, the file is printed; traces
+need -o. A program is proved, step by step on every rank, before it is written.
 """
 
 import argparse
@@ -48,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=FORMATS, required=True, help=", ".join(FORMATS))
     which = parser.add_mutually_exclusive_group(required=True)
     arguments.add_algorithm(which)
-    which.add_argument(
-        "--program", metavar="FILE", help="a file of MSCCL, written in another format"
-    )
+    which.add_argument("--program", metavar="FILE", help="an MSCCL file to write in another format")
     which.add_argument("--table", metavar="FILE", help="a table, for nccl-tuner")
     add(
         "-n",
@@ -64,19 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.size,
         default="64M",
         metavar="B",
-        help=f"of the full vector, in traces (64M); {arguments.SIZES}",
+        help=f"bytes of the full vector, in traces (64M); {arguments.SIZES}",
     )
     add(
         "-o",
         "--output",
         type=arguments.File,
         metavar="FILE",
-        help="write here; of chakra, a prefix",
+        help="write to this file; for chakra, the prefix of the files",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write; returns the exit status."""
+    """Write the files, and return the exit status."""
     try:
         _check(args)
         if args.table:
@@ -99,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse arguments that do not go together."""
     if (args.format == "nccl-tuner") != bool(args.table):
-        raise ValueError("--format nccl-tuner writes a --table, and nothing else does")
+        raise ValueError("--format nccl-tuner needs --table, and --table needs this format")
     of_schedule = bool(args.algorithm is not None or args.function)
     if of_schedule != bool(args.collective) or of_schedule != bool(args.ranks):
         raise ValueError(
@@ -121,7 +119,7 @@ def _program(args: argparse.Namespace) -> Program:
 
 
 def _written(args: argparse.Namespace, made: Program) -> dict[str, str | bytes]:
-    """The contents of the files, by what follows the name that was given."""
+    """The content of each file, by what to append to the name in --output."""
     if args.format == "msccl":
         return {"": to_msccl(made)}
     if args.format == "mscclpp":

@@ -1,12 +1,12 @@
-"""A machine from measurements: fit them, print the fit and its error, write the machine's file.
+"""Fit a machine to measurements: print the fit and its error, and write the machine's file.
 
     python -m ringcoll machine --fit points.csv
     python -m ringcoll machine --fit nccl.txt --name mine --output mine.json
     python -m ringcoll predict all_gather --ranks 8 --device mine.json
 
-The measurements are the output of nccl-tests, what `python -m benchmarks --json` writes, or a CSV
-file with the columns collective, bytes, ranks and seconds (or time_us), and, where there are any,
-algorithm and hosts. Without --fit, the machines that are known are listed, with their sources.
+The measurements are the output of nccl-tests, the file that `python -m benchmarks --json` writes,
+or a CSV file. Its columns are collective, bytes, ranks, seconds (or time_us) and, if you like,
+algorithm and hosts. Without --fit, the command lists the known machines.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from ringcoll.io.files import write
 
 
 class MachineFile(arguments.File):
-    """A file of a machine."""
+    """The JSON file of a machine."""
 
     endings = (".json",)
 
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--fit", metavar="FILE", help="measurements: nccl-tests' output, JSON of ours, or CSV")
-    add("--name", metavar="NAME", help="the name of the machine (that of the file)")
-    add("--output", type=MachineFile, metavar="FILE", help="write the machine here, .json")
-    add("--show", metavar="NAME", help="print a machine that is known: its figures, their sources")
+    add("--name", metavar="NAME", help="the name of the machine (default: the name of the file)")
+    add("--output", type=MachineFile, metavar="FILE", help="write the machine to this .json file")
+    add("--show", metavar="NAME", help="print a known machine: its figures and their sources")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit or list; returns the exit status."""
+    """Fit, list or show machines, and return the exit status."""
     if args.show:
         try:
             name = machines.find(args.show).name

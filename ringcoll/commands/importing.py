@@ -1,13 +1,13 @@
-"""Read a file of another tool: say what it is, prove it, price it and draw it.
+"""Read another tool's file: say what it is, prove it, price it and draw it.
 
     python -m ringcoll import ring.xml
     python -m ringcoll import ring.xml --bytes 1M --device h100 --svg ring.svg
     python -m ringcoll import nccl_tuner.conf --json > table.json
 
-An XML file is an MSCCL program. Every rank is executed on symbols; a wrong one is refused with the
-line, the rank, the step and the chunk. If every rank does the same, the schedule is drawn; if not,
-the messages of each rank. The price is that of a switch with one port a rank; nothing is measured.
-Any other file is the CSV of NCCL's example tuner, and becomes a table.
+An XML file is an MSCCL program. Every rank is executed on symbols. A wrong program is refused with
+the line, the rank, the step and the chunk. If every rank does the same, the schedule is drawn; if
+not, the messages of each rank. The price is for a switch with one port per rank; nothing is
+measured. Any other file is read as the CSV of NCCL's example tuner, and becomes a table.
 """
 
 import argparse
@@ -41,23 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--place",
         choices=_PLACES,
-        help="prove it for calls in place or out of place alone (default: for all that it claims)",
+        help="prove it only for calls in place (in) or out of place (out); the default is every "
+        "kind of call that the file claims",
     )
     add(
         "--bytes",
         type=arguments.size,
         default="64M",
         metavar="B",
-        help=f"of the full vector, in the price (64M); {arguments.SIZES}",
+        help=f"bytes of the full vector, in the price (64M); {arguments.SIZES}",
     )
     known = ", ".join(SWITCHES)
     add("--device", choices=SWITCHES, default="h200", metavar="NAME", help=f"{known} (h200)")
     add("--svg", type=arguments.Svg, metavar="FILE", help="all rounds as one picture")
-    add("--json", action="store_true", help="print JSON; of a tuner's file, the table")
+    add("--json", action="store_true", help="print JSON; for a tuner's file, the table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and print; returns the exit status."""
+    """Read, print, and return the exit status."""
     try:
         content = Path(args.file).read_bytes()
         if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
@@ -78,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tuner(args: argparse.Namespace, content: bytes) -> int:
-    """Read a tuner's file.
+    """Read a tuner's file, print its table, and return the exit status.
 
     Raises:
-        ValueError: a line is wrong, or it is not text.
+        ValueError: a line is wrong, the file is not text, or a picture was asked for.
     """
     try:
         text = content.decode("utf-8")
@@ -156,13 +157,13 @@ def _in_words(args: argparse.Namespace, proof: Proof, plans: Sequence[Plan]) -> 
         f"race, and no step waits for ever if a connection holds {holds}"
     )
     if proof.overwrites_input:
-        yield "out of place it overwrites its input"
+        yield "a call out of place overwrites its input"
     if not plans:
-        yield "no schedule that is the same on every rank: checked rank by rank"
+        yield "the ranks do not all do the same: each rank was checked by itself"
     elif len(plans) == 1:
-        yield "the same on every rank: it is a schedule, drawn below"
+        yield "every rank does the same: the schedule is drawn below"
     else:
-        yield "the same on every rank: it reduces by one schedule and gathers by another, below"
+        yield "every rank does the same: it reduces by one schedule and gathers by another, below"
     size = float(paid.sent) / program.size
     yield (
         f"the busiest rank of each round, in all: {paid.rounds} rounds, {paid.messages} messages, "

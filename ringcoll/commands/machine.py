@@ -16,15 +16,15 @@ from ringcoll.schedules.registry import Algorithm
 
 MODELS = {**DEVICES, **SWITCHES}
 _CONSTANTS = {
-    "alpha": "of a message",
-    "hop": "of a link that a message passes",
-    "beta": "of a byte sent",
-    "gamma": "of a byte added",
+    "alpha": "seconds per message",
+    "hop": "seconds per link that a message passes",
+    "beta": "seconds per byte sent",
+    "gamma": "seconds per byte added",
 }
 OUTER = "ethernet100"
 _SOME_SIZES = (2**10, 2**20, 2**26, 2**30)
 Shape = tuple[int, ...]
-#: Seconds of so many bytes of the full vector.
+#: A function from the bytes of the full vector to seconds.
 Seconds = Callable[[float], float]
 
 
@@ -34,10 +34,11 @@ class Machine:
 
     Attributes:
         shape: the sizes of the axes of the ranks, major first.
-        model: of the links between ranks.
+        model: the constants of the links between ranks.
         network: the shape of the torus or grid; None is a switch.
         closed: which axes of the network are rings; None: all.
-        outer: of the ports of hosts, each of which `local` ranks share.
+        outer: the constants of a host's port; None: there are no hosts.
+        local: the number of ranks of a host, which share its port.
     """
 
     shape: Shape
@@ -53,17 +54,17 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """8, or 4x2."""
+        """The shape in words: 8, or 4x2."""
         return "x".join(map(str, self.shape))
 
     @property
     def is_torus(self) -> bool:
-        """Whether no axis of the network is a line; a switch has none."""
+        """Whether no axis of the network is a line; True for a switch."""
         axes = zip(self.network or (), self.closed or (), strict=False)
         return all(is_ring for n, is_ring in axes if n > 1)
 
     def price(self, collective: str, algorithm: Algorithm) -> Price | HostsPrice:
-        """What a collective pays here.
+        """The price of a collective on this machine: its rounds, messages and bytes.
 
         Raises:
             ScheduleError: there is no such schedule, or it cannot be routed.
@@ -73,16 +74,16 @@ class Machine:
         return price_on_hosts(collective, algorithm, self.shape, self.ranks // self.local)
 
     def seconds(self, paid: Price | HostsPrice) -> Seconds:
-        """The time that such a price takes here."""
+        """The time of a price on this machine, as a function of bytes."""
         inner, outer = self.model, self.outer
         if isinstance(paid, Price):
             return lambda size: seconds(paid, size / self.ranks, inner)
-        assert outer is not None  # only of hosts is there such a price
+        assert outer is not None  # `price` returns a HostsPrice only if there are hosts
         return lambda size: seconds_on_hosts(paid, size / self.ranks, inner, outer)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which machines."""
+    """Declare the options that say which machines are priced."""
     add = parser.add_argument
     add(
         "-n",
@@ -90,8 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shapes,
         default="2..256",
         metavar="LIST",
-        help="one row for each: 2,3,5; 2..256 (the powers of two from 2 to 256); 16x16 (two axes); "
-        "2..64x8 (2 to 64, by 8) (default: %(default)s)",
+        help="the ranks, one row for each: 2,3,5; 2..256 (the powers of two from 2 to 256); 16x16 "
+        "(two axes); 2..64x8 (the first axis 2 to 64, the second 8) (default: %(default)s)",
     )
     known = ", ".join(MODELS)
     add("--device", choices=MODELS, default="v5e", metavar="NAME", help=f"{known} (v5e)")
@@ -99,9 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network",
         type=network,
         metavar="NETWORK",
-        help="switch; slice (of the ranks' own shape; its axes are rings or lines, as on a TPU); "
-        "torus (the same, with rings only); or the shape of a slice such as 4x4, for ranks in its "
-        "order (default: slice for a TPU, switch for others)",
+        help="switch; slice (it has the shape of --ranks; its axes are rings or lines, as on a "
+        "TPU); torus (the same, with rings only); or the shape of another slice such as 4x4, whose "
+        "chips the ranks take in order (default: slice for a TPU, switch for others)",
     )
     for name, what in _CONSTANTS.items():
         add(
@@ -114,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--local",
         type=arguments.count,
         metavar="N",
-        help="the ranks are on hosts of N each, in order. A switch joins the ranks of a host; "
+        help="put the ranks on hosts, N to a host, in order. A switch joins the ranks of a host; "
         "they share its port to the --outer network",
     )
     add("--outer", choices=MODELS, metavar="NAME", help="the network between hosts (ethernet100)")
@@ -167,7 +168,7 @@ def machines(args: argparse.Namespace) -> list[Machine]:
 
 
 def described(args: argparse.Namespace) -> Iterator[str]:
-    """The constants, in lines."""
+    """The constants of the device and of the network between hosts, in lines."""
     model = _changed(MODELS[args.device], args, "")
     yield f"modelled on {args.device}: {_constants(model)}"
     if args.local:
@@ -176,7 +177,7 @@ def described(args: argparse.Namespace) -> Iterator[str]:
 
 
 def lines(machines: Sequence[Machine]) -> Iterator[str]:
-    """A note on the machines that have a line for an axis, if there are any."""
+    """A note that names the networks in which an axis is a line; nothing if there are none."""
     networks = [machine.network or () for machine in machines if not machine.is_torus]
     if networks:
         names = dict.fromkeys("x".join(map(str, network)) for network in networks)
@@ -203,18 +204,19 @@ def _outer(args: argparse.Namespace) -> Model:
 
 
 def _changed(model: Model, args: argparse.Namespace, prefix: str) -> Model:
+    """The model with the constants that the options with this prefix give."""
     given = {name: getattr(args, prefix + name, None) for name in _CONSTANTS}
     changes = {name: value for name, value in given.items() if value is not None}
-    if "alpha" in changes or "beta" in changes:  # they stand for what was measured
+    if "alpha" in changes or "beta" in changes:  # they replace the measured times of messages
         changes["wire"] = None
     return replace(model, **changes)
 
 
 def shapes(text: str) -> list[Shape]:
-    """The shapes of "2..8,3,4x4": ranges are of powers of two, and may be axes too.
+    """Read a list of shapes, such as "2..8,3,4x4". A range means powers of two, also for an axis.
 
     Raises:
-        argparse.ArgumentTypeError: it is no such list, or one of more ranks than can be priced.
+        argparse.ArgumentTypeError: it is not such a list, or a shape has too many ranks.
     """
     made = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
     for shape in made:
@@ -223,10 +225,10 @@ def shapes(text: str) -> list[Shape]:
 
 
 def network(text: str) -> str | Shape:
-    """A slice of a shape, or one of three names.
+    """Read a network: "switch", "slice", "torus", or the shape of a slice.
 
     Raises:
-        argparse.ArgumentTypeError: it is neither.
+        argparse.ArgumentTypeError: it is neither a name nor a shape.
     """
     if text in ("switch", "slice", "torus"):
         return text
@@ -234,6 +236,7 @@ def network(text: str) -> str | Shape:
 
 
 def _range(text: str) -> list[int]:
+    """The numbers of "8", or the powers of two of "2..8"."""
     first, dots, last = text.partition("..")
     try:
         low, high = int(first), int(last) if dots else int(first)

@@ -1,4 +1,4 @@
-"""Compile a program for chips, without having them, and report which communication is exposed.
+"""Compile a program for chips that you need not have, and report its exposed communication.
 
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
     python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul --html page.html
@@ -33,7 +33,7 @@ from ringcoll.overlap.report import Report
 _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
 
-#: What writes the file of each option, of reports that are drawn one above the other.
+#: How the file of each option is written. Several reports are drawn one above the other.
 _FILES: dict[str, Callable[..., None]] = {
     "draw": lambda file, first, *below: first.draw(file, *below),
     "html": lambda file, first, *below: files.write(file, first.to_html(*below)),
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         choices=NAMES,
         metavar="EXAMPLE",
-        help="report this example too, and draw it above, in the page and the trace too",
+        help="report this example too; pictures, pages and traces show it above the other",
     )
     parser.add_argument(
         "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
@@ -130,7 +130,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, print, draw; returns the exit status."""
+    """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     names = [name for name in (args.against, args.example) if name]
     budget = overlap_limits.budget(args)
@@ -169,7 +169,7 @@ def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
     """Refuse a chip whose constants are not known, before anything is compiled.
 
     Raises:
-        ValueError: they are not known; or constants are given for GPUs, which have measurements.
+        ValueError: they are not known; or --constant is given for GPUs, whose times are measured.
     """
     if gpus.is_named(args.topology):
         if args.constant:
@@ -189,7 +189,7 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
     """The program that a user's function makes for a mesh.
 
     Raises:
-        ValueError: it returns no function with operands, or they are on other devices.
+        ValueError: it does not return a function and operands, or they are on other devices.
     """
     made = function(mesh)
     match made:
@@ -211,10 +211,10 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
 def _reported(
     args: argparse.Namespace, function: Callable, operands: tuple[Any, ...]
 ) -> tuple[Program, Report]:
-    """Compile a program, and read it.
+    """Compile a program, and report its overlap.
 
     Raises:
-        ValueError: JAX or the compiler refuses it, or it cannot be read.
+        ValueError: JAX or the compiler refuses the program, or the report cannot read it.
     """
     try:
         program = compile_for(
@@ -238,10 +238,10 @@ def _reported(
 
 
 def axes(text: str) -> dict[str, int]:
-    """The axes of a mesh, major first, of "x=4,y=2".
+    """Read the axes of a mesh, major first, such as "x=4,y=2".
 
     Raises:
-        argparse.ArgumentTypeError: it is no such list.
+        argparse.ArgumentTypeError: it is not such a list, or names an axis twice.
     """
     parts = [part.partition("=") for part in text.split(",")]
     if not all(name and size.isdecimal() and int(size) for name, _, size in parts):
@@ -260,7 +260,7 @@ def _three(text: str) -> tuple[int, int, int]:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, an option of the compiler; true and false become Python's."""
+    """Read NAME=VALUE, an option of the compiler; true and false become Python's."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(
@@ -270,6 +270,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _constant(text: str) -> tuple[str, float]:
+    """Read NAME=VALUE, a constant of the chip."""
     name, _, value = text.partition("=")
     if name not in _CONSTANTS:
         raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_CONSTANTS)}")

@@ -15,21 +15,21 @@ from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.permute import ppermute
 from ringcoll.runtime.value_types import device_kind
 
-#: A function and the shapes of its operands, on a mesh.
+#: A function on a mesh, and its operands as shapes.
 Example = tuple[Callable, tuple[Any, ...]]
-#: The axis over which ranks share a matmul, or several.
+#: The mesh axis, or axes, over which the operands are sharded.
 Axes = str | tuple[str, ...]
 #: m, k and f of one layer; the layer after it has k and f swapped.
 SIZES = (8192, 8192, 28672)
 
 
 def all_gather_then_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
-    """x: [m/n, k], w: [k, f/n] -> [m, f/n], the gather first."""
+    """x: [m/n, k], w: [k, f/n] -> [m, f/n]: all of the gather, then one matmul."""
     return all_gather(x, axes, tiled=True, algorithm="lax") @ w
 
 
 def ring_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
-    """x: [m/n, k], w: [k, f/n] -> [m, f/n], each shard multiplied while the next one travels."""
+    """x: [m/n, k], w: [k, f/n] -> [m, f/n]: each shard is multiplied while the next one arrives."""
     n, rank = lax.axis_size(axes), lax.axis_index(axes)
     rows = x.shape[0]
     out = lax.pcast(jnp.zeros((n * rows, w.shape[1]), x.dtype), axes, to="varying")
@@ -47,7 +47,7 @@ def all_gather_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
 
 
 def matmul_then_psum_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
-    """x: [m, f/n], w: [f/n, k] -> [m/n, k], the reduce-scatter last."""
+    """x: [m, f/n], w: [f/n, k] -> [m/n, k]: one matmul, then all of the reduce-scatter."""
     return psum_scatter(x @ w, axes, tiled=True, algorithm="lax")
 
 
@@ -57,17 +57,20 @@ def matmul_reduce_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
 
 
 def _overlapping() -> str:
-    """What overlaps: "auto", but on GPUs the ring, since "auto" prefers the built-in there."""
+    """The algorithm that overlaps: "auto"; on GPUs "ring", as "auto" takes the built-in there."""
     return "ring" if (device_kind() or "").startswith("NVIDIA") else "auto"
 
 
 def _up(axes: Axes) -> tuple:
-    """Dimensions (0, 1, 2 are m, k, f) and sharding of both operands; sharding of the result."""
+    """Dimensions and sharding of each operand, then the sharding of the result.
+
+    Dimensions are indices into (m, k, f).
+    """
     return ((0, 1), P(axes, None)), ((1, 2), P(None, axes)), P(None, axes)
 
 
 def _down(axes: Axes) -> tuple:
-    """The same for the layer after it."""
+    """The same for the second layer."""
     return ((0, 2), P(None, axes)), ((2, 1), P(axes, None)), P(axes, None)
 
 
@@ -90,7 +93,7 @@ def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Examp
         sizes: m, k and f, each a multiple of the number of ranks.
 
     Returns:
-        A function, and its operands in bf16, as `compile_for` takes them.
+        A function and its operands in bf16, as `compile_for` takes them.
 
     Raises:
         ValueError: no such example.

@@ -1,4 +1,4 @@
-"""The limits of `python -m ringcoll overlap`: options of the command that make a `Budget`."""
+"""The options of `python -m ringcoll overlap` that set limits. They make a `Budget`."""
 
 import argparse
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from ringcoll.overlap.budget import TOTAL, Budget, second_limits, share_limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what makes the exit status 1: each is an argument of `assert_overlapped`."""
+    """Declare the limits. Each is also an argument of `assert_overlapped`."""
     group = parser.add_argument_group("limits", "the exit status is 1 if one is broken")
     group.add_argument(
         "--max-exposed",
@@ -30,14 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-collectives",
         type=_number,
         metavar="N",
-        help="the fewest collectives that send anything (default: 1, if there is another limit)",
+        help="the least number of collectives that must send something (default: 1, if there is "
+        "another limit)",
     )
     group.add_argument(
         "--allow-unread",
         action="append",
         default=[],
         metavar="NAME",
-        help="an instruction that need not be readable, such as 'while*'; may be repeated",
+        help="an instruction that the report need not be able to read, such as 'while*'; may be "
+        "repeated",
     )
 
 
@@ -55,10 +57,10 @@ def budget(args: argparse.Namespace) -> Budget | None:
 def _limit(
     text: str, option: str, limits: Callable[[str, Any], dict[str, float]], unit: float
 ) -> tuple[str, float]:
-    """KIND=NUMBER, or a number for all kinds together.
+    """Read KIND=NUMBER, or one number, which limits all kinds together.
 
     Raises:
-        argparse.ArgumentTypeError: no such kind, or no such number.
+        argparse.ArgumentTypeError: there is no such kind, or the number is not a limit.
     """
     kind, _, value = text.rpartition("=")
     try:
@@ -74,5 +76,7 @@ def _limit(
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write 1, or 0 if none is due")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number; write 1, or 0 if no collective need send"
+        )
     return int(text)

@@ -1,4 +1,4 @@
-"""Times as a picture: a line for every algorithm, both axes logarithmic."""
+"""Plot times: a line for every algorithm, both axes logarithmic."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -6,13 +6,13 @@ from typing import NamedTuple
 from ringcoll.io.figure import Path, figure, save
 from ringcoll.io.text import seconds_in_words
 
-#: Of lines in their order; none more important than another.
+#: The colours of lines, in order.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 _STYLES = ("-", (0, (4, 2)))
 
 
 class PlotLine(NamedTuple):
-    """An algorithm: seconds at each place; and those that were measured there, as points."""
+    """A line of a plot: the seconds of an algorithm at each place; measured seconds are points."""
 
     name: str
     places: Sequence[float]
@@ -31,11 +31,11 @@ def plot(
     """Draw seconds, as SVG or PNG.
 
     Args:
-        path: of the file; its ending says which format.
-        title: stands above.
-        along: what the places are.
-        lines: what is drawn.
-        in_words: of a place.
+        path: the file; its ending says which format.
+        title: the text above.
+        along: the label of the horizontal axis.
+        lines: the lines to draw.
+        in_words: writes a place as text.
         marks: places where another line becomes the lowest.
 
     Raises:

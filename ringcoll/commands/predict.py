@@ -1,12 +1,12 @@
-"""The modelled time of one collective on a machine, by an algorithm or by the built-in.
+"""Print the modelled time of one collective on a machine, by an algorithm or by the built-in.
 
     python -m ringcoll predict all_gather --bytes 64M --ranks 8 --device h100
     python -m ringcoll predict all_reduce --bytes 1K,1M --ranks 4x8 --device h200 --algorithm ring
     python -m ringcoll predict all_gather --ranks 4 --device v5e --topology 8x4 --json
 
-Bytes are counted as nccl-tests does: the larger of what a rank passes and gets. The built-in is
-priced by published measurements where there are any; `python -m benchmarks measured` says how far
-the prices are off.
+Bytes are counted as nccl-tests does: the operand or the result of a rank, whichever is larger. The
+price of the built-in comes from published measurements if there are any; `python -m benchmarks
+measured` says how far prices are off.
 """
 
 import argparse
@@ -28,14 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.sizes,
         default="64M",
         metavar="LIST",
-        help=f"(64M); {arguments.SIZES}",
+        help=f"the sizes (64M); {arguments.SIZES}",
     )
-    add("-n", "--ranks", type=arguments.ranks, default="8", metavar="SHAPE", help="8, 4x4 (8)")
+    help_ranks = "the number of ranks; for several axes 4x4, major first (8)"
+    add("-n", "--ranks", type=arguments.ranks, default="8", metavar="SHAPE", help=help_ranks)
     known = ", ".join(MACHINES)
     add("--device", default="v5e", metavar="NAME", help=f"{known}; or the file of a machine (v5e)")
     add("--algorithm", default="lax", metavar="NAME", help="lax is the built-in (lax)")
     add("--dtype", default="float32", metavar="NAME", help="the dtype of the elements (float32)")
-    add("--topology", metavar="WORDS", help="a slice (8x4), line, ring, switch, '4 hosts'")
+    add("--topology", metavar="WORDS", help="8x4 (a slice), line, ring, switch, '4 hosts', ...")
     add(
         "--wire",
         choices=CODES,
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; returns the exit status."""
+    """Print, and return the exit status."""
     ranks = args.ranks[0] if len(args.ranks) == 1 else args.ranks
     what = (args.algorithm, args.dtype, args.topology, args.wire)
     try:

@@ -1,1 +1,1 @@
-"""What a schedule costs: counts, routes, seconds and rounding. No JAX."""
+"""What a schedule costs: counts, routes, seconds and rounding. Nothing here imports JAX."""

@@ -1,7 +1,7 @@
 """Counts as formulas in n: the closed form that fits the counts at many numbers of ranks.
 
-Names of algorithms play no part: `recognised` tries a short list of forms, so your own schedule
-gets a formula too.
+`recognised` tries a short list of forms. It does not use the names of algorithms, so your own
+schedule gets a formula too.
 """
 
 import re
@@ -15,7 +15,7 @@ from ringcoll.schedules.registry import Algorithm
 
 
 class Formula(NamedTuple):
-    """A closed form in n, and the numbers of ranks for which it holds, if not for all."""
+    """A closed form in n, and the numbers of ranks for which it is right; "" for all."""
 
     text: str
     where: str = ""
@@ -25,17 +25,20 @@ class Formula(NamedTuple):
 
 
 class _Form(NamedTuple):
+    """A form to try: its text, its value at n, and the numbers of ranks to which it applies."""
+
     text: str
     at: Callable[[int], int | None]  # None: not defined for this n
     where: str = ""
 
 
 def _twos(n: int) -> int:
+    """How often 2 divides n."""
     return (n & -n).bit_length() - 1
 
 
 _TWOS = "n = 2^k"
-#: A count is a multiple of one of these, perhaps plus a constant, perhaps over n.
+#: A count is a multiple of one of these, perhaps plus a constant, perhaps divided by n.
 _FORMS = (
     _Form("1", lambda n: 1),
     _Form("n", lambda n: n),
@@ -47,27 +50,28 @@ _FORMS = (
     _Form("k+m-1", lambda n: _twos(n) + (n >> _twos(n)) - 1, "n = 2^k m, m odd"),
     _Form("floor(n^2/4)", lambda n: n * n // 4),
 )
-#: The fewest counts that show a form: it has two unknowns, so any two counts would fit it.
+#: The fewest counts that confirm a form: it has two unknowns, so any two counts would fit it.
 _ENOUGH = 4
-#: The numbers of ranks at which schedules are priced. A ring skips 2, where both ways are one link.
+#: The numbers of ranks at which schedules are priced. For a ring, 2 is skipped: there both
+#: directions are one link.
 _RANKS = (*range(2, 18), 32, 64)
 
 
 def prices(collective: str, algorithm: Algorithm, on_a_ring: bool = False) -> dict[int, Price]:
-    """Prices by number of ranks on one axis, where the algorithm exists, for its formulas."""
+    """Prices by number of ranks on one axis, for those numbers that the algorithm can run on."""
     paid = {}
     for n in _RANKS[on_a_ring:]:
         try:
             paid[n] = price(collective, algorithm, (n,), (n,) if on_a_ring else None)
-        except ValueError:  # the algorithm does not exist for n ranks
+        except ValueError:  # the algorithm has no schedule for n ranks
             continue
     return paid
 
 
 def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:
-    """The closed form of a count, by number of ranks; None if there is none.
+    """The closed form of a count that is given by number of ranks; None if no form fits.
 
-    A form that fits all numbers comes before one that fits the powers of two alone.
+    A form that fits all numbers of ranks is preferred to one that fits only the powers of two.
     """
     for numbers in (list(counts), [n for n in counts if not n & (n - 1)]):
         if len(numbers) < _ENOUGH:
@@ -84,12 +88,12 @@ def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:
 
 
 def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | None:
-    """The seconds of a collective on n ranks, B bytes of the full vector; None if there is none.
+    """A formula for the seconds of a collective with B bytes of the full vector; None without one.
 
     With uneven rounds they are the most that it takes, and the formula says so.
 
     Args:
-        prices: by number of ranks.
+        prices: the prices by number of ranks.
         adding: whether additions count.
     """
     terms = [
@@ -114,7 +118,7 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
 
 
 def at(n: int, paid: Price, adding: bool = True) -> str:
-    """The seconds as `closed_form`, with numbers for n ranks: "7 alpha + 7 hop + 7/8 B beta"."""
+    """The formula of `closed_form` at one n, with numbers: "7 alpha + 7 hop + 7/8 B beta"."""
     counts = [(paid.startups, "alpha"), (paid.hops, "hop"), (paid.link / n, "B beta")]
     if adding:
         counts.append((paid.additions / n, "B gamma"))
@@ -127,6 +131,7 @@ def _most(prices: Iterable[Price]) -> str:
 
 
 def _sum(terms: Iterable[tuple[str, str]]) -> str:
+    """The sum of terms (factor, unit) as text; "0" if all factors are 0."""
     made = []
     for text, unit in terms:
         factor = text if _is_one_factor(text) else f"({text})"
@@ -137,7 +142,7 @@ def _sum(terms: Iterable[tuple[str, str]]) -> str:
 def _fit(
     form: _Form, values: Mapping[int, Fraction], constant: bool
 ) -> tuple[Fraction, Fraction] | None:
-    """The factor and the constant by which a form has these values; None if there are none."""
+    """The factor and the constant with which a form has these values; None if it does not fit."""
     known = [(x, value) for n, value in values.items() if (x := form.at(n)) is not None]
     if len(known) < len(values):
         return None
@@ -150,7 +155,7 @@ def _fit(
 
 
 def _written(form: str, factor: Fraction, constant: Fraction, over_n: bool) -> str:
-    """factor * form + constant, over n or not, on one fraction bar."""
+    """factor * form + constant as text, perhaps divided by n, with one fraction bar."""
     below = lcm(factor.denominator, constant.denominator)
     times, plus = int(factor * below), int(constant * below)
     above = str(times) if form == "1" else _times(times, form)
@@ -163,6 +168,7 @@ def _written(form: str, factor: Fraction, constant: Fraction, over_n: bool) -> s
 
 
 def _times(factor: int, form: str) -> str:
+    """factor * form as text."""
     if factor == 1:
         return form
     if not _is_one_factor(form) and not form.startswith("log2"):
@@ -171,7 +177,7 @@ def _times(factor: int, form: str) -> str:
 
 
 def _is_one_factor(text: str) -> bool:
-    """Whether a text has no sum and no bare logarithm outside brackets."""
+    """Whether a text needs no brackets as a factor: it has no sum and no bare logarithm."""
     while text != (shorter := re.sub(r"\([^()]*\)", "", text)):
         text = shorter
     return not re.search(r"[-+ ]|log2", text.replace(" ceil", "").replace(" floor", ""))

@@ -1,11 +1,11 @@
-"""Counts the cost of a collective: rounds, messages, shards on the wire, additions.
+"""Count the cost of a collective: rounds, messages, shards on the wire, additions.
 
-`price` reads the counts off the schedule, with the links of a physical ring or torus if there is
-one. Nothing is looked up by the name of an algorithm, so a new one is priced as soon as it is
+`price` counts on the schedule itself. If there is a physical ring or torus, it counts on its links
+too. Nothing is looked up by the name of an algorithm, so a new one is priced as soon as it is
 written. `ringcoll.cost` turns counts into seconds.
 
-Everything is counted in *shards*: 1/n of the full vector, which is the operand of
-`all_gather`, the result of `psum_scatter`, and one block of `all_to_all`.
+Everything is counted in *shards*. A shard is 1/n of the full vector: the operand of `all_gather`,
+the result of `psum_scatter`, or one block of `all_to_all`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +42,10 @@ class Price:
     """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
 
     `messages` are the messages that a rank sends. `startups` are those that start one after the
-    other. On a switch, where a rank has one port, these are all. On a physical ring or torus a
-    port is an axis and a direction, and messages by different ports start at the same time. `hops`
-    are the links that the farthest message of each round passes; a switch has none.
+    other. On a switch, a rank has one port, so these are all of its messages. On a physical ring or
+    torus, a port is an axis and a direction, and messages through different ports start at the same
+    time. `hops` are the links that the farthest message of each round passes, summed over the
+    rounds; on a switch it is 0.
 
     `sent` is what leaves a rank. `raw` is the part of it in messages without a partial sum; these
     keep the operand's width, whatever the dtype of the sums. `link` is the load of the busiest
@@ -83,10 +84,10 @@ def price(
     """What one rank pays for a collective, in shards (1/n of the full vector).
 
     A psum (and pmean, pmax, pmin, pbroadcast) pays for a reduce-scatter and an
-    all-gather, or for its stages: a stage over p ranks gathers whole vectors and adds
-    p-1 of them to its own. A ragged_all_to_all pays for the exchange of its blocks; the offsets
-    are not counted. A "tour" pays for its shards, which are raw, and for its sums: `price_tour` has
-    them one by one.
+    all-gather, or for its stages: in a stage over p ranks, each gathers whole vectors and adds
+    p-1 of them to its own. A ragged_all_to_all pays for the exchange of its blocks; the exchange of
+    its offsets is not counted. A "tour" pays for its shards, which are raw, and for its sums:
+    `price_tour` has these two separately.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or "tour".
@@ -94,13 +95,13 @@ def price(
         shape: the sizes of the axes, major first.
         network: the shape of a physical ring or torus; None is a switch, to which each
             rank has one port. Stages are routed along their digits of the ranks.
-        closed: which axes of the network are rings, the others being lines; None: all.
-        offsets: of an all_gather or a tour, the shards that any rank needs, beside its own; the
+        closed: which axes of the network are rings; the others are lines. None: all are rings.
+        offsets: for an all_gather or a tour, the shards that a rank needs besides its own; the
             schedule is cut to them. None for all.
 
     Raises:
-        ValueError: as `algorithms.build`; or the network is of another number of ranks; or offsets
-            of another collective.
+        ValueError: as `algorithms.build`; or the network has another number of ranks; or offsets
+            are given for another collective.
 
     >>> paid = pricing.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
@@ -118,10 +119,10 @@ def price(
 
 @dataclass(frozen=True, slots=True)
 class TourPrice:
-    """What one rank pays for a tour: for its shards, and for the sums that follow them home.
+    """What one rank pays for a tour: for the shards, and for the sums that follow them and return.
 
-    `link` of each is the load of its own busiest link and direction. On a ring they are the same
-    one: a sum takes the way of its shard, one round later.
+    Each has its own `link`: the load of its busiest link and direction. On a ring both have the
+    same busiest link: a sum takes the way of its shard, one round later.
     """
 
     rounds: int
@@ -130,7 +131,7 @@ class TourPrice:
 
     @property
     def whole(self) -> Price:
-        """Both, as one price: shards are raw, and sums are not, so they may be wider."""
+        """Both as one price: shards are raw; sums are not, so they may be wider."""
         return replace(_in_turn(self.shards, self.sums), rounds=self.rounds)
 
 
@@ -142,12 +143,12 @@ def price_tour(
     *,
     offsets: frozenset[int] | None = None,
 ) -> TourPrice:
-    """What one rank pays for a tour, in shards, and in sums that have as many numbers.
+    """What one rank pays for a tour, in shards; a sum has as many numbers as a shard.
 
-    Both are in flight at once. Their messages share ports, so their times add up.
+    Shards and sums travel at the same time. Their messages share ports, so their times add up.
 
     Args:
-        algorithm: the gather; the tour is that of `ringcoll.schedules.tour.tour`.
+        algorithm: the gather; `ringcoll.schedules.tour.tour` makes a tour of it.
         shape, network, closed, offsets: as for `price`.
 
     Raises:
@@ -168,7 +169,7 @@ def price_tour(
 
 @dataclass(frozen=True, slots=True)
 class HostsPrice:
-    """The cost on hosts: every kind of round, in shards, and the shards that a rank adds."""
+    """The cost on hosts: the load of every kind of round, and the shards that a rank adds."""
 
     rounds: tuple[HostRound, ...]
     additions: Fraction
@@ -184,17 +185,17 @@ def price_on_hosts(
 ) -> HostsPrice:
     """What a collective costs on hosts whose ranks share a port to the other hosts.
 
-    The ranks are in order, and each host has the same number of them. On shape (hosts, ranks a
-    host) a product gathers between hosts first, while there is least to send. A reduce-scatter,
-    which is the same backward, sends between hosts last. In the other order every rank of a host
-    would send all that the host holds.
+    The ranks are in order, and each host has the same number of them. On a shape of (hosts, ranks
+    of a host), a product gathers between hosts first, while there is least to send. A
+    reduce-scatter runs the same schedule backward, so it sends between hosts last. In the other
+    order, every rank of a host would send everything that the host holds.
 
     Args:
         collective, algorithm, shape, offsets: as for `price`.
-        hosts: how many; a divisor of the number of ranks.
+        hosts: the number of hosts; it must divide the number of ranks.
 
     Raises:
-        ValueError: as `price`; or the ranks do not divide among the hosts.
+        ValueError: as `price`; or the hosts do not divide the ranks.
 
     >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
     >>> ((times, of_rank, of_host),) = paid.rounds
@@ -229,7 +230,7 @@ def _phases(
 
 
 def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
-    """A count for every phase; a schedule that runs in both directions is counted once."""
+    """A count for every phase. A schedule that two phases share is counted only once."""
     counted: list[Counted] = []
     for phase in run:
         before = zip(run, counted, strict=False)
@@ -239,7 +240,7 @@ def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Co
 
 
 def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
-    """The price of a phase, from the price of its schedule run backward."""
+    """The price of a phase; `alone` is the price of its schedule run backward."""
     shards = phase.shards
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
     raw = alone.sent
@@ -261,6 +262,7 @@ def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
 
 
 def _in_turn(*prices: Price) -> Price:
+    """The price of several schedules that run one after the other."""
     added: dict[str, Any] = {
         one.name: sum((getattr(paid, one.name) for paid in prices), getattr(Price(), one.name))
         for one in fields(Price)
@@ -279,17 +281,17 @@ def wire_bytes(
 ) -> float:
     """The bytes that leave one rank.
 
-    With a wider `accumulate_dtype`, raw contributions travel narrow, and a message with a partial
-    sum travels wide. The gather after a reduce-scatter is narrow. With a wire, all messages are
-    codes and scales.
+    With a wider `accumulate_dtype`, messages of raw contributions keep the operand's dtype, and
+    messages with a partial sum have the wider one. The gather after a reduce-scatter has the
+    operand's dtype. With a wire, all messages hold codes and scales.
 
     Args:
         collective, algorithm, shape: as for `price`.
         shard_elements: elements in 1/n of the full vector.
         itemsize: bytes of an element of the operand.
-        accumulate_itemsize: bytes of an element of a partial sum; as the operand's if None.
-        wire: what messages hold in place of elements. Each shard is taken to be a message, or a
-            lane's share of it to have whole blocks.
+        accumulate_itemsize: bytes of an element of a partial sum; None: the operand's.
+        wire: what messages hold in place of elements. This assumes that each shard is one message,
+            or that a lane's share of it has whole blocks.
 
     Raises:
         ValueError: as `price`.
@@ -316,17 +318,17 @@ def price_backward(
 ) -> Price:
     """What one rank pays for a schedule run backward, as a reduce-scatter.
 
-    Forward it pays the same, but it adds nothing, and everything is raw. Backward, every message
-    goes the reverse way.
+    Forward it pays the same, but it adds nothing and everything is raw. Backward, every message
+    goes the opposite way.
 
     Args:
-        schedule: of any kind.
-        network: as for `price`: on a physical ring or torus a shift of s loads s links.
+        schedule: a schedule of any kind.
+        network: as for `price`: on a physical ring or torus, a shift of s loads s links.
         closed: as for `price`.
 
     Raises:
-        ScheduleError: when `network` is not of as many ranks as the schedule, or `closed` not
-            of as many axes as the network.
+        ScheduleError: `network` does not have as many ranks as the schedule, or `closed` not as
+            many axes as the network.
 
     >>> paid = pricing.price_backward(algorithms.ring(4))
     >>> paid.sent, paid.raw, paid.additions

@@ -1,7 +1,7 @@
-"""Measured seconds against bytes as straight pieces, and the fewest pieces that fit them.
+"""Curves: measured seconds over bytes as a few straight lines, and their fit.
 
-Curves never fall. Where measurements do (a cold first run, noise, a protocol that was chosen
-badly), a curve goes through the lower median of those that contradict each other.
+Curves never fall. Measurements may fall (a cold first run, noise, a protocol that was chosen
+badly). There the curve goes through the lower median of those that contradict each other.
 """
 
 from bisect import bisect_left
@@ -15,15 +15,16 @@ from statistics import median, median_low
 
 import numpy as np
 
-#: What one more knot must save: the sum over all points of |log(fitted / measured)|.
+#: How much one more knot must lower the sum over all points of |log(fitted / measured)|.
 _A_KNOT = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds of so many bytes: straight lines between knots.
+    """Seconds as a function of bytes: straight lines between knots (bytes, seconds).
 
-    Below the first knot it is flat. Above the last it goes on at the rate of the whole curve.
+    Below the first knot it is flat. Above the last knot it rises as the whole curve does, from the
+    first knot to the last.
 
     >>> curve = Curve(((1e3, 1e-5), (1e6, 2e-5)))
     >>> [f"{curve(size):.1e}" for size in (1, 1e6, 2e6)]
@@ -44,13 +45,13 @@ class Curve:
 
 
 def rising(sizes: Iterable[float], seconds: Callable[[float], float]) -> Curve:
-    """The curve of some seconds, with knots at these sizes, that never falls."""
+    """A curve with knots at these sizes. Where `seconds` falls, the curve stays level."""
     ordered = sorted(set(sizes))
     return Curve(tuple(zip(ordered, accumulate(map(seconds, ordered), max), strict=True)))
 
 
 def down_to(curve: Curve, start: float) -> Curve:
-    """A curve that goes on below its first knot, along its first piece, to no less than a start.
+    """Extend a curve below its first knot, along its first line, but not below `start` seconds.
 
     >>> down_to(Curve(((8.0, 3.0), (16.0, 4.0))), 1.0).knots[0]
     (0.0, 2.0)
@@ -63,16 +64,16 @@ def down_to(curve: Curve, start: float) -> Curve:
 
 
 def fit_curve(points: Iterable[tuple[float, float]]) -> tuple[Curve, float]:
-    """The curve of the fewest knots that fit the points, and its median relative error.
+    """A curve with few knots that fits the points, and its median relative error.
 
     Points of one size count as their median. The fit minimises the sum of |log(fitted / measured)|
-    and a price for each knot, so a straight line stays one piece however many points it has.
+    plus a price for each knot, so a straight line stays one line however many points it has.
 
     Args:
-        points: bytes and seconds; any number of each size.
+        points: bytes and seconds; any number of points for each size.
 
     Raises:
-        ValueError: no points, or one without bytes or seconds.
+        ValueError: there are no points, or a point has 0 bytes or 0 seconds.
 
     >>> curve, error = fit_curve((2.0**k, 1e-5 + 2.0**k / 1e9) for k in range(10, 30))
     >>> len(curve.knots) < 12, error < 0.02
@@ -90,7 +91,7 @@ def fit_curve(points: Iterable[tuple[float, float]]) -> tuple[Curve, float]:
 
 
 def _never_falling(seconds: Sequence[float]) -> list[float]:
-    """Seconds that never fall: neighbours that fall get their lower median, until none fall."""
+    """Seconds without falls: where they fall, neighbours are replaced by their lower median."""
     pools: list[list[float]] = []
     for one in seconds:
         pools.append([one])
@@ -100,7 +101,7 @@ def _never_falling(seconds: Sequence[float]) -> list[float]:
 
 
 def _knots(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Among the points, those that minimise the error and the price of knots."""
+    """The points to use as knots: those with the least error plus price of knots."""
     costs: list[tuple[float, tuple[int, ...]]] = [(_A_KNOT, (0,))]
     for j in range(1, len(sizes)):
         costs.append(
@@ -113,13 +114,14 @@ def _knots(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[floa
 
 
 def _error(sizes: Sequence[float], seconds: Sequence[float], i: int, j: int) -> float:
+    """The error of the points between knots i and j."""
     between = range(i + 1, j)
     fitted = np.interp([sizes[k] for k in between], [sizes[i], sizes[j]], [seconds[i], seconds[j]])
     return sum(abs(log(f / seconds[k])) for f, k in zip(fitted, between, strict=True))
 
 
 class Way(Enum):
-    """What a collective does among ranks, which says how its time grows with their number."""
+    """How a collective sends. This says how its time grows with the number of ranks."""
 
     SWITCH = "on one host"
     RING = "n-1 steps round a ring of all ranks, over hosts"
@@ -128,18 +130,19 @@ class Way(Enum):
 
 
 def across(curves: Mapping[int, Curve], ranks: int, way: Way = Way.SWITCH, local: int = 1) -> Curve:
-    """The curve of a number of ranks that may not have been measured.
+    """The curve for a number of ranks that may not have been measured.
 
-    Between two numbers that were, the logarithm of the time is a line in the logarithm of the
-    number. On one host, the line through the nearest two goes on beyond all that were. Over hosts,
-    two parts grow apart beyond them: the start with the depth of a tree, or with the messages of a
-    rank; the rest with the bytes that leave a host. For a ring, this holds for the time of a step
-    with messages of one size; beyond the measured numbers it stays the same.
+    Between two measured numbers, the logarithm of the time is a line in the logarithm of the
+    number. Beyond the measured numbers on one host, the line through the nearest two continues.
+    Beyond them over several hosts, the time has two parts that grow differently: the start grows
+    with the depth of a tree, or with the messages of a rank; the rest grows with the bytes that
+    leave a host. A ring is different: the line is for the time of one step with messages of one
+    size, and beyond the measured numbers that time stays the same.
 
     Args:
-        curves: by number of ranks; at least one.
-        ranks: their number.
-        way: of the collective.
+        curves: the measured curves by number of ranks; at least one.
+        ranks: the number of ranks.
+        way: how the collective sends.
         local: the ranks of a host, if there are several hosts.
     """
     return _across(tuple(sorted(curves.items())), ranks, way, local)
@@ -149,10 +152,10 @@ def across(curves: Mapping[int, Curve], ranks: int, way: Way = Way.SWITCH, local
 def _across(known: tuple[tuple[int, Curve], ...], ranks: int, way: Way, local: int) -> Curve:
     if ranks in (curves := dict(known)):
         return curves[ranks]
-    if way is Way.RING:  # as if each had been of so many ranks
+    if way is Way.RING:  # the times that these would have with `ranks` ranks and the same steps
         curves = {n: _stretched(one, ranks / n, (ranks - 1) / (n - 1)) for n, one in known}
     numbers = list(curves)
-    # The two around it, or the nearest two.
+    # The measured numbers below and above; beyond all of them, the nearest two.
     above = min(max(bisect_left(numbers, ranks), 1), len(numbers) - 1)
     few, many = numbers[max(above - 1, 0)], numbers[above]
     if few < ranks < many or (way is Way.SWITCH and few < many):
@@ -164,7 +167,10 @@ def _across(known: tuple[tuple[int, Curve], ...], ranks: int, way: Way, local: i
 
 
 def _on_a_line(few: int, fewer: Curve, many: int, more: Curve, ranks: int) -> Curve:
-    """The logarithm of the time is a line in that of the number; beyond, of a slope from 0 to 1."""
+    """A curve on the line through two: log(time) over log(ranks).
+
+    Beyond the two, its slope is cut to 0 to 1.
+    """
     span = log(many / few)
     beyond = not few < ranks < many
     nearest, near = (few, fewer) if ranks < few else (many, more)
@@ -179,11 +185,12 @@ def _on_a_line(few: int, fewer: Curve, many: int, more: Curve, ranks: int) -> Cu
 
 
 def _stretched(curve: Curve, wide: float, long: float) -> Curve:
+    """A curve with bytes times `wide`, and seconds times `long`."""
     return Curve(tuple((size * wide, seconds * long) for size, seconds in curve.knots))
 
 
 def _grown(curve: Curve, known: int, ranks: int, way: Way, local: int) -> Curve:
-    """The curve of a known number of ranks, with a start and a rest that grow apart."""
+    """The curve of `known` ranks, grown to `ranks`: the start and the rest grow differently."""
     (starts, crossing), (once, before) = (_growth(way, n, local) for n in (ranks, known))
     start = curve.knots[0][1]
     return rising(
@@ -193,10 +200,10 @@ def _grown(curve: Curve, known: int, ranks: int, way: Way, local: int) -> Curve:
 
 
 def _growth(way: Way, ranks: int, local: int) -> tuple[float, float]:
-    """Factors that the start, and what is above it, are in proportion to."""
+    """Two numbers: the start is in proportion to the first, the rest to the second."""
     hosts = max(ranks / local, 2)
     if way is Way.DIRECT:
         return ranks - 1, 1 - 1 / hosts
-    if way is Way.TREE:  # two hosts exchange their sums; an inner one of more sends two
+    if way is Way.TREE:  # two hosts exchange their sums; of more hosts, an inner one sends two sums
         return log(2 * hosts), 0.5 if hosts == 2 else 1.0
     return log(2 * ranks), 1 - 1 / ranks

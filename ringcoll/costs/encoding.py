@@ -1,4 +1,4 @@
-"""What a narrow wire costs and saves in time: fewer bytes to send, and the work to encode them."""
+"""The time that a narrow wire saves and costs: fewer bytes to send, and the work to encode them."""
 
 from ringcoll.costs.model import Model
 from ringcoll.costs.wire import SCALE, Wire
@@ -8,25 +8,29 @@ _WIDE = 4  # bytes of a float32, in which decoded values are added
 
 
 def ratio(wire: Wire, itemsize: int) -> float:
-    """The bytes of long messages over those of their values."""
+    """The bytes of a long encoded message over the bytes of its values."""
     return (1 + SCALE / wire.block) / itemsize
 
 
 def seconds(
     collective: str, ranks: int, nbytes: float, itemsize: int, wire: Wire, model: Model
 ) -> float:
-    """The seconds that one rank encodes, decodes and adds, by its main memory.
+    """The seconds in which one rank encodes, decodes and adds; its main memory is the limit.
 
-    If the memory beside the core holds the codes and a shard's sum, the main memory is read for the
-    operand and written for the result, once. (Compiled: `psum` of 64 MiB of bf16 on v5e:4x2
-    computes for 165 us by "hamiltonian" and 354 by "torus"; by this 166.) Else nothing is taken to
-    be fused with other work: a gather encodes a shard and decodes all; a sum or an exchange encodes
-    and decodes a vector; an all-reduce does both. By stages more is encoded, which is left out.
+    If the memory next to the core holds the codes and a shard's sum, the main memory is read once
+    for the operand and written once for the result. (Compiled: `psum` of 64 MiB of bf16 on v5e:4x2
+    computes for 165 us by "hamiltonian" and 354 by "torus"; this function says 166.) If not, this
+    assumes that nothing is fused with other work: a gather encodes a shard and decodes all shards;
+    a sum or an exchange encodes and decodes a vector; an all-reduce does both. An all-reduce by
+    stages encodes more often, which is left out.
 
     Args:
-        collective: by the name of `jax.lax`.
-        ranks, nbytes, itemsize: the bytes of the full vector, and of its elements.
-        wire, model: of the messages and of the machine.
+        collective: its name in `jax.lax`.
+        ranks: the number of ranks.
+        nbytes: the bytes of the full vector.
+        itemsize: the bytes of its elements.
+        wire: what messages hold.
+        model: the rates of the machine.
     """
     shard = nbytes / ranks
     if model.holds(ratio(wire, itemsize) * nbytes + shard * _WIDE / itemsize):

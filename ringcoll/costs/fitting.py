@@ -1,7 +1,7 @@
-"""A machine from measurements: read a table of them, fit it, and say how far the fit is off.
+"""Make a machine from measurements: read a table, fit a machine, and say how far it is off.
 
-A table is what nccl-tests prints, what `python -m benchmarks --json` writes, or a CSV file with a
-header: columns collective, bytes, ranks and seconds (or time_us), and, where there are any,
+A table is the output of nccl-tests, the file that `python -m benchmarks --json` writes, or a CSV
+file with a header. Its columns are collective, bytes, ranks, seconds (or time_us) and, if you like,
 algorithm and hosts. Bytes are counted as nccl-tests does.
 """
 
@@ -22,7 +22,7 @@ from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
 
 __all__ = ["ENOUGH", "Timing", "curve_of", "fit_machine", "read_timings"]
 
-#: Fewer sizes do not tell what a start costs from what a byte costs.
+#: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
 _PERMUTE = "ppermute"
 _KNOWN = (*COLLECTIVES, _PERMUTE)
@@ -31,7 +31,7 @@ _NAMES = {"alltoall": "all_to_all", "sendrecv": _PERMUTE, "broadcast": "pbroadca
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One measurement of a table, and the line that it stands on."""
+    """One measurement of a table, and the number of its line."""
 
     collective: str
     bytes: float
@@ -43,10 +43,10 @@ class Timing:
 
 
 def read_timings(text: str) -> list[Timing]:
-    """The measurements of a table, in any of three formats.
+    """Read the measurements of a table, in any of three formats.
 
     Raises:
-        ValueError: it is no such table; the message has the line, and the cure.
+        ValueError: it is not such a table; the message has the line and the cure.
 
     >>> table = "collective,bytes,ranks,time_us\\nall_gather,1024,8,31.9\\n"
     >>> fitting.read_timings(table)[0].ranks
@@ -68,17 +68,18 @@ def read_timings(text: str) -> list[Timing]:
 
 
 def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
-    """The contents of a machine's file, and what was fitted, in lines.
+    """Fit a machine: the contents of its file, and lines that say what was fitted.
 
     Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
-    permutes, else from the algorithms of ours that were measured, else from the curves.
+    permutes; without permutes, from measured algorithms of ringcoll; without these, from the
+    built-in collectives, as if each were a ring.
 
     Args:
-        name: of the machine.
-        timings: at `ENOUGH` sizes or more of each collective, algorithm and number of ranks.
+        name: the name of the machine.
+        timings: measurements; each collective, algorithm and number of ranks needs `ENOUGH` sizes.
 
     Raises:
-        ValueError: there are too few sizes to tell the start of a message from its rate.
+        ValueError: there are too few sizes to find both the start of a message and its rate.
     """
     groups: dict[tuple[str, str, int, int], list[Timing]] = defaultdict(list)
     for one in timings:
@@ -122,7 +123,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
 def curve_of(
     collective: str, ranks: int, hosts: int, points: Sequence[tuple[float, float]], source: str
 ) -> dict[str, Any]:
-    """A curve as the file of a machine holds it, fitted to points of bytes and seconds."""
+    """Fit a curve to points of bytes and seconds, in the form that a machine's file holds."""
     curve, error = fit_curve(points)
     return {
         "collective": collective,
@@ -136,7 +137,7 @@ def curve_of(
 
 
 def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
-    """Seconds a message and a byte, and what they were fitted to."""
+    """Seconds per message, seconds per byte, and words that say what they were fitted to."""
     permutes = [one for one in timings if one.collective == _PERMUTE]
     counted = [one for one in ours if one.collective != _PERMUTE]
     if permutes:
@@ -144,7 +145,7 @@ def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, fl
         what = "permutes"
     elif counted:
         samples, what = [_sample(one) for one in counted], "algorithms"
-    else:  # as if a ring had done it
+    else:  # price the built-in as a ring
         gathers = [one for one in timings if one.collective in ("all_gather", "psum_scatter")]
         samples = [_sample(one, "ring") for one in gathers or timings]
         what = "built-in collectives, as rings"
@@ -153,6 +154,7 @@ def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, fl
 
 
 def _sample(one: Timing, algorithm: str = "") -> Sample:
+    """A measurement with the counts of its algorithm, or of another algorithm."""
     try:
         paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
     except ValueError as error:
@@ -204,7 +206,7 @@ def _of_csv(text: str) -> Iterator[Timing]:
 
 
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
-    """Out of place, the first of the two times of a line."""
+    """Read nccl-tests' output. Of the two times in a line, it takes the first: out of place."""
     text = "\n".join(lines)
     named = re.search(r"(\w+?)_perf", text)
     if not named:
@@ -253,7 +255,7 @@ def _of_json(text: str) -> Iterator[Timing]:
         if names:
             raise ValueError(f"line 1: row {number} has no {', '.join(names)}")
         if row.get("resolved", row["algorithm"]) != row["algorithm"]:
-            continue  # "auto", which stands for another row
+            continue  # "auto": the row of the algorithm it chose is in the file too
         seconds = row["seconds"]
         middle = seconds.get("median") if isinstance(seconds, dict) else seconds
         name, size, ranks = (str(row[key]) for key in ("collective", "size", "ranks"))
@@ -273,6 +275,11 @@ def _timing(
     algorithm: str,
     hosts: str,
 ) -> Timing:
+    """Check a measurement.
+
+    Raises:
+        ValueError: a value is not known, not a number, or out of range.
+    """
     name = in_lax(_NAMES.get(collective, collective))
     if name not in _KNOWN:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""What a matmul with a collective costs in seconds: hidden under the matmul, or before or after it.
+"""The seconds of a matmul with a collective that is hidden under it, or runs before or after it.
 
 `"auto"` compares `hidden_seconds` with `bare_seconds`. A matmul takes as long as its operations
-or as reading its operands, whichever is longer. A collective that is hidden cuts the matmul into
-pieces, and each piece reads the stationary factor again: with few rows that takes longer than the
-wire. The `Model` has the rates, and the size of the memory beside the core. Of the compiled
+or as reading its operands, whichever is longer. To hide a collective, the matmul is cut into
+pieces, and each piece reads the stationary operand again: with few rows that takes longer than the
+wire. The `Model` has the rates, and the size of the memory next to the core. Of the compiled
 programs of single matmuls in `benchmarks/pages/grid.json`, half take within 3 % of these seconds,
 nine of ten within 11 %, and all within 24 % (`tests/costs/test_matmul_cost.py`).
 """
@@ -18,41 +18,44 @@ from ringcoll import algorithms
 from ringcoll.costs.model import Model
 from ringcoll.schedules.schedule import Schedule
 
-# Constants that are read off programs which libtpu 0.0.52 compiled on 2026-11-22; most of them are
-# of `benchmarks/pages/grid.json`. (Rates are in `ringcoll.cost`.)
+# These constants were read from programs that libtpu 0.0.52 compiled on 2026-11-22; most of the
+# programs are in `benchmarks/pages/grid.json`. (Rates are in `ringcoll.cost`.)
 
-#: What compilers for TPUs reckon that a slice takes to be put in its place, by which they order
-#: operations: seconds, and seconds a byte. It takes a tenth of that. From the `estimated_cycles`
-#: of fusions that place 0.2 to 0.9 MB: 2115 cycles, and 2.5 (v5p) to 2.8 (v6e) for 1000 bytes.
+#: How long TPU compilers estimate that it takes to put a slice in its place: seconds, and seconds
+#: per byte. They order operations by this. The real time is a tenth of it. From the
+#: `estimated_cycles` of fusions that place 0.2 to 0.9 MB: 2115 cycles, and 2.5 (v5p) to 2.8 (v6e)
+#: for 1000 bytes.
 PLACING = 1.2e-6, 1 / 650e9
 
-#: How often a matmul that joins its operands reads a factor that the memory beside the core does
-#: not hold: it joins them again for every block of that. One program: 2048 x 8192 x 28672 on
-#: v5p:2x2x2, 62.8 us a piece where one of operands that were joined before takes 42.8.
+#: A matmul that joins its own operands takes this many times as long, if the memory next to the
+#: core does not hold the stationary operand: it joins them again for every block. One program: 2048
+#: x 8192 x 28672 on v5p:2x2x2 takes 62.8 us for a piece; with operands that were joined before,
+#: 42.8.
 AGAIN = 1.5
-#: How many times the bytes of a sum a matmul that adds to it moves, if the memory beside the core
-#: does not hold it: the sum twice, and as much again of its factors, because their blocks have the
-#: less room. Gathers of w by rows, 65536 x 8192 x 28672, sums of 470 MB, per round: v5p 1.21 ms,
-#: v6e 1.48, v5e 3.10; by this 1.17, 1.36, 3.18.
+#: How many times the bytes of a sum are moved by a matmul that adds to it, if the memory next to
+#: the core does not hold the sum. The sum itself is moved twice. The operands are moved as much
+#: again, because less memory is left for their blocks. Gathers of w by rows, 65536 x 8192 x 28672,
+#: sums of 470 MB, per round: v5p 1.21 ms, v6e 1.48, v5e 3.10; with this constant 1.17, 1.36, 3.18.
 SUMMED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The matmuls beside a collective: their FLOPs, and the bytes of memory that they move.
+    """The matmuls of a collective: their FLOPs, and the bytes of memory that they move.
 
     Attributes:
-        flops: of the whole.
+        flops: the FLOPs of the whole matmuls.
         added: bytes moved to add partial results in each round, if matmuls are cut into pieces. A
             scatter has all of them here, a gather only the result.
-        once: bytes that are read or written once, whether they are cut or not.
-        again: bytes that every piece reads, and that the whole reads once.
+        once: bytes that are read or written once, whether the matmuls are cut or not.
+        again: bytes that every piece reads; the whole matmuls read them once.
         placed: bytes of the result, if every piece is put in its place in it.
-        sliced: bytes of a factor of which every piece takes a slice: compilers copy that before
-            they start the hop.
-        cut: bytes of a factor of which every piece of a scatter takes a slice: compilers copy that
-            beside the core under the hop before.
-        joined: bytes of the result of a scatter, put together of the sums that came each way.
+        sliced: bytes of an operand, if every piece takes a slice of it. Compilers copy the slice
+            before they start the hop.
+        cut: bytes of an operand, if every piece of a scatter takes a slice of it. Compilers copy
+            the slice to the memory next to the core, under the previous hop.
+        joined: bytes of the result of a scatter, if it is put together from the sums of both
+            directions.
     """
 
     flops: float
@@ -66,12 +69,12 @@ class Work:
 
 
 class Round(NamedTuple):
-    """What one round of a gather brings to a rank. The first entry is the rank's own shard.
+    """What one round of a gather brings to a rank. The first round brings the rank's own shard.
 
     Attributes:
-        parts: how many messages.
-        shards: how many shards these are together.
-        load: of the busiest direction of a link, in shards.
+        parts: the number of messages.
+        shards: the number of shards in them.
+        load: the load of the busiest direction of a link, in shards.
     """
 
     parts: int
@@ -81,7 +84,7 @@ class Round(NamedTuple):
 
 @lru_cache(maxsize=256)
 def rounds_of(algorithm: str, ranks: int) -> tuple[Round, ...]:
-    """`rounds` of a gather by name."""
+    """`rounds` of the gather with this name."""
     schedule = algorithms.build("all_gather", algorithm, (ranks,))
     assert isinstance(schedule, Schedule)  # stages are for all-reduces
     return rounds(schedule)
@@ -99,7 +102,8 @@ def rounds(schedule: Schedule) -> tuple[Round, ...]:
     return tuple(found)
 
 
-#: How a round with several messages is multiplied; see `ringcoll.matmuls.auto.joining`.
+#: How the messages of a round are multiplied if there are several; see
+#: `ringcoll.matmuls.auto.joining`.
 APART, FUSED, COPIED = "apart", "fused", "copied"
 
 
@@ -115,31 +119,32 @@ def hidden_seconds(
 ) -> float:
     """Seconds of a collective under its matmuls, which are cut into a piece for every round.
 
-    A piece is multiplied while a round is on the wire; the first or the last alone.
+    A piece is multiplied while a round is on the wire. One piece has no round over it: the last
+    one of a gather, the first one of a scatter.
 
     Args:
-        works: of the whole matmuls.
-        shard_bytes: of a rank's shard.
-        ranks: n.
-        model: of the machine.
+        works: the work of the whole matmuls.
+        shard_bytes: the bytes of a rank's shard.
+        ranks: the number of ranks.
+        model: the rates of the machine.
         made: `rounds` of the gather, or of the gather that is run backward.
-        joining: of a gather, how parts are multiplied: `APART`, `FUSED` or `COPIED`. Compilers
-            copy what is read again into the memory beside the core before the first piece, if
-            it fits there. Of a scatter, None: then the first piece reads it from the main memory,
-            and the later pieces from the memory beside the core, if it fits there.
-        ratio: the bytes of messages over those of their values, below 1 if they are encoded. Each
-            round then decodes what came; a scatter encodes its sum again.
-        follows: whether other work comes before, under which compilers fill the memory beside the
-            core.
+        joining: for a gather, how parts are multiplied: `APART`, `FUSED` or `COPIED`. Before the
+            first piece, compilers copy what every piece reads into the memory next to the core, if
+            it fits there. For a scatter, None: the first piece reads it from the main memory; the
+            later pieces read it from the memory next to the core, if it fits there.
+        ratio: the bytes of messages over the bytes of their values; below 1 if they are encoded.
+            Then each round decodes what arrived, and a scatter encodes its sum again.
+        follows: whether other work comes before. Under that work, compilers fill the memory next
+            to the core.
     """
     again, added, sliced, cut, joined = (
         sum(getattr(work, name) for work in works)
         for name in ("again", "added", "sliced", "cut", "joined")
     )
-    # Beside a sum there is what is multiplied: a shard, one that arrives, and a slice.
+    # With the sum, that memory also holds a shard, the shard that arrives, and a slice.
     beside = 2 * shard_bytes + sliced / ranks if joining else 0.0
     is_near = model.holds(again + added + beside)
-    # Matmuls wait for a sum in the main memory.
+    # If the sum is in the main memory, matmuls wait for it.
     waits = bool(joining and added and model.far) and not is_near
     adding = 0.0 if waits else added * (model.near if is_near else model.memory)
     filled = 0.0
@@ -156,24 +161,25 @@ def hidden_seconds(
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits, ratio != 1)
         seconds = sum(piece.seconds for piece in pieces)
         slicing, cutting = (of * came.shards / ranks * model.memory for of in (sliced, cut))
-        # Codes are read from the main memory, and what they are decoded to stays beside the core.
+        # Codes are read from the main memory. The decoded values stay next to the core.
         coding = (ratio != 1) * ratio * came.shards * shard_bytes * model.far
         total += slicing + cutting + seconds + adding + coding * (1 if joining else 2)
         if going:
             sent = ratio * shard_bytes * going.load
             hop = model.latency + model.beta * sent
-            whole = ratio != 1 and joining in (FUSED, COPIED)  # compilers decode, start, multiply
+            # With codes, compilers decode, then start the hop, then multiply.
+            whole = ratio != 1 and joining in (FUSED, COPIED)
             under = seconds if whole else _covered(pieces, sent, model)
             under += cutting
             if came is made[0] and joining and under >= seconds:
                 under += filled
-            # A scatter sends what it has added, so the next hop waits for the addition.
+            # A scatter sends the sum, so its next hop waits for the addition.
             total += max(0.0, hop - under - (adding if joining else 0.0))
     return total
 
 
 class _Piece(NamedTuple):
-    """One operation of a round: its seconds, and those that compilers estimate for it."""
+    """One operation of a round: its seconds, and the seconds that compilers estimate for it."""
 
     seconds: float
     reckoned: float
@@ -189,9 +195,10 @@ def _pieces(
     waits: bool,
     decodes: bool,
 ) -> list[_Piece]:
-    """The operations on the shards of a round, in order; the next hop starts before the last ones.
+    """The operations on the shards of a round, in order. The next hop starts before the last ones.
 
-    Compilers put small products last. What is decoded is written where its copy would be.
+    Compilers put small matmuls last. Decoded values are written to the place of the copy, so there
+    is no copy.
     """
     parts = came.parts if joining == APART else 1
     share, is_near = came.shards / ranks / parts, model.holds(sum(work.again for work in works))
@@ -215,9 +222,10 @@ def _pieces(
 
 
 def _covered(pieces: Iterable[_Piece], sent: float, model: Model) -> float:
-    """Seconds of operations that run while a hop is under way.
+    """Seconds of the operations that run during a hop.
 
-    Compilers start a hop before the operations that, as they estimate, take as long as it does.
+    By their own estimates, compilers start a hop so early that the operations after the start take
+    as long as the hop.
     """
     under = reckoned = 0.0
     for piece in reversed(list(pieces)):
@@ -231,10 +239,10 @@ def piece_seconds(work: Work, share: float, model: Model, is_near: bool) -> floa
     """Seconds of a share of the matmuls: to compute or to read, whichever is longer.
 
     Args:
-        work: of the whole.
-        share: how much of it.
-        model: of the machine.
-        is_near: whether what is read again, or sliced, is in the memory beside the core.
+        work: the work of the whole matmuls.
+        share: the share of it.
+        model: the rates of the machine.
+        is_near: whether what is read again or sliced is in the memory next to the core.
     """
     rate = model.near if is_near else model.far
     reading = (work.once + work.cut) * share * model.far + (work.again + work.sliced * share) * rate
@@ -251,14 +259,15 @@ def bare_seconds(
     ratio: float = 1.0,
     follows: bool = False,
 ) -> float:
-    """Seconds of whole matmuls before or after their collective, whose latency is left out.
+    """Seconds of whole matmuls and of their collective before or after them, without its latency.
 
     Args:
         works, shard_bytes, ranks, model: as for `hidden_seconds`.
-        links: the number of links by which the collective arrives at once.
-        gathers: whether the matmuls read the result of the collective. The memory beside the core
-            is filled while a gather is under way.
-        ratio, follows: as for `hidden_seconds`; all is encoded and decoded once, before and after.
+        links: the number of links over which a rank receives at the same time.
+        gathers: whether the matmuls read the result of the collective. The memory next to the core
+            is filled during a gather.
+        ratio, follows: as for `hidden_seconds`. Everything is encoded once before the collective
+            and decoded once after it.
     """
     wire = (ranks - 1) * model.beta * ratio * shard_bytes / links
     if ratio != 1:

@@ -1,8 +1,8 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
-`seconds` multiplies the counts of `ringcoll.pricing` by a `Model`, and `seconds_on_hosts` by two.
-`fastest` says which of several algorithms takes least time at which size. `fit` finds the model
-of a machine from measurements.
+`seconds` multiplies the counts of `ringcoll.pricing` by a `Model`; `seconds_on_hosts` multiplies
+them by two models. `fastest` says which of several algorithms takes least time at which size. `fit`
+finds the model of a machine from measurements.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,21 +34,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Rates of a machine: alpha, seconds a message; beta, a byte on a link; gamma, a byte added.
+    """Rates of a machine: seconds per message (alpha), byte sent (beta) and byte added (gamma).
 
-    alpha starts a message, and is paid for each of the `startups` of a price: messages that leave
-    by different ports at once share one. hop is paid for each link that a message passes. A
-    message to a neighbour so takes alpha + hop + beta a byte. axes are the axes of the torus or
-    grid that the links make; a switch has none, and no hop. From all_reduces ranks on, the
-    built-in reduce-scatter is an all-reduce; 0 means never.
+    alpha is the start of a message. It is paid for each of the `startups` of a price: messages that
+    leave through different ports at the same time share one. hop is paid for each link that a
+    message passes. So a message of b bytes to a neighbour takes alpha + hop + b beta. axes is the
+    number of axes of the torus or grid that the links make; a switch has none, and no hop. From
+    all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never.
 
-    For matmuls, delta is seconds a floating-point operation, and start is seconds that a matmul
-    takes besides its operations. far is seconds a byte read from the main memory. near is the
-    same for the memory beside the core, which holds near_bytes. Compilers reckon
-    reckoned_alpha and reckoned_beta a byte for a hop, and start it early or late by that.
+    For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
+    besides its operations. far is seconds per byte read from the main memory. near is the same for
+    the memory next to the core, which holds near_bytes. Compilers estimate that a hop takes
+    reckoned_alpha plus reckoned_beta per byte, and place its start by that.
 
-    wire, where a message was measured at many sizes, is its seconds by its bytes. It then stands
-    for alpha and beta.
+    wire is the measured seconds of a message as a function of its bytes, if there are
+    measurements. Then it replaces alpha and beta.
     """
 
     alpha: float
@@ -68,24 +68,24 @@ class Model:
 
     @property
     def latency(self) -> float:
-        """Seconds besides its bytes that a message to a neighbour takes once it has started.
+        """The seconds of a message to a neighbour after its start, without those of its bytes.
 
-        A matmul waits for that alone: it is assumed, not measured, that messages which are started
-        ahead start beside the compute. A network without hops has its alpha.
+        A matmul waits only for this and for the bytes: it is assumed, not measured, that a message
+        that is started early has its start under the compute. Without hops, this is alpha.
         """
         return self.hop or self.alpha
 
     def reckons(self, size: float) -> float:
-        """Seconds that compilers reckon for a hop of so many bytes, by which they order it."""
+        """The seconds that compilers estimate for a hop of this many bytes, to order operations."""
         return self.reckoned_alpha + self.reckoned_beta * size
 
     @property
     def memory(self) -> float:
-        """Seconds a byte read or written: a byte added is two read and one written."""
+        """Seconds per byte read or written. To add a byte, two are read and one is written."""
         return self.gamma / 3
 
     def holds(self, size: float) -> bool:
-        """Whether so many bytes stay in the memory beside the core."""
+        """Whether this many bytes fit in the memory next to the core."""
         return size <= self.near_bytes
 
 
@@ -95,9 +95,9 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     Args:
         paid: what `pricing.price` counted.
         shard_bytes: bytes in 1/n of the full vector.
-        model: of the machine.
-        accumulate_ratio: the width of a partial sum over that of the operand. The busiest
-            link is taken to carry sums in the proportion in which a rank sends them.
+        model: the rates of the machine.
+        accumulate_ratio: the width of a partial sum over the width of the operand. This assumes
+            that sums are the same share of the busiest link's load as of what a rank sends.
 
     >>> paid = pricing.price("all_gather", "ring", (8,), network=(8,))
     >>> print(f"{cost.seconds(paid, 2**20, cost.DEVICES['v5e']):.1e}")
@@ -111,7 +111,7 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
 
 
 def _sending(load: Load, link_bytes: float, model: Model) -> float:
-    """The seconds of messages; by a measured wire, all are taken to be of one size."""
+    """The seconds of messages. With a measured wire, this assumes that all have the same size."""
     if model.wire and load.startups:
         return load.startups * model.wire(link_bytes / load.startups)
     apart = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
@@ -136,14 +136,14 @@ def _beside(rounds: Uneven, shard_bytes: float, model: Model) -> float:
 def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
     """The seconds that a price takes on hosts.
 
-    Messages within hosts and messages between hosts travel at once: a round takes the longer of
-    the two.
+    Messages within hosts and messages between hosts travel at the same time: a round takes the
+    longer of the two.
 
     Args:
         paid: what `pricing.price_on_hosts` counted.
         shard_bytes: bytes in 1/n of the full vector.
-        inner: of a rank's port to the ranks of its host, and of its additions.
-        outer: of a host's port.
+        inner: the rates of a rank's port to the ranks of its host, and of its additions.
+        outer: the rates of a host's port.
 
     >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
     >>> inner, outer = cost.SWITCHES["h200"], cost.SWITCHES["ethernet100"]
@@ -159,7 +159,7 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
 
 
 class Range(NamedTuple):
-    """The sizes in bytes at which one of several is the fastest; both ends are included."""
+    """A range of bytes in which one algorithm is the fastest; both ends are included."""
 
     name: str
     least: int
@@ -167,14 +167,14 @@ class Range(NamedTuple):
 
 
 def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) -> list[Range]:
-    """The fastest of several at every size, to the byte.
+    """The fastest of several algorithms at every size, to the byte.
 
-    By bisection from the powers of two on. (Where time is a line in the size, as that of
-    `seconds` is but for uneven rounds, the fastest at both ends of an interval is the fastest in
-    it.)
+    It bisects the intervals between powers of two. (If time is a line in the size, as that of
+    `seconds` is except for uneven rounds, then the fastest at both ends of an interval is the
+    fastest inside it.)
 
     Args:
-        times: seconds of so many bytes; of those that tie, the first counts.
+        times: the seconds of each as a function of bytes; if several tie, the first one counts.
         least, most: the smallest and the largest size.
 
     >>> cost.fastest({"few": lambda size: 3 + size, "long": lambda size: 9 + size / 2}, 1, 100)
@@ -198,14 +198,14 @@ def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) 
     powers = [2**k for k in range(most.bit_length()) if least < 2**k < most]
     found: list[Range] = []
     for low, high in pairwise([least, *powers, most]):
-        for one in changes(low, high):  # each begins where the one before ends
+        for one in changes(low, high):  # each begins at the end of the one before
             start = found.pop().least if found and found[-1].name == one.name else one.least
             found.append(one._replace(least=start))
     return found
 
 
 class Sample(NamedTuple):
-    """One measurement: what was paid, and the seconds that it took."""
+    """One measurement: its counts, and the seconds that it took."""
 
     startups: float
     link_bytes: float
@@ -214,14 +214,14 @@ class Sample(NamedTuple):
 
 
 def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
-    """The model nearest to what was measured, and its median relative error.
+    """The model nearest to the measurements, and its median relative error.
 
-    It is the least squares of the *relative* error, so that small payloads count as much as large
-    ones, without negative coefficients. A coefficient is 0 if no sample pays it (the additions of
-    a gather), or if the samples cannot tell it from an earlier one.
+    It is the least squares of the *relative* error, so small payloads count as much as large ones.
+    No coefficient is negative. A coefficient is 0 if no sample pays it (the additions of a gather),
+    or if the samples cannot distinguish it from an earlier one.
 
     Raises:
-        ValueError: no samples, or one that took no time.
+        ValueError: there are no samples, or a sample took no time.
 
     >>> model, error = cost.fit([cost.Sample(1, 100, 0, 3.0), cost.Sample(2, 100, 0, 5.0)])
     >>> print(f"{model.alpha:.2f} {model.beta:.2f} {error:.2f}")
@@ -233,26 +233,26 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     relative = rows[:, :3] / rows[:, 3:]
     size = np.linalg.norm(relative, axis=0)
     scaled = relative / np.where(size > 0, size, 1)  # messages and bytes differ by 1e9
-    # The best with signs is the best without on the coefficients that it leaves above 0;
-    # of three, all such subsets can be tried.
+    # The best fit without negative coefficients is an ordinary least-squares fit of those that it
+    # leaves above 0. There are three coefficients, so try all subsets.
     paid = np.flatnonzero(size)
     best, best_error = np.zeros(3), float("inf")
     for chosen in (list(c) for k in range(4) for c in combinations(paid, k)):
         x = np.zeros(3)
         x[chosen] = np.linalg.lstsq(scaled[:, chosen], np.ones(len(rows)), rcond=None)[0]
         error = float(np.linalg.norm(scaled @ x - 1))
-        if (x >= 0).all() and error < best_error - 1e-12:  # more than rounding
+        if (x >= 0).all() and error < best_error - 1e-12:  # better by more than rounding
             best, best_error = x, error
     alpha, beta, gamma = (best / np.where(size > 0, size, 1)).tolist()
     return Model(alpha, beta, gamma), float(np.median(abs(scaled @ best - 1)))
 
 
 def links(ranks: int, model: Model) -> int:
-    """The links by which every device of a slice can receive at once.
+    """The number of links over which every device of a slice can receive at the same time.
 
-    Two for each axis of a torus; one for each axis of a grid, because its corners have fewest.
-    A slice with as many chips as a torus of `slices.SIDES` is taken for one; a single axis is a
-    ring.
+    It is two for each axis of a torus. It is one for each axis of a grid, because a corner has no
+    more. A slice with at least as many chips as a torus of `slices.SIDES` is assumed to be a torus;
+    a single axis is a ring.
 
     >>> v5e = cost.DEVICES["v5e"]
     >>> cost.links(8, v5e), cost.links(256, v5e)  # a grid, a torus
@@ -263,9 +263,9 @@ def links(ranks: int, model: Model) -> int:
 
 
 def scatter_links(ranks: int, model: Model) -> float:
-    """`links` for a built-in reduce-scatter: half as many where XLA makes it an all-reduce.
+    """`links` for a built-in reduce-scatter: half as many if XLA makes it an all-reduce.
 
-    XLA does that from `Model.all_reduces` ranks on; with two axes, only if they are equally long.
+    XLA does so from `Model.all_reduces` ranks on; with two axes, only if both are equally long.
 
     >>> v5e = cost.DEVICES["v5e"]
     >>> cost.scatter_links(8, v5e), cost.scatter_links(256, v5e)
@@ -277,9 +277,9 @@ def scatter_links(ranks: int, model: Model) -> float:
 
 
 def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
-    """Seconds of a built-in all-to-all of a rank's block, without its latency.
+    """Seconds of a built-in all-to-all without its latency; `block_bytes` is a rank's operand.
 
-    Its parts pass as many links as one on a torus does on average: a quarter of each axis.
+    Each part passes as many links as the average message on a torus: a quarter of each axis.
 
     `prediction` prices the same collective by itself: it knows the slice, counts the pairs of ranks
     on the busiest link, and takes the rate that a built-in reaches. A matmul knows the number of

@@ -1,4 +1,4 @@
-"""Where the ranks of a collective are: on a slice of a TPU, or on hosts of GPUs."""
+"""Where the ranks of a collective are: on a slice of TPU chips, or on hosts of GPUs."""
 
 import re
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ class Place:
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
     between: str = ""
-    #: Hosts of a built-in collective, which may have different numbers of ranks; 0: as `hosts`.
+    #: The number of hosts for a built-in collective, where hosts may have different numbers of
+    #: ranks; 0: as `hosts`.
     uneven: int = 0
-    #: The sides of a slice that a number of ranks fills, all of whose links the built-in uses.
+    #: The sides of a slice, if the ranks of one axis fill it: the built-in uses all its links.
     sides: tuple[int, ...] = ()
 
     @property
@@ -34,7 +35,7 @@ class Place:
         return prod(self.shape)
 
     def by_sides(self) -> "Place":
-        """The same ranks along the sides of the slice that they fill."""
+        """The same ranks, with the sides of the slice that they fill as axes."""
         if not self.sides:
             return self
         is_ring = closed(self.device.model.axes, self.sides)
@@ -42,10 +43,10 @@ class Place:
 
 
 def place_of(ranks: int | Sequence[int], device: Device, topology: str | None) -> Place:
-    """Where so many ranks of a machine are.
+    """Where the ranks of a collective are on a machine; see the arguments of `predict`.
 
     Raises:
-        ValueError: there is no such place.
+        ValueError: the topology is not known, or the ranks do not fit it.
     """
     try:
         shape = tuple(map(index, ranks)) if isinstance(ranks, Sequence) else (index(ranks),)
@@ -112,7 +113,7 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, wo
 
 
 def _sizes(words: str) -> tuple[int, ...]:
-    """The numbers of "4x4" in a text; none if there is no such word."""
+    """The sizes that a word such as "4x4" in a text gives; none if there is no such word."""
     found = re.search(r"\b\d+(?:x\d+)+\b", words)
     return tuple(map(int, found[0].split("x"))) if found else ()
 
@@ -122,9 +123,10 @@ def _networks() -> list[str]:
 
 
 def _network_in(words: str, device: str) -> str:
-    """The network that a text names, by the longest of its names that it has; "" if none.
+    """The network that a text names; "" if none. If several names match, the longest one counts.
 
-    Where a device has networks of its own, they go first: "infiniband" on gloo is gloo_infiniband.
+    A network that was measured with the device is preferred: "infiniband" for gloo means
+    gloo_infiniband.
     """
     named = {word.lower(): n for n in _networks() for word in (n, *MACHINES[n].also)}
     own = [n for n in named if n.startswith(f"{device}_")]

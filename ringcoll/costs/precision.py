@@ -1,7 +1,7 @@
 """How exact a sum is: how often it is rounded, and the bound on its error.
 
-Both are read off the schedule, as the price is. So an algorithm has its bound as soon as it is
-written.
+Both are computed from the schedule, as the price is. So an algorithm has its bound as soon as it
+is written.
 """
 
 from collections import defaultdict
@@ -20,10 +20,10 @@ _SINGLE = 2.0**-23
 
 
 def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
-    """The most roundings that any one contribution goes through on its way into a sum.
+    """The largest number of roundings that a contribution goes through on its way into a sum.
 
-    This is read off the schedule run backward, for any order of the additions of one round. It is
-    0 if nothing is rounded. The division of a pmean is one more.
+    It is computed from the schedule run backward, and is true for any order of the additions of a
+    round. It is 0 if nothing is rounded. The division of a pmean is one more.
 
     Raises:
         ValueError: as `algorithms.build`.
@@ -34,13 +34,13 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     made = build(collective, algorithm, tuple(shape))
     if collective not in ("psum_scatter", "psum", "pmean"):
         return 0
-    # A stage adds up its ranks one after the other.
+    # A stage adds the vectors of its ranks one after the other.
     added = sum(s.size - 1 for s in made) if isinstance(made, tuple) else _depth(made)
     return added + (collective == "pmean")
 
 
 def _depth(schedule: Schedule) -> int:
-    """The additions on the longest way into the shard that a rank keeps."""
+    """The largest number of additions on the way of a contribution into the shard a rank keeps."""
     depth: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
     for moves in reversed(schedule.rounds):
         arriving = defaultdict(list)
@@ -53,11 +53,12 @@ def _depth(schedule: Schedule) -> int:
 
 
 def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
-    """The most often that any one value is encoded on its way, if messages have a wire.
+    """The largest number of times that a value is encoded on its way, if messages have a wire.
 
-    A gather and an exchange encode once, at the source. A sum encodes at each hop; "direct" has
-    one. An all-reduce encodes the sum once more, or each of its stages does. One rank sends
-    nothing, and encodes nothing. The built-ins ("lax") encode as often as "direct".
+    A gather and an exchange encode a value once, at its source. A sum encodes at each hop;
+    "direct" has one hop. An all-reduce encodes the finished sum once more; with stages, each stage
+    encodes once. A single rank sends nothing, so it encodes nothing. The built-ins ("lax") encode
+    as often as "direct".
 
     Raises:
         ValueError: as `algorithms.build`.
@@ -75,7 +76,7 @@ def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
 
 
 def _hops(schedule: Schedule) -> int:
-    """The hops on the longest way into the shard that a rank keeps."""
+    """The largest number of hops on the way of a contribution into the shard that a rank keeps."""
     hops: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
     for moves in reversed(schedule.rounds):
         before = dict(hops)
@@ -101,22 +102,22 @@ def error_bound(
     gamma_k of that dtype, and are rounded once more at the end. Overflow and underflow are left
     out.
 
-    With a wire it is a bound for every collective, and it is relative to more: to the sum, over the
-    ranks that contribute to a result, of the largest magnitude in the blocks that the contribution
-    is a part of. Each encoding may err by `wire.error` of that, and the result is rounded to the
-    operand's dtype where a shard is decoded and where a sum is finished. To each value of magnitude
-    below 2**-126 more may happen: platforms flush it to zero. A block with an inf or a NaN has no
-    bound: see `Wire`.
+    With a wire, every collective has a bound, and the bound is relative to a larger number: each
+    rank that contributes to a result counts with the largest magnitude in the blocks that contain
+    its contribution, and these are added. Each encoding may err by `wire.error` of that. The result
+    is rounded to the operand's dtype when a shard is decoded and when a sum is finished. Platforms
+    may flush values of magnitude below 2**-126 to zero; the bound leaves this out. A block with an
+    inf or a NaN has no bound: see `Wire`.
 
     Args:
         collective, algorithm, shape: as for `algorithms.build`.
         eps: the spacing above 1 of the operand's dtype, `finfo(dtype).eps`.
-        accumulate_eps: that of the wider dtype that sums are kept in, if any; with a wire, that of
-            float32 if it is None.
+        accumulate_eps: the same for the dtype in which sums are kept, if it is wider. None: sums
+            are kept in the operand's dtype; with a wire, in float32.
         wire: what messages hold.
 
     Raises:
-        ValueError: as `algorithms.build`; or k u >= 1, where nothing is known.
+        ValueError: as `algorithms.build`; or k u >= 1: then there is no bound.
 
     >>> eps = jnp.finfo(jnp.bfloat16).eps
     >>> print(f"{precision.error_bound('psum_scatter', 'ring', (8,), eps):.4f}")
@@ -132,7 +133,7 @@ def error_bound(
     if wire is not None and accumulate_eps is None:
         accumulate_eps = _SINGLE
     count = roundings(collective, algorithm, shape)
-    # float(): a finfo's eps is of its own dtype, too coarse to compute a bound in.
+    # float(): the eps of a finfo has its own dtype, which is too coarse to compute a bound in.
     unit = float(eps if accumulate_eps is None else accumulate_eps) / 2
     if count * unit >= 1:
         raise ValueError(

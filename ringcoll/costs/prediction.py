@@ -1,7 +1,7 @@
-"""The seconds of a collective on a named machine: by one of our algorithms, or by the built-in.
+"""The seconds of a collective on a named machine, by one of ringcoll's algorithms or the built-in.
 
-A built-in collective is priced as itself: on GPUs by the curves that were measured (NCCL's), on
-TPUs by rings along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
+A built-in collective is priced as it is run: on GPUs by measured curves (of NCCL), on TPUs by rings
+along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,14 @@ __all__ = ["predict"]
 
 LAX = "lax"
 PERMUTE = "ppermute"
-#: Where a machine has no curve of a collective, those that send as much, by the same steps.
+#: If a machine has no curve of a collective, the curves of these are used: they send as much, in
+#: the same steps.
 _ALIKE: Mapping[str, Sequence[str]] = {
     "all_gather": ("psum_scatter",),
     "psum_scatter": ("all_gather",),
     "all_to_all": ("all_gather", "psum_scatter"),
 }
-#: How NCCL runs them between hosts.
+#: How NCCL runs each collective between hosts.
 _WAYS: Mapping[str, Way] = {
     "all_gather": Way.RING,
     "psum_scatter": Way.RING,
@@ -45,7 +46,7 @@ _WAYS: Mapping[str, Way] = {
     "all_to_all": Way.DIRECT,
     PERMUTE: Way.RING,
 }
-#: XLA's names, and those of nccl-tests.
+#: XLA's and nccl-tests' names of dtypes.
 _DTYPES = {
     "f64": "float64",
     "f32": "float32",
@@ -73,29 +74,30 @@ def predict(
 ) -> float:
     """The seconds that a collective takes on a machine.
 
-    Modelled, from measurements where there are any: `python -m benchmarks measured` compares the
-    model with every measurement.
+    The result is modelled. The model uses measurements if there are any: `python -m benchmarks
+    measured` compares it with every measurement.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or `ppermute` (to the next rank); `all_reduce`
-            and `reduce_scatter` are other names of `psum` and `psum_scatter`. Or `tour`, by an
-            algorithm.
-        nbytes: as nccl-tests counts them: the larger of what a rank passes and gets. That is the
-            full vector, the result of an all_gather and the operand of the others.
-        ranks: their number; or a shape: the axes of a TPU's slice, or hosts and the ranks of each.
+            and `reduce_scatter` are other names of `psum` and `psum_scatter`. Or `tour`, which
+            needs an algorithm.
+        nbytes: bytes as nccl-tests counts them: the operand or the result of a rank, whichever is
+            larger. That is the full vector: the result of an all_gather, the operand of the others.
+        ranks: the number of ranks; or a shape: the axes of a TPU's slice, or (hosts, ranks of a
+            host).
         device: a machine, by name or `device_kind`: "v5p", "h100", "NVIDIA H100 80GB HBM3"; or the
             path of a file that `python -m ringcoll machine --fit` wrote, "mine.json".
         algorithm: "lax" for the built-in; or a name, schedule or function, as
             `algorithms.build` takes it.
-        dtype: of the elements; sums are taken to be kept in it.
-        topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on as few hosts
-            as have them (for an algorithm of ours, hosts of as many ranks each). Otherwise words
-            that say it: the chips of a slice ("4x4"; the built-in uses all its axes; fewer ranks
-            are one of them), "line" or "ring", "switch", the hosts ("4 hosts"), a network between
-            hosts ("ethernet100").
+        dtype: the dtype of the elements; sums are assumed to be kept in it.
+        topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on the fewest
+            hosts (for an algorithm of ringcoll, hosts with equal numbers of ranks). Otherwise words
+            that describe it: the chips of a slice ("4x4"; the built-in uses all its axes; if there
+            are fewer ranks than chips, they are one axis of it), "line" or "ring", "switch", the
+            hosts ("4 hosts"), a network between hosts ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
-        offsets: as for `pricing.price`; for an algorithm, without a wire.
+        offsets: as for `pricing.price`; only for an algorithm without a wire.
 
     Raises:
         ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
@@ -161,11 +163,11 @@ def _is_size(nbytes: Any) -> bool:
 def _encoded(
     name: str, algorithm: Algorithm, nbytes: float, itemsize: int, place: Place, wire: Wire
 ) -> float:
-    """With a wire: fewer bytes to send, and the work of each rank."""
+    """Seconds with a wire: fewer bytes to send, and the work to encode, decode and add."""
     work = encoding.seconds(name, place.ranks, nbytes, itemsize, wire, place.device.model)
     size = nbytes * encoding.ratio(wire, itemsize)
     if algorithm != LAX:
-        no_sums = replace(place.device.model, gamma=0.0)  # they are a part of the work
+        no_sums = replace(place.device.model, gamma=0.0)  # `work` includes the additions
         still = replace(place, device=replace(place.device, model=no_sums))
         return work + _by_schedule(name, algorithm, size, still)
     parts = {"psum": ("all_to_all", "all_gather"), "psum_scatter": ("all_to_all",)}
@@ -178,7 +180,7 @@ def _encoded(
 def paid(
     collective: str, ranks: int | Sequence[int], device: str | Device, algorithm: Algorithm
 ) -> Price | HostsPrice:
-    """What `predict` multiplies: the messages, bytes and additions of an algorithm.
+    """The counts that `predict` turns into seconds: the messages, bytes and additions.
 
     Args:
         collective, ranks, device, algorithm: as for `predict`, but not the built-in.
@@ -219,8 +221,8 @@ def _by_schedule(
     cost = _paid(name, algorithm, place, offsets)
     if isinstance(cost, Price):
         return seconds(cost, shard, outer or model)
-    assert outer is not None  # only of several hosts is there such a price
-    # A port for each rank: hosts of as many ports as ranks.
+    assert outer is not None  # `_paid` returns a HostsPrice only if there are several hosts
+    # A host has a port for each of its ranks.
     ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
     return seconds_on_hosts(cost, shard, model, ports)
 
@@ -231,7 +233,7 @@ def _by_schedule(
 def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place.by_sides())
-    if place.device.ranks_a_host == 1:  # hosts over a network, without ranks inside
+    if place.device.ranks_a_host == 1:  # the machine is a network between hosts of one rank
         network = MACHINES[place.between] if place.between else place.device
         return _in_a_ring(name, nbytes, place.ranks, network.model)
     hosts = place.uneven or place.hosts
@@ -244,9 +246,9 @@ def _built_in(name: str, nbytes: float, place: Place) -> float:
 
 
 def _on_tpus(name: str, nbytes: float, place: Place) -> float:
-    """By both directions of a ring, or of all rings of a torus.
+    """Seconds on TPUs: by both directions of a ring, or of all rings of a torus.
 
-    Where XLA makes an all-reduce and a slice of a reduce-scatter, that is what it costs.
+    If XLA turns a reduce-scatter into an all-reduce and a slice, it is priced as an all-reduce.
     """
     device, n = place.device, place.ranks
     model = replace(device.model, beta=device.model.beta / device.built_in_share)
@@ -265,7 +267,7 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
         paid = _price(name, "torus", place.shape, place.network, place.closed)
     elif place.closed == (True,):
         paid = _price(name, "bidirectional_ring", (n,), (n,))
-    else:  # along a line each shard goes outward: every link carries, one way, as a ring's do
+    else:  # on a line, shards go outward: in each direction, a link carries what a ring's would
         paid = _price(name, "ring", (n,), (n,))
     return seconds(paid, nbytes / n, model)
 
@@ -284,14 +286,14 @@ def _by_wire(nbytes: float, model: Model) -> float:
 def _measured(
     name: str, nbytes: float, ranks: int, several_hosts: bool, device: Device
 ) -> float | None:
-    """By the curves of a machine, else of its like; None if neither has any."""
+    """Seconds by the curves of a machine, or of its `like`; None if neither has curves."""
     if name in ALL_REDUCES:
         name = "psum"
     way, local = (_WAYS[name], device.ranks_a_host) if several_hosts else (Way.SWITCH, 1)
     for one in (name, *_ALIKE.get(name, ())):
         own = device.curves.get((one, several_hosts), {})
         like = _of_its_like(one, several_hosts, device)
-        if name == PERMUTE and (own or like):  # the next rank is as near, however many there are
+        if name == PERMUTE and (own or like):  # the number of ranks does not matter
             known = own or like
             return known[min(known, key=lambda n: abs(n - ranks))](nbytes)
         if len(own) == 1 and like:
@@ -303,14 +305,16 @@ def _measured(
 
 
 def _in_proportion(curve: Curve, wanted: Curve, known: Curve) -> Curve:
+    """The curve times wanted / known."""
     sizes = (size for one in (curve, wanted, known) for size, _ in one.knots)
     return rising(sizes, lambda size: curve(size) * wanted(size) / known(size))
 
 
 def _of_its_like(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
-    """The curves of a machine like it, on its own links.
+    """The curves of the machine's `like`, changed to the rate of the machine's own links.
 
-    Where a switch does not add, ranks send the sums on: an all-reduce fills their links twice.
+    If the switch does not add, ranks have to send the sums too: an all-reduce fills the links
+    twice.
     """
     if not device.like or several_hosts:  # other hosts have another network
         return {}
@@ -323,7 +327,7 @@ def _of_its_like(name: str, several_hosts: bool, device: Device) -> Mapping[int,
 
 
 def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
-    """The same on links that are `slower`: a byte takes at least `a_byte` seconds."""
+    """A curve on links that are `slower` times slower; a byte takes at least `a_byte` seconds."""
     start = curve.knots[0][1]
     return rising(
         (size for size, _ in curve.knots),
@@ -332,11 +336,11 @@ def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
 
 
 def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
-    """Of GPUs on several hosts that nobody measured, from one host and the network.
+    """Seconds on several hosts of GPUs without measurements, from one host and the network.
 
-    What crosses hosts goes by a port for each rank, beside what stays within a host. Each rank
-    starts a message for every other of its ring; an all-reduce of a small vector goes up and down
-    a tree of hosts instead, which is what NCCL does.
+    Each rank has a port for what crosses hosts; messages within a host travel at the same time.
+    Each rank starts a message for every other rank of its ring. An all-reduce goes up and down a
+    tree of hosts instead, as NCCL does for small vectors.
     """
     device, n = place.device, place.ranks
     outer, local = MACHINES[place.between].model, n / hosts
@@ -349,6 +353,6 @@ def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
         return max(inner, a_byte * (hosts - 1) / hosts) + ring
     if name in ("all_gather", "psum_scatter"):
         return max(inner, a_byte * (n - 1) / n / local) + ring
-    # Two hosts exchange their sums; an inner one of a tree of more sends two.
+    # Two hosts exchange their sums. In a tree of more hosts, an inner host sends two sums.
     sums = 1 if hosts == 2 else 2
     return max(inner, a_byte * sums / local) + 2 * log2(hosts) * outer.alpha

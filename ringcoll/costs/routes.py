@@ -1,13 +1,15 @@
 """Where the messages of a schedule go: over a ring or torus link by link, or between hosts.
 
-On a torus a message goes along one axis after the other, the shorter way. If both ways are as
-short, it goes whole, one way. The routes of TPUs are set up before a program runs, one dimension
-after the other (Zu et al., "Resiliency at Scale: Managing Google's TPUv4 Machine Learning
-Supercomputer", NSDI 2024), so a message has one; SimGrid's torus, by which `python -m benchmarks
-referee` judges these prices, does the same. That it is the way ahead, to higher places, is assumed.
+On a torus, a message goes along one axis after the other, the shorter way. If both ways are equally
+short, the whole message goes one way. (The routes of TPUs are set up before a program runs, one
+dimension after the other: Zu et al., "Resiliency at Scale: Managing Google's TPUv4 Machine Learning
+Supercomputer", NSDI 2024. So a message has one route. SimGrid's torus, by which `python -m
+benchmarks referee` judges these prices, does the same.) We assume that this is the way ahead, to
+higher places.
 
-Rounds whose moves have the same shifts, and as many offsets, load a network alike: each kind
-of round is routed once, so that a ring of 65,536 ranks is a matter of milliseconds.
+If the moves of two rounds have equal shifts and equal numbers of offsets, the rounds load a network
+in the same way. Each such kind of round is routed once, so a ring of 65,536 ranks takes only
+milliseconds.
 """
 
 from collections import Counter
@@ -19,9 +21,10 @@ import numpy as np
 from ringcoll.costs.slices import along
 from ringcoll.schedules.schedule import Schedule, ScheduleError
 
-#: Rounds with equal kinds load a network alike: shift, axis and number of offsets of each move.
+#: The kind of a round: the shift, the axis and the number of offsets of each move. Rounds of one
+#: kind load a network in the same way.
 Kind = tuple[tuple[int, int, int], ...]
-#: Messages of a round that are routed one by one; more would take gigabytes.
+#: The most messages of a round that are routed; more would take gigabytes.
 MOST_MESSAGES = 2**22
 #: Of more distances in a round, as many are looked at, from the nearest to the farthest.
 MOST_DISTANCES = 16
@@ -41,7 +44,7 @@ class Uneven(NamedTuple):
 class Load(NamedTuple):
     """Messages that start one after the other, links passed, and shards on the busiest link.
 
-    Of the rounds that it sums up, some may be uneven.
+    Some of the rounds that it sums up may be uneven.
     """
 
     startups: int
@@ -51,11 +54,11 @@ class Load(NamedTuple):
 
 
 class HostRound(NamedTuple):
-    """A round on hosts of several ranks, and how many there are like it.
+    """A kind of round on hosts of several ranks; `times` is how many such rounds there are.
 
     `inner` is the load of a rank's own port, from messages within its host. `outer` is the load of
-    a host's port, which its ranks share. Both ports send and receive at once. All ranks start at
-    the same time, and each sends its messages one after the other.
+    a host's port, which its ranks share. Both ports send and receive at the same time. All ranks
+    start at the same time, and each sends its messages one after the other.
     """
 
     times: int
@@ -69,14 +72,14 @@ def on_torus(
     """The load of a schedule on a physical ring, torus or grid, summed over its rounds.
 
     Args:
-        schedule: of any kind.
-        network: the sizes of its axes.
-        closed: which of them are rings; None: all. The others are lines, along which
-            `slices.along` places the ranks.
+        schedule: a schedule of any kind.
+        network: the sizes of the network's axes.
+        closed: which of them are rings; None: all. The others are lines; `slices.along` says where
+            ranks are on a line.
 
-    Startups are the most messages that leave a rank by one port (an axis and a direction); those
-    by other ports start at the same time. Hops are the links that the farthest message passes.
-    All messages of a round start before their bytes travel.
+    Startups of a round are the most messages that leave a rank through one port (an axis and a
+    direction); messages through other ports start at the same time. Hops of a round are the links
+    that its farthest message passes. All messages of a round start before their bytes travel.
 
     Raises:
         ScheduleError: it cannot be routed: see `MOST_MESSAGES`.
@@ -97,10 +100,11 @@ def on_torus(
 
 
 def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
-    """The load of every kind of round, the ranks in order on `hosts` of as many each.
+    """The load of every kind of round; the ranks are in order, and hosts have equally many.
 
     Raises:
-        ScheduleError: the ranks do not divide, or cannot be routed: see `MOST_MESSAGES`.
+        ScheduleError: the hosts do not divide the ranks, or it cannot be routed: see
+            `MOST_MESSAGES`.
     """
     if hosts < 1 or schedule.size % hosts:
         raise ScheduleError(f"{schedule.size} ranks do not divide among {hosts} hosts")
@@ -109,15 +113,17 @@ def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
     for kind, times in _kinds(schedule).items():
         source, target, shards = _messages(schedule, kind, np.arange(schedule.size))
         loads = []
-        for there, ports in ((False, 1), (True, local)):  # a rank's port, a host's
+        for there, ports in ((False, 1), (True, local)):  # a rank's own port, then a host's port
             those = (source // local != target // local) == there
-            busiest = _most(source[those] // ports, shards[those])  # none gets more than it sends
+            # A port receives as much as it sends, so what it sends is enough.
+            busiest = _most(source[those] // ports, shards[those])
             loads.append(Load(_most(source[those]), 0, Fraction(busiest, schedule.lanes)))
         rounds.append(HostRound(times, *loads))
     return rounds
 
 
 def _kinds(schedule: Schedule) -> Counter[Kind]:
+    """The kinds of rounds of a schedule, and how many rounds each has."""
     return Counter(
         tuple((move.shift, move.axis, len(move.offsets)) for move in moves)
         for moves in schedule.rounds
@@ -141,7 +147,7 @@ def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.nda
 
 
 def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
-    """The largest count, or sum of weights, of any place."""
+    """How often the most frequent place occurs; with weights, the largest sum at one place."""
     return int(np.bincount(places, weights).max(initial=0))
 
 
@@ -190,7 +196,7 @@ def _some(numbers: list[int]) -> list[int]:
 
 
 def _places(ranks: np.ndarray, network: tuple[int, ...], closed: tuple[bool, ...]) -> np.ndarray:
-    """Where ranks are, a row for each axis."""
+    """The places of ranks, with a row for each axis."""
     numbers = np.unravel_index(ranks, network)
     laid = [np.array(along(n, is_ring)) for n, is_ring in zip(network, closed, strict=True)]
     return np.array([places[number] for places, number in zip(laid, numbers, strict=True)])
@@ -200,7 +206,8 @@ def _busiest_link(
     network: tuple[int, ...], axis: int, at: np.ndarray, hops: np.ndarray, load: np.ndarray
 ) -> int:
     """The load of the busiest link along an axis; messages start at `at` and pass `hops` links."""
-    twice = [2 * n if i == axis else n for i, n in enumerate(network)]  # once round, not cut
+    # Twice as long, so that messages which pass the end of the axis are not cut.
+    twice = [2 * n if i == axis else n for i, n in enumerate(network)]
     change = np.zeros(twice, int)
     np.add.at(change, tuple(at), load)
     end = at.copy()

@@ -1,25 +1,25 @@
 """Slices of TPUs: which axes of their chips close into rings, and where ranks are placed on them.
 
-The rules are from Google's documents of v5e, v5p, v6e and tpu7x
-(docs.cloud.google.com/tpu/docs); a slice may be set up otherwise.
+The rules are from Google's documentation of v5e, v5p, v6e and tpu7x
+(docs.cloud.google.com/tpu/docs). A slice may be set up differently.
 """
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-#: The side at which axes close, by the number of axes along which a kind of chip has links.
+#: The side from which axes close into rings, by the number of axes along which a chip has links.
 SIDES: Mapping[int, int] = MappingProxyType({2: 16, 3: 4})
 
 
 def closed(axes: int, size: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of a slice of chips are rings; the others are lines.
 
-    Chips with two axes (v5e, v6e) close an axis of 16; those with three (v4, v5p, tpu7x) close
-    every axis of a slice of whole cubes of 4 x 4 x 4, or none.
+    With two axes (v5e, v6e), an axis of 16 chips is a ring. With three (v4, v5p, tpu7x), all axes
+    are rings if the slice consists of whole cubes of 4 x 4 x 4; otherwise none is.
 
     Args:
-        axes: along how many a chip has links: 2 or 3.
-        size: the chips along each axis.
+        axes: the number of axes along which a chip has links: 2 or 3.
+        size: the number of chips along each axis.
     """
     if axes == 2:
         return tuple(n == SIDES[2] for n in size)
@@ -29,16 +29,17 @@ def closed(axes: int, size: Sequence[int]) -> tuple[bool, ...]:
 
 
 def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:
-    """Which axes of ranks are rings of neighbours, on a slice of as many chips.
+    """Which axes of ranks are rings of neighbours, on a slice with as many chips as ranks.
 
-    A single axis with an even number of ranks above two goes round a box of chips, as
-    `overlap.mesh` places it. Several axes are taken for the axes of the slice. `cost` and `overlap`
-    then agree if every axis is a ring. If one is a line they may differ: `overlap.mesh` may place
-    an axis in boxes, and `overlap` counts the bytes of a message on every link that it passes.
+    A single axis with an even number of ranks above two is a ring around a box of chips, as
+    `overlap.mesh` places it. Several axes are assumed to be the axes of the slice. `cost` and
+    `overlap` then agree if every axis is a ring. If one is a line, they may differ: `overlap.mesh`
+    may place an axis in boxes, and `overlap` counts the bytes of a message on every link that it
+    passes.
 
     Args:
         axes: as for `closed`.
-        shape: the ranks along each axis.
+        shape: the number of ranks along each axis.
     """
     if sum(n > 1 for n in shape) == 1:
         return tuple(n > 2 and n % 2 == 0 for n in shape)
@@ -46,10 +47,10 @@ def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:
 
 
 def along(n: int, is_ring: bool) -> list[int]:
-    """The places of n ranks along an axis, where neighbours in rank are near each other.
+    """The places of n ranks along an axis, such that each rank is near the next.
 
-    On a line, ranks go out on every second place and come back on the others, so that no step
-    is longer than two.
+    On a line, ranks go forward over every second place and back over the others, so no step is
+    longer than two.
 
         ranks on a line of 6   0 5 1 4 2 3
     """

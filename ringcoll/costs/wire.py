@@ -1,4 +1,4 @@
-"""A narrow wire as data: what its messages hold, how many bytes they have, and how far they err."""
+"""A narrow wire as data: what messages hold, how many bytes they have, how large the error is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ ENCODED = ("all_gather", "psum_scatter", "psum", "pmean", "all_to_all", "ragged_
 
 
 class Codes(NamedTuple):
-    """The codes of a dtype: the largest, and its distance from the one before."""
+    """The codes of a dtype: the largest code, and its distance from the next smaller one."""
 
     largest: int
     step: int
@@ -37,21 +37,21 @@ class Wire:
     """What messages hold in place of floats: a code of one byte each, and a scale for each block.
 
     `wire="int8"` is `Wire("int8")`. A block of b values with the largest magnitude m has the scale
-    m / (the largest code), a float32; all values of a block of zeros are zero again. The codes and
-    the scales of a message are one array of bytes: b + 4 bytes a block, 0.516 of those of bfloat16
-    if b = 128.
+    m / (the largest code), a float32. A block of zeros arrives as zeros. The codes and the scales
+    of a message are one array of bytes: b + 4 bytes per block. With b = 128, that is 0.516 of the
+    bytes of bfloat16.
 
-    A block is `block` values that follow each other: down a column if the last dimension divides by
-    128 and the rows by `block`, and otherwise in the order of the flattened message. If a message
-    does not divide into such blocks, all of its blocks are shorter by as much, with a few zeros at
-    the end. A block that holds an inf or a NaN has no scale: inf and NaN arrive as they are, and
+    A block is `block` values that follow each other: down a column if 128 divides the last
+    dimension and `block` divides the rows; otherwise in the order of the flattened message. If
+    `block` does not divide a message, its blocks are shorter, all of one length, with a few zeros
+    at the end. A block that holds an inf or a NaN has no scale: inf and NaN arrive unchanged, and
     its finite values arrive as NaN.
 
     Args:
-        dtype: of the codes: "int8", "float8_e4m3fn" or "float8_e5m2".
+        dtype: the dtype of the codes: "int8", "float8_e4m3fn" or "float8_e5m2".
         block: the most values that share a scale.
         stochastic: a key of `jax.random`, to round up or down at random, so that the mean is
-            exact. Every rank draws numbers of its own. None rounds to nearest.
+            exact. Every rank draws different numbers. None rounds to nearest.
 
     Raises:
         ValueError: there are no such codes, or `block` is less than 1.
@@ -86,7 +86,7 @@ class Wire:
             raise ValueError(f"block={self.block} holds no value; pass 1 or more, such as 128")
 
     def __eq__(self, other: object) -> bool:
-        # A key is an array, whose == is not a bool; a traced one has no value to compare.
+        # A key is an array, so == would not give a bool; a traced key has no value to compare.
         if not isinstance(other, Wire):
             return NotImplemented
         is_like = (self.dtype, self.block) == (other.dtype, other.block)
@@ -97,15 +97,15 @@ class Wire:
 
     @property
     def codes(self) -> Codes:
-        """The largest code, and its distance from the one before."""
+        """The largest code, and its distance from the next smaller one."""
         return CODES[self.dtype]
 
     @property
     def error(self) -> float:
-        """The most that a value is changed, relative to the largest magnitude in its block.
+        """The largest change of a value, relative to the largest magnitude in its block.
 
-        Besides, 2**-126 may be lost, because platforms flush smaller float32 to zero, and a result
-        is rounded to the operand's dtype.
+        Two more errors are not included: platforms flush float32 values below 2**-126 to zero, and
+        a result is rounded to the operand's dtype.
 
         >>> print(f"{ringcoll.Wire('int8').error:.4f} {ringcoll.Wire('float8_e4m3fn').error:.4f}")
         0.0040 0.0363
@@ -114,16 +114,16 @@ class Wire:
         return steps * self.codes.step / self.codes.largest * _SLACK
 
     def rounding_with(self, key: Any) -> "Wire":
-        """The same with another key, or None to round to nearest."""
+        """The same wire with another key; None rounds to nearest."""
         return replace(self, stochastic=key)
 
     def blocks(self, count: int) -> tuple[int, int]:
-        """How many blocks so many values make, and the length of each."""
+        """The number of blocks of a message of `count` values, and the length of each block."""
         number = max(1, -(-count // self.block))
         return number, -(-count // number)
 
     def nbytes(self, count: int) -> int:
-        """The bytes of a message of so many values.
+        """The bytes of a message of `count` values.
 
         >>> ringcoll.Wire("int8").nbytes(1024), ringcoll.Wire("int8").nbytes(10)
         (1056, 14)

@@ -1,4 +1,4 @@
-"""For programs of several processes: finds where they differ, and where they hang."""
+"""Tools for programs of several processes: find where the processes differ or hang."""
 
 from ringcoll.debug.consistent import check_consistent
 from ringcoll.debug.watchdog import STATUS, deadline

@@ -1,4 +1,4 @@
-"""Describes a program before it runs, in lines: the environment, arguments and collectives."""
+"""Describe a program before it runs, in lines: its environment, arguments and collectives."""
 
 import os
 import zlib
@@ -19,18 +19,21 @@ from ringcoll.debug import program
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 
-#: Options of JAX that change the compiled program, variables with flags, and flags that do not.
+#: Options of JAX that change the compiled program.
 _OPTIONS = (
     *("default_prng_impl", "threefry_partitionable", "random_seed_offset", "enable_x64"),
     *("default_matmul_precision", "numpy_dtype_promotion", "use_shardy_partitioner"),
     *("cpu_collectives_implementation", "optimization_level", "memory_fitting_level"),
 )
+#: Environment variables that hold flags of the compiler.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+#: Flags that may differ between processes: they do not change the program.
 _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
-#: Primitives that name axes of the mesh and send nothing.
+#: Primitives that name axes of the mesh but send nothing.
 _SILENT = ("axis_index", "pvary", "pcast")
+#: Parameters that hold the axes of a collective.
 _AXES = ("axes", "axis_name")
-#: Parameters that a line leaves out, or shows in another place.
+#: Parameters that the list at the end of a line leaves out; some have another place in the line.
 _LEFT_OUT = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 
@@ -96,7 +99,10 @@ def _calls(
     platform: str,
     devices: Mesh | None = None,
 ) -> Iterator[str]:
-    """The collectives of a jaxpr, and of the jaxprs inside it; `place` is where it stands."""
+    """The collectives of a jaxpr and of the jaxprs inside it, in lines.
+
+    `place` names what is around the jaxpr: scopes, loops and branches.
+    """
     for eqn in jaxpr.eqns:
         scope = str(eqn.source_info.name_stack)
         here = (*place, scope) if scope else place
@@ -113,7 +119,10 @@ def _calls(
 
 
 def _devices(mesh: Mesh | AbstractMesh) -> Mesh | None:
-    """The mesh whose devices a program runs on; the mesh that is set, for an abstract mesh."""
+    """The mesh of the devices that a program runs on; for an abstract mesh, the mesh that is set.
+
+    None if no mesh is set.
+    """
     placed = mesh if isinstance(mesh, Mesh) else jax.sharding.get_mesh()
     return None if placed.empty else placed
 
@@ -169,7 +178,7 @@ def _algorithm(
             made, _ = built(collective.collective, half, collective.axes, collective.groups)
             words.append(f" (schedule {_digest(repr(made))})")
 
-    # Traced, so that the axes have the sizes that they will have in the program.
+    # Trace it, so that the axes have the same sizes as in the program.
     jax.make_jaxpr(choose, axis_env=[(axis, sizes[axis]) for axis in collective.axes])()
     return "".join(words)
 

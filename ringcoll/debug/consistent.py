@@ -1,4 +1,4 @@
-"""Checks, before a program runs, that all processes have the same one."""
+"""Check, before a program runs, that all processes have the same program."""
 
 import hashlib
 from collections import Counter
@@ -28,18 +28,19 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
 
     - versions, the options and flags that change what is compiled, the mesh that is set;
     - every collective, of ringcoll and of `jax.lax`: kind, axes and their sizes, algorithm and
-      schedule (what "auto" stands for here), dtype, shape, and where it stands;
+      schedule (those that "auto" chooses here), dtype, shape, and its place in the program;
     - the arguments: types, shardings and the order of devices;
-    - the whole program, equation by equation: what feeds what, constants, meshes with the order
-      of their devices, shardings and constraints, donation, the policies of `jax.checkpoint`.
+    - the whole program, equation by equation: operands, constants, meshes with the order of their
+      devices, shardings and constraints, donation, the policies of `jax.checkpoint`.
 
-    What it cannot see: the values of arguments, how often a `while` turns and which branch of a
+    It cannot see these: the values of arguments, how often a `while` loops, which branch of a
     `cond` is taken, what a callback does, the `in_shardings` and compiler options of the
     outermost `jit`, and what the compiler adds for shardings.
 
     Args:
-        fn: the function, with or without `jit`; with compiler options, the jitted one itself.
-        args, kwargs: arrays, or `jax.ShapeDtypeStruct`s of such; static ones as they are.
+        fn: the function, with or without `jit`; if it has compiler options, the jitted function.
+        args, kwargs: arrays, or `jax.ShapeDtypeStruct`s in their place; static arguments as they
+            are.
 
     Returns:
         The collectives in order, one line each.
@@ -56,7 +57,7 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
     failure: Exception | None = None
     try:
         found = described(fn, *args, **kwargs)
-    except Exception as error:  # take part all the same, or the other processes would wait
+    except Exception as error:  # compare anyway: the other processes would wait for this one
         line = without_addresses(f"{type(error).__name__}: {error}").partition("\n")[0]
         failure, found = error, Description([f"no program, but {line}"], [], [])
     if jax.process_count() > 1 and (words := _difference(environment(), found)):
@@ -67,8 +68,8 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
 
 
 def _difference(around: Sequence[str], found: Description) -> str:
-    """Where the processes first differ, in the same words on all of them; "" if nowhere."""
-    # A line ends each part, so that all processes first differ in the same part.
+    """Where the processes first differ, in the same words on each process; "" if they are equal."""
+    # A last line ends each part. With it, all processes find the first difference in one part.
     parts = {
         "what it runs on": [*around, "no more of this"],
         "call {}": [*found.calls, "no more calls"],
@@ -81,14 +82,14 @@ def _difference(around: Sequence[str], found: Description) -> str:
     digests = np.zeros((counts[:, 0].max(), _DIGEST), np.uint8)
     for i, line in enumerate(lines):
         digests[i] = np.frombuffer(hashlib.sha256(line.encode()).digest()[:_DIGEST], np.uint8)
-    # Most programs are equal. Then the processes send one digest of all digests, and no more.
+    # Most programs are equal. Then each process sends only one digest of all its digests.
     whole = np.frombuffer(hashlib.sha256(digests.tobytes()).digest(), np.uint8)
     if len(np.unique(_gathered(whole), axis=0)) == 1:
         return ""
     everyones = [[bytes(digest) for digest in own] for own in _gathered(digests)]
     at = next(i for i, each in enumerate(zip(*everyones, strict=True)) if len(set(each)) > 1)
     votes = Counter(own[at] for own in everyones)
-    usual = max(votes, key=votes.__getitem__)  # if equally frequent, the first process's
+    usual = max(votes, key=votes.__getitem__)  # of equally frequent lines, the first process's
     first = next(process for process, own in enumerate(everyones) if own[at] == usual)
     other = next(process for process, own in enumerate(everyones) if own[at] != usual)
     texts = _texts(lines[at])
@@ -101,7 +102,7 @@ def _difference(around: Sequence[str], found: Description) -> str:
 
 
 def _texts(text: str) -> list[str]:
-    """The texts of all processes."""
+    """Exchange a text: the texts of all processes."""
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = _gathered(np.int32(own.size))
     padded = _gathered(np.pad(own, (0, sizes.max() - own.size)))
@@ -109,7 +110,7 @@ def _texts(text: str) -> list[str]:
 
 
 def _gathered(own: np.ndarray | np.generic) -> np.ndarray:
-    """The arrays of all processes, stacked; each sends by one device, however many it has."""
+    """The arrays of all processes, stacked. Each process uses only one of its devices."""
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh([firsts[process] for process in sorted(firsts)], "process")
     apart, copied = NamedSharding(mesh, P("process")), NamedSharding(mesh, P())

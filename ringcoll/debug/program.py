@@ -24,7 +24,7 @@ _WRITTEN_OUT = 16  # more numbers than this are replaced by a digest
 
 
 def lines(closed: Any) -> Iterator[str]:
-    """The equations of a jaxpr, and, indented, of jaxprs inside it; variables are numbered."""
+    """The equations of a jaxpr, and indented those of jaxprs inside it. Variables are numbered."""
     jaxpr = getattr(closed, "jaxpr", closed)
     numbers: dict[Any, int] = {}
 
@@ -97,7 +97,7 @@ def without_addresses(words: str) -> str:
 
 
 def _array(value: Any) -> str:
-    """An array's numbers, or their digest; only its type if other processes hold parts of it."""
+    """An array: its numbers or their digest; only its type if other processes hold parts of it."""
     kind = f"{value.dtype}[{','.join(map(str, value.shape))}]"
     sharding = getattr(value, "sharding", None)
     if sharding is not None and not sharding.is_fully_addressable:
@@ -122,7 +122,7 @@ def _mesh(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _devices(devices: list[jax.Device]) -> str:
-    """The ids of devices; only their count if all are local, because local ids differ."""
+    """The ids of devices; if all are local, only their count, because local ids differ."""
     if {device.process_index for device in devices} == {jax.process_index()}:
         return f"{len(devices)} of its own devices"
     numbers = [device.id for device in devices]
@@ -140,7 +140,7 @@ def _sharding(sharding: Sharding) -> str:
 
 
 def _reduced(spec: PartitionSpec) -> str:
-    """The axes over which values, or their cotangents, are not yet summed."""
+    """The axes over which values, or their cotangents, are not yet summed, in words."""
     kinds = {name: getattr(spec, name, ()) for name in ("unreduced", "reduced")}
     return "".join(f" {name} {text(axes)}" for name, axes in kinds.items() if axes)
 
@@ -154,7 +154,7 @@ def _function(function: Callable[..., Any]) -> str:
 
 
 def _held(policy: Any, around: tuple[Any, ...] = ()) -> str:
-    """A policy of `jax.checkpoint`: its name and the values it holds, as many share a name."""
+    """A policy of `jax.checkpoint`: its name and the values it holds, because many share a name."""
     if not callable(policy) or policy in around:
         return text(policy)
     if isinstance(policy, FunctionType):

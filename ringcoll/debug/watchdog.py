@@ -1,4 +1,4 @@
-"""Ends a program that hangs, and says in which collective and round it hangs."""
+"""End a program that hangs, and say in which collective and round it hangs."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ from ringcoll.runtime import progress
 
 #: The exit status of a process that a deadline has ended, like that of `timeout`.
 STATUS = 124
-_SILENT = 1.0  # a rank that notes nothing for so many seconds counts as stuck
+_SILENT = 1.0  # a rank counts as stuck if it notes nothing for this many seconds
 _JAX = os.path.dirname(jax.__file__)
 
 
@@ -26,22 +26,22 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     """End this process, and say where it was, if the block does not end in time.
 
     Use `with deadline(60): ...` around everything that may hang, or use it as a decorator. At its
-    end it waits for the results, so that it includes steps that were only dispatched.
+    end, the block waits for all results, so steps that were only dispatched count too.
 
-    When the time is up, every process writes to stderr in which round of which collective each of
-    its ranks is, and where its Python is. Then it ends with status `STATUS`, because a program
-    that waits for a message cannot be interrupted.
+    When the time is up, every process writes to stderr which round of which collective each of
+    its ranks is in, and which line its Python is in. Then it ends with status `STATUS`, because a
+    program that waits for a message cannot be interrupted.
 
-    An exception may leave the block (because a neighbour is gone, say). If a rank then stays in a
-    collective, and no rank notes anything for `grace` (at least a second), the process writes the
-    same. At the end of Python, JAX may wait for the other processes, but no longer than `grace`.
-    Other exit hooks run to their end.
+    An exception may leave the block, for example because another process has ended. If a rank is
+    then still in a collective, and no rank makes progress for `grace` (at least a second), the
+    process writes the same text. When Python exits, JAX may wait for the other processes, but only
+    until the deadline, or for `grace` if that is later. Other exit hooks run to their end.
 
     Before ranks of several processes exchange a message, they tell each other the round, the
     collective, the dtype and the shape. If these differ, nothing is exchanged: every process
-    writes what two of them began, and ends with status `STATUS`.
+    writes the messages of two ranks that differ, and ends with status `STATUS`.
 
-    Functions are traced anew inside the block, and are slower: each round makes two callbacks to
+    Functions are traced again inside the block, and are slower: each round makes two callbacks to
     this process; over several processes, one more and a small gather. Results are the same, bit
     by bit. Only collectives of ringcoll are marked, and only where every axis of the mesh is
     manual. If another collective hangs, the text names the last mark before it; messages of other
@@ -50,11 +50,11 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
 
     Args:
         seconds: how long the block may take, with compilation.
-        grace: how long a process lives on after it has written where it was. Processes do not get
-            here at the same moment, and one whose peer has ended may be ended before it writes.
+        grace: how long a process continues after it has written its text. Processes do not write
+            at the same moment, and one may be ended before it writes because another has ended.
 
     Raises:
-        ValueError: `seconds` or `grace` is not a number, or out of range.
+        ValueError: `seconds` or `grace` is not a number or is out of range.
 
     >>> total = ranks(lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), out_specs=P())
     >>> with ringcoll.debug.deadline(60):
@@ -78,7 +78,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
         if progress.LOG.stays_stuck(max(grace, _SILENT)):
             watch.say(f"is left by {type(error).__name__}")
             watch.limit_leaving()
-            progress.LOG.clear()  # it is written
+            progress.LOG.clear()  # its content has been written
         raise
     finally:
         watch.stop()
@@ -103,24 +103,27 @@ class _Watch:
         progress.LOG.enders.remove(self._differ)
 
     def say(self, what: str, *more: str) -> None:
-        """Write to stderr where each rank was last, and more lines."""
+        """Write to stderr where each rank was last, and then the lines `more`."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
         where = progress.LOG.said() or ["no rank has come to a collective of ringcoll"]
         print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
 
     def limit_leaving(self) -> None:
-        """End the process at the deadline: at Python's end, JAX waits for the other processes."""
+        """Limit how long JAX waits for other processes when Python exits.
+
+        The process ends at the deadline, or `grace` after the exit begins if that is later.
+        """
         stuck = progress.LOG.stuck()
         leaving = threading.Event()
-        atexit.register(leaving.set)  # no thread can start any more at that time
+        atexit.register(leaving.set)  # start the thread now: none can start during the exit
 
         def limit() -> None:
             leaving.wait()
             time.sleep(max(self.grace, self.end - time.monotonic()))
-            while not _is_in_jax(threading.main_thread().ident):  # it runs another's exit hook
+            while not _is_in_jax(threading.main_thread().ident):  # another exit hook still runs
                 time.sleep(0.1)
-            if stuck - progress.LOG.last.keys():  # a rank that noted something since was slow
+            if stuck - progress.LOG.last.keys():  # ranks that have noted something were only slow
                 os._exit(STATUS)
 
         threading.Thread(target=limit, daemon=True).start()
@@ -149,6 +152,7 @@ class _Watch:
 
 
 def _is_in_jax(thread: int | None) -> bool:
+    """Whether a thread is in a function of JAX."""
     frame = sys._current_frames().get(thread) if thread else None
     while frame and not frame.f_code.co_filename.startswith(_JAX):
         frame = frame.f_back

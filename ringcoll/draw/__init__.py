@@ -1,4 +1,4 @@
-"""Who holds what after each round of a collective, as text, as pictures and as a page.
+"""Show who holds what after each round of a collective, as text, as pictures and as a page.
 
 from ringcoll import draw
 

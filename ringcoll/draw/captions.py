@@ -1,4 +1,4 @@
-"""Describes rounds in words that hold for every rank r."""
+"""Describe rounds in words that are true for every rank r."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ _NOUNS = {"pmax": "maximum", "pmin": "minimum"}  # the others: sum
 class Names:
     """Names of ranks relative to a rank r.
 
-    On one axis r+1. On axes that all have two ranks r^2, because the sum is an exclusive or. On
-    other axes (i, j+1), digit by digit.
+    On one axis, a name is r+1. On axes of two ranks each, it is r^2, because adding there is an
+    exclusive or. On other axes, it is (i, j+1), digit by digit.
     """
 
     shape: tuple[int, ...]
@@ -32,7 +32,10 @@ class Names:
         return len(self.shape) > 1 and set(self.shape) != {2}
 
     def of(self, offset: int, sign: int = 1) -> str:
-        """The name of rank r + offset, the shorter way; -1 chooses r minus half the ranks."""
+        """The name of rank r + offset, by the shorter way: r+1 or r-1.
+
+        At half the ranks both ways are equal; `sign` -1 chooses r minus half.
+        """
         if not self._by_digit:
             return _plus("r", offset, sign, self.shape)
         return self._digits([{digit} for digit in digits(offset, self.shape)], sign)
@@ -48,7 +51,7 @@ class Names:
         return _listed([self.of(offset, sign) for offset in offsets])
 
     def _digits(self, sets: Sequence[set[int]], sign: int) -> str:
-        """Along each axis, one digit or all."""
+        """The name of ranks that have, along each axis, one digit or all digits."""
         parts = [
             "*" if len(some) == n > 1 else _plus(letter, min(some), sign, (n,))
             for letter, some, n in zip(_LETTERS, sets, self.shape, strict=False)
@@ -56,7 +59,7 @@ class Names:
         return f"({', '.join(parts)})"
 
     def explained(self) -> str:
-        """Explains the names; "" for r+1, which explains itself."""
+        """A sentence that explains the names; "" for r+1, which needs none."""
         if self._by_digit:
             letters = ", ".join(_LETTERS[: len(self.shape)])
             sizes = " x ".join(map(str, self.shape))
@@ -67,6 +70,7 @@ class Names:
 
 
 def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
+    """The name of the rank at this offset from the rank `name`."""
     if offset == 0:
         return name
     if len(shape) > 1:
@@ -78,7 +82,7 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
 
 
 def explained(plan: Plan) -> list[str]:
-    """Sentences that explain the names of ranks and lanes; none if none is needed."""
+    """Sentences that explain the names of ranks, the lanes and the wire, where needed."""
     shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
     lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
     lines = [Names(shape).explained() for shape in shapes]
@@ -90,7 +94,7 @@ def explained(plan: Plan) -> list[str]:
 
 
 def in_codes(wire: Wire, collective: str, algorithm: Algorithm, shape: Sequence[int]) -> str:
-    """What a wire does to messages: bytes, how often values are encoded, and the bound."""
+    """What a wire changes: the bytes, how often a value is encoded, and the error bound."""
     kind = in_lax(collective)
     times = encodings(kind, algorithm, shape)
     bound = error_bound(kind, algorithm, shape, 2.0**-7, wire=wire)
@@ -131,7 +135,7 @@ def sentence(plan: Plan, now: Sequence[Running]) -> str:
 
 
 def running(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]]:
-    """What runs in a round: the phases, how a rank is called, and its messages."""
+    """What runs in a round: the phases, the name of a rank, and its messages."""
     names = " and ".join(phase.name for phase, _ in now) or "in between"
     rank = Names(plan.phases[0].schedule.shape).of(0)
     return names, rank, [part for phase, i in now for part in parts(plan, phase, i)] or ["nothing"]
@@ -144,7 +148,7 @@ def priced(plan: Plan) -> str:
     decimal = "" if sent.denominator == 1 else f" ({float(sent):.3g})"
     added = f", adds {paid.additions / n}" if paid.additions else ""
     sends = f"{sent}{decimal} full vector{'' if paid.sent == n else 's'}"
-    if plan.tour:  # of which a rank's shards are raw
+    if plan.tour:  # its raw bytes are shards, and the others are sums
         sends = (
             f"{paid.raw / n} of a full vector of shards and {(paid.sent - paid.raw) / n} of sums"
         )
@@ -159,7 +163,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
-    """The content of a move. A shard that moves to a higher rank comes from a lower one."""
+    """The content of a move. A shard that moves to a higher rank is named by a lower one: r-1."""
     lane = f" (lane {move.lane})" if phase.schedule.lanes > 1 else ""
     if phase.carries is Carries.BLOCKS:
         return _blocks(phase, number, move) + lane
@@ -177,7 +181,10 @@ def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
 
 
 def _blocks(phase: Phase, number: int, move: Move) -> str:
-    """Blocks by the rank that gets them, and by the rank they come from if not the sender."""
+    """Which blocks a move carries: the ranks they are for, and the ranks they come from.
+
+    The ranks they come from are left out if that is only the sender.
+    """
     names = Names(phase.schedule.shape)
     went = dict.fromkeys(move.offsets, 0)
     for moves in phase.rounds[:number]:
@@ -195,6 +202,7 @@ def _blocks(phase: Phase, number: int, move: Move) -> str:
 
 
 def _listed(names: Sequence[str], before: str = "") -> str:
+    """Names with commas, shortened if they are many; `before` precedes several."""
     if len(names) > _MOST + 1:
         return f"{before}{', '.join(names[: _MOST - 1])}, ..., {names[-1]} ({len(names)} of them)"
     return (before if len(names) > 1 else "") + ", ".join(names)

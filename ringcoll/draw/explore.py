@@ -1,6 +1,6 @@
-"""One page to play with: every collective by every algorithm on some ranks and all machines.
+"""A page in which the reader chooses a collective, an algorithm, ranks, bytes and a machine.
 
-Python computes all of it: pictures, words, formulas and seconds. The page looks them up.
+Python computes everything: pictures, words, formulas and seconds. The page only looks them up.
 """
 
 import base64
@@ -32,7 +32,7 @@ from ringcoll.io.page import page, part, shared
 from ringcoll.io.text import bytes_in_words
 from ringcoll.schedules.registry import algorithms_of, names
 
-#: The collectives, by the names of the literature.
+#: The collectives, and their names in the literature.
 COLLECTIVES: Mapping[str, str] = {
     "psum": "all-reduce",
     "all_gather": "all-gather",
@@ -46,7 +46,8 @@ SHAPES: Sequence[tuple[int, ...]] = (
 #: Bytes of the full vector: 1 KiB to 4 GiB.
 SIZES = tuple(2**k for k in range(10, 33))
 BUILT_IN = "built-in"
-#: The letters that stand for words: Latin Extended-A, which no picture has.
+#: The first of the letters that replace words, and their number: Latin Extended-A, which no
+#: picture contains.
 _FIRST, _WORDS = 0x100, 90
 
 Shape = tuple[int, ...]
@@ -56,10 +57,10 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     """HTML: choose a collective, an algorithm, ranks, bytes and a machine; see, price, compare.
 
     Args:
-        shapes: of the ranks to choose from, each of 2 to 16 ranks.
+        shapes: the shapes of ranks to choose from, each of 2 to 16 ranks.
 
     Raises:
-        ValueError: a shape of fewer or more ranks, or none.
+        ValueError: a shape has fewer or more ranks, or there is no shape.
 
     >>> "all-reduce" in draw.as_explorer([(2,)])
     True
@@ -102,9 +103,10 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
 
 
 def shortened(text: str) -> list[Any]:
-    """A picture with a letter in place of each of its commonest words, and these words.
+    """The commonest words of a picture, and the picture with a letter in place of each.
 
-    The window of gzip, 32 KB, then has enough of it to find what is alike.
+    This makes the file smaller: more of the picture then fits in gzip's window of 32 KB, so gzip
+    finds more repetitions.
     """
     words = Counter(re.findall(r'<\w+| [\w-]+="[^"]*"| />|</\w+>', text))
     saved = sorted(words, key=lambda word: (1 - len(word)) * words[word])[:_WORDS]
@@ -124,16 +126,16 @@ def _name(shape: Shape) -> str:
 
 
 def _plans(collective: str, shape: Shape) -> Iterator[tuple[str, Plan]]:
-    """The algorithms that there are for a shape."""
+    """The plan of every algorithm that has a schedule for a shape."""
     for name in names(collective):
         try:
             yield name, plan(collective, name, shape)
-        except ValueError:  # it does not exist for these ranks
+        except ValueError:  # the algorithm has no schedule for these ranks
             continue
 
 
 def _algorithms(collective: str) -> list[dict[str, str]]:
-    """What is known of each algorithm, whatever the ranks."""
+    """What the page shows of each algorithm that does not depend on the ranks."""
     made = []
     for name in names(collective):
         function = algorithms_of(collective)[name]
@@ -168,9 +170,9 @@ def _drawn(made: Plan) -> dict[str, Any]:
 def _priced(
     collective: str, plans: Mapping[str, Plan], shape: Shape, machine: str
 ) -> dict[str, Any] | None:
-    """By algorithm, the seconds of each size, and a formula; and which is the fastest at which.
+    """The seconds of each algorithm at each size, its formula, and who is fastest at which size.
 
-    None if the machine has no such ranks.
+    None if the machine cannot have these ranks.
     """
     ranks = shape[0] if len(shape) == 1 else shape
     seconds: dict[str, list[float]] = {}
@@ -178,7 +180,7 @@ def _priced(
     for name in (LAX, *plans):
         try:
             seconds[name] = [predict(collective, b, ranks, machine, name) for b in SIZES]
-        except ValueError:  # no such axes, or no such hosts
+        except ValueError:  # the machine does not have these axes or hosts
             continue
         if name != LAX:
             cost = paid(collective, ranks, machine, name)

@@ -1,4 +1,4 @@
-"""A moving picture as GIF or MP4, for slides that show no SVG. Pillow draws its frames."""
+"""A moving picture as GIF or MP4, for slides that cannot show SVG. Pillow draws the frames."""
 
 import re
 import shutil
@@ -23,9 +23,9 @@ from ringcoll.draw.style import INK, PAPER
 
 FORMATS = (".gif", ".mp4")
 _SVG = "{http://www.w3.org/2000/svg}"
-_STEPS = 12  # frames of a flight
+_STEPS = 12  # frames while the messages of a round travel
 _RATE = 25  # frames a second of an MP4
-_FONTS = {False: "DejaVuSans.ttf", True: "DejaVuSans-Bold.ttf"}  # which matplotlib has, too
+_FONTS = {False: "DejaVuSans.ttf", True: "DejaVuSans-Bold.ttf"}  # matplotlib has them too
 
 
 def check(ending: str) -> None:
@@ -46,16 +46,16 @@ def check(ending: str) -> None:
 
 
 def as_film(svg: str, ending: str) -> bytes:
-    """The file of a film, in light colours.
+    """The content of a film's file, in light colours.
 
     Args:
-        svg: of `as_motion`.
+        svg: the text that `as_motion` returns.
         ending: one of `FORMATS`.
 
     Raises:
         ModuleNotFoundError: as `check`.
-        OSError: ffmpeg failed; it has said why.
-        ValueError: another ending.
+        OSError: ffmpeg failed; it has printed why.
+        ValueError: the ending is not one of `FORMATS`.
     """
     if ending not in FORMATS:
         raise ValueError(f"{ending!r} is not one of {', '.join(FORMATS)}")
@@ -67,7 +67,7 @@ def as_film(svg: str, ending: str) -> bytes:
 
 
 def _times(rounds: int) -> Iterator[tuple[float, float]]:
-    """Where in the film each frame is, in rounds, and for how many seconds it is shown."""
+    """For each frame: its time in the film, in rounds, and how many seconds it is shown."""
     yield 0.5, 0.6 * SECONDS
     for number in range(1, rounds - 1):
         yield number + LEAVE / 2, LEAVE * SECONDS
@@ -90,7 +90,8 @@ def _gif(images: Iterator[Any], lasts: Sequence[float]) -> bytes:
 
 def _mp4(images: Iterator[Any], lasts: Sequence[float]) -> bytes:
     first = next(images)
-    width, height = (side // 2 * 2 for side in first.size)  # as its colours are stored by fours
+    # Even sides, because this format stores one colour for two by two pixels.
+    width, height = (side // 2 * 2 for side in first.size)
     with TemporaryDirectory() as folder:
         file = path.join(folder, "film.mp4")
         taken = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {_RATE} -i -".split()
@@ -108,7 +109,7 @@ def _mp4(images: Iterator[Any], lasts: Sequence[float]) -> bytes:
 
 
 class _Screen:
-    """Draws a picture of ours at any time: the shapes, and the animations, that we write."""
+    """Draws an SVG of `as_motion` at any time. It knows only the shapes and animations there."""
 
     def __init__(self, svg: str) -> None:
         root = ElementTree.fromstring(svg)
@@ -119,16 +120,17 @@ class _Screen:
         self.rounds = round(self._lasts / SECONDS)
 
     def at(self, time: float) -> Any:
-        """The image at a time, in rounds. It is drawn twice as large, for smooth edges."""
+        """The image at a time, in rounds. It is drawn at twice the size, for smooth edges."""
         from PIL import Image, ImageDraw
 
         image = Image.new("RGB", (2 * self._size[0], 2 * self._size[1]), "white")
         self._share = time / self.rounds
-        self._to = ImageDraw.Draw(image, "RGBA")  # which blends what is drawn
+        self._to = ImageDraw.Draw(image, "RGBA")  # this mode blends colours by their opacity
         self._draw(self._moving, (0.0, 0.0), 1.0, True)
         return image.reduce(2)
 
     def _draw(self, e: ElementTree.Element, at: Point, alpha: float, on: bool) -> None:
+        """Draw an element and what is in it, if `on`: whether it is visible now."""
         moved = (0.0, 0.0)
         for child in e:
             if child.tag == f"{_SVG}animate" and child.get("attributeName") == "visibility":
@@ -156,7 +158,7 @@ class _Screen:
 
     def _rect(self, e: ElementTree.Element, at: Point, alpha: float) -> None:
         x, y, width, height = (float(e.get(side, 0)) for side in ("x", "y", "width", "height"))
-        for child in e:  # the bar, which grows
+        for child in e:  # only the bar of the film has a child: it grows
             if child.get("attributeName") == "width":
                 width = self._share * _numbers(child.get("values", ""))[1]
         alpha *= float(e.get("fill-opacity", 1))
@@ -183,13 +185,13 @@ class _Screen:
         )
 
     def _value(self, animated: ElementTree.Element) -> str:
-        """Of steps, the one that lasts now."""
+        """The value of an animation in steps, now."""
         times = map(float, (animated.get("keyTimes") or "").split(";"))
         values = (animated.get("values") or "").split(";")
         return [v for t, v in zip(times, values, strict=True) if t <= self._share][-1]
 
     def _moved(self, animated: ElementTree.Element) -> Point:
-        """Where on its way something is."""
+        """Where on its path a moving element is now."""
         times, shares = (
             [float(x) for x in (animated.get(name) or "").split(";")]
             for name in ("keyTimes", "keyPoints")
@@ -213,7 +215,7 @@ def _numbers(text: str) -> list[float]:
 
 @lru_cache(maxsize=4096)
 def _polylines(path: str) -> tuple[tuple[Point, ...], ...]:
-    """The parts of a path of lines and curves; a curve is eight lines."""
+    """The parts of a path of lines and curves, as points; a curve becomes eight lines."""
     parts: list[list[Point]] = []
     for letter, numbers in re.findall(r"([MLQ])([^MLQ]*)", path):
         xs = _numbers(numbers)
@@ -229,6 +231,7 @@ def _polylines(path: str) -> tuple[tuple[Point, ...], ...]:
 
 
 def _doubled(points: Iterable[Point], at: Point) -> list[Point]:
+    """Points relative to `at`, at twice the size."""
     return [(2 * (x + at[0]), 2 * (y + at[1])) for x, y in points]
 
 
@@ -241,7 +244,7 @@ def _colour(e: ElementTree.Element, what: str, alpha: float) -> tuple[int, ...] 
 
 
 def _faded(text: str, alpha: float) -> tuple[int, ...]:
-    """The colour of a text, which Pillow does not blend."""
+    """The colour of a text, mixed with white here, because Pillow does not blend text."""
     return tuple(round(alpha * c + 255 * (1 - alpha)) for c in bytes.fromhex(text[1:]))
 
 
@@ -251,5 +254,5 @@ def _font(size: int, bold: bool) -> Any:
 
     try:
         return ImageFont.truetype(_FONTS[bold], size)
-    except OSError:  # it is not on this machine
+    except OSError:  # this machine does not have the font
         return ImageFont.load_default(size)

@@ -1,4 +1,4 @@
-"""Where the ranks are in a picture: on a circle, or on the grid of their torus."""
+"""Where a picture shows the ranks: on a circle, or on the grid of their torus."""
 
 from dataclasses import dataclass
 from math import ceil, cos, pi, prod, sin, sqrt
@@ -12,9 +12,10 @@ def squared(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def grid(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Column and row of each rank's cell: as on the torus, or one axis in a few rows.
+    """The column and row of each rank's cell.
 
-    Of two axes, the longer is horizontal. Of three, the planes are side by side.
+    One axis is cut into a few rows. Of two axes, the longer is horizontal. Of three, the planes
+    are side by side.
     """
     axes = squared(shape)
     if len(axes) == 1:
@@ -48,7 +49,7 @@ class Layout:
 
 
 def plane(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Columns and rows of a plane of the grid."""
+    """The number of columns and of rows of a plane of the grid."""
     axes = squared(shape)
     if len(axes) == 1:
         return axes[0], 1
@@ -56,7 +57,7 @@ def plane(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def machine(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
-    """Ranks of a shape, placed so that messages have room.
+    """Place ranks of a shape so that there is room for messages.
 
     Args:
         shape: the sizes of the axes.

@@ -12,7 +12,7 @@ Glyph = Callable[[Element], None]
 
 
 def legend(into: Element, plan: Plan, width: float) -> float:
-    """Draw the legend in lines of this width; returns its height."""
+    """Draw the legend in lines of this width, and return its height."""
     x, y = 0.0, 8.0
     for glyph, text in entries(plan):
         needs = SIDE + 7 + 5.8 * len(text) + 24
@@ -26,7 +26,7 @@ def legend(into: Element, plan: Plan, width: float) -> float:
 
 
 def entries(plan: Plan) -> list[tuple[Glyph, str]]:
-    """Functions that each draw a square of `SIDE`, and what the squares mean."""
+    """The entries: a function that draws a square of `SIDE`, and what the square means."""
     stripes = min(plan.size, 4)
     some = frozenset(range(stripes // 2 + 1))
     made: list[tuple[Glyph, str]] = []
@@ -59,6 +59,8 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
 def _cell(
     lanes: Sequence[RankSet], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
 ) -> Glyph:
+    """A function that draws a cell, as `style.cell` does."""
+
     def draw(into: Element) -> None:
         cell(into, (0, 0, SIDE, SIDE), lanes, of, colours)
         if is_new:

@@ -1,7 +1,7 @@
-"""A picture that moves: in each round the messages leave, travel, and become part of what is held.
+"""A picture that moves: in each round the messages leave, travel and arrive.
 
-It is one SVG of itself. Its clock is that of SMIL, which browsers run, also in an image; so a page
-can set it to any time. Time is in units of a round: round k lasts from k to k + 1.
+It is one SVG file that needs no script. SMIL animates it: browsers run SMIL, also in an image, and
+a page can set its clock to any time. Time is in units of a round: round k lasts from k to k + 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ from ringcoll.draw.text import wrap
 SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.
 LEAVE, ARRIVE = 0.2, 0.72
-_INSIDE = 0.1  # how long they are over the ranks that they leave and reach
+_INSIDE = 0.1  # how long a message is over the box of its sender, and then of its receiver
 _EASE = "0 0 1 1;.4 0 1 1;0 0 1 1;0 0 .4 1;0 0 1 1"
 _TOP, _LINE = 64.0, 17.0
-_MOST_STILL = 6  # rounds, with the start, that are legible side by side
+_MOST_STILL = 6  # frames (rounds and the start) that are legible side by side
 ASIDE = 0.13  # the opacity of what is not followed
 _STILL = f"""
 .ringcoll .still{{display:none}}
@@ -37,18 +37,18 @@ _STILL = f"""
 
 
 def as_motion(plan: Plan, follow: int | None = None) -> str:
-    """SVG: the rounds as a film without end, with captions and a legend.
+    """SVG: the rounds as a film that repeats, with captions and a legend.
 
-    Where the reader's device asks for reduced motion, it is a still of the rounds side by side; of
-    more than five, of the first, the last and some between.
+    If the reader's device asks for reduced motion, the rounds are shown side by side and nothing
+    moves. Of more than five rounds, it shows the first, the last and some between.
 
     Args:
-        plan: of at most 16 ranks.
-        follow: a shard, by its rank; all that does not carry it is faint. Of whole vectors, the
-            data of that rank; of an all-to-all, the blocks for it.
+        plan: a plan of at most 16 ranks.
+        follow: the rank whose shard to follow; whatever does not carry it is faint. If ranks send
+            whole vectors, this is the data of that rank; in an all-to-all, the blocks for it.
 
     Raises:
-        ValueError: too many ranks, or no such shard.
+        ValueError: there are too many ranks, or there is no such shard.
 
     >>> draw.as_motion(draw.plan("all_gather", "ring", (4,)), follow=0).count("<animateMotion")
     12
@@ -89,16 +89,16 @@ class Film:
             raise ValueError(f"follow {follow}: there are shards 0 to {plan.size - 1}")
         self.follow = follow
         self.last = len(self.picture.frames) - 1
-        self.lasts = self.last + 2  # the start and the end are held for as long as a round
+        self.lasts = self.last + 2  # the start and the end are shown for as long as a round
 
     @property
     def captions(self) -> list[str]:
-        """What happens in each round; of the start, what is there."""
+        """A caption for the start and for each round."""
         plan = self.picture.plan
         return ["Before the first round"] + [sentence(plan, now) for _, now in plan.numbered()]
 
     def draw(self, into: Element) -> None:
-        """Everything that is held and sent, at its times."""
+        """Draw everything that ranks hold and send, each at its time."""
         width, height = self.picture.size
         (x, y), (wide, high) = self.picture.corner, self.picture.extent
         place = f"translate({(width - wide) / 2 - x:.1f} {(height - high) / 2 - y:.1f})"
@@ -114,7 +114,7 @@ class Film:
             self.between(travelling, number, number + 1)
 
     def _round(self, into: Element, number: int) -> Element:
-        """Draw the arrows of a round; returns its messages, which are to lie above the ranks."""
+        """Draw the arrows of a round. Return its messages, which are drawn later, above ranks."""
         picture = self.picture
         arrows, travelling = shape(into, "g"), style.Element("g")
         self.between(arrows, number, number + 1 + (number == self.last))
@@ -122,14 +122,14 @@ class Film:
             of = self._of_messages(post)
             picture.arrow(self._mark(shape(arrows, "g"), of), post, route, picture.is_dense(number))
             glyph = self._mark(shape(travelling, "g"), of)
-            if not picture.is_dense(number):  # where a page shows it when nothing moves
+            if not picture.is_dense(number):  # a page shows the message here if nothing moves
                 glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
             picture.glyph(glyph, post, route, (0, 0))
             self._travels(glyph, post, route, number)
         return travelling
 
     def _middle(self, rank: int, post: Sequence[Message]) -> tuple[float, float]:
-        """The middle of the cells of what messages carry."""
+        """The middle of a rank's cells of what messages carry."""
         columns = [piece.column for message in post for piece in message.pieces]
         places = [self.picture.place(rank, column) for column in columns]
         x = sum(x + width / 2 for x, _, width, _ in places) / len(places)
@@ -137,7 +137,7 @@ class Film:
         return x, y
 
     def _cell(self, into: Element, rank: int, column: int) -> None:
-        """Everything that a rank holds in a column, one after the other."""
+        """Draw everything that a rank holds in a column over time."""
         states = list(self._states(rank, column))
         ends = [start for start, _, _ in states[1:]] + [float(self.lasts)]
         for (start, held, is_new), end in zip(states, ends, strict=True):
@@ -148,13 +148,13 @@ class Film:
             self.between(shown, start, end)
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
-        """From when on, what is held, and whether it is marked as new."""
+        """When a column changes: the time, what the rank holds then, and whether that is new."""
         frames, seen = self.picture.frames, self.picture.seen
         shown: tuple[Sequence[RankSet], bool] = _alike(seen(frames[0], rank, column)), False
         yield 0.0, *shown
         for frame in frames[1:]:
             was, now = (seen(f, rank, column) for f in (frames[frame.number - 1], frame))
-            # What is not sent away; a tour drops a shard only when the round's addition is done.
+            # What is not sent away. A tour drops a shard only after the addition of the round.
             kept = [
                 w if self.picture.is_shard(i) else w & now[i % len(now)] for i, w in enumerate(was)
             ]
@@ -168,7 +168,7 @@ class Film:
                     shown = state
                     yield time, *state
 
-    # -- whose --
+    # -- which shards --
 
     def _of_messages(self, post: Sequence[Message]) -> list[int]:
         pieces = [piece for message in post for piece in message.pieces]
@@ -177,7 +177,7 @@ class Film:
         return sorted({piece.column for piece in pieces})
 
     def _mark(self, group: Element, of: Sequence[int]) -> Element:
-        """Say which shards are in a group; it is aside if another is followed."""
+        """Note which shards are in a group; make it faint if another shard is followed."""
         group.set("data-of", f" {' '.join(map(str, of))} ")
         if self.follow is not None and self.follow not in of:
             group.set("class", "aside")
@@ -186,7 +186,7 @@ class Film:
     # -- when --
 
     def between(self, element: Element, start: float, end: float) -> None:
-        """Show an element from one time to another only."""
+        """Show an element only from one time to another."""
         times, values = ["0"], ["visible" if start <= 0 else "hidden"]
         for time, value in ((start, "visible"), (end, "hidden")):
             if 0 < time < self.lasts:
@@ -207,7 +207,7 @@ class Film:
     def _travels(self, glyph: Element, post: Sequence[Message], route: Route, number: int) -> None:
         """Move messages out of their cells, over their arrow, and into the receiver's cells.
 
-        All messages of a round are as far on their arrows at any time.
+        At any time, all messages of a round have gone the same share of their arrows.
         """
         a, b = self._middle(post[0].sender, post), self._middle(post[0].receiver, post)
         way, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
@@ -232,7 +232,7 @@ class Film:
         )
 
     def bar(self, into: Element, box: style.Box) -> None:
-        """How far the film is."""
+        """Draw the bar that shows how far the film has run."""
         x, y, width, height = box
         rect(into, box, style.EMPTY, rx=1.5)
         done = shape(into, "rect", x=x, y=y, width=0, height=height, rx=1.5, fill=style.MUTED)
@@ -249,12 +249,12 @@ class Film:
 
 
 def _alike(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
-    """Lanes that hold the same, as one."""
+    """Lanes; only one of them if all hold the same."""
     return tuple(lanes[:1] if len(set(lanes)) == 1 else lanes)
 
 
 def _still(picture: Picture, into: Element, size: tuple[float, float]) -> None:
-    """Some rounds side by side, the first and the last among them, as large as they fit."""
+    """Draw some frames side by side, with the first and the last, as large as they fit."""
     last, (width, height) = len(picture.frames) - 1, picture.size
     count = min(last + 1, _MOST_STILL)
     chosen = sorted({round(i * last / max(count - 1, 1)) for i in range(count)})

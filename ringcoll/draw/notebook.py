@@ -1,4 +1,4 @@
-"""What a notebook shows of a schedule, a price and a report."""
+"""How a notebook shows a schedule, a plan and a price."""
 
 from collections.abc import Sequence
 from html import escape
@@ -22,7 +22,7 @@ _COUNTS = {
 
 
 def of_schedule(schedule: Schedule) -> str | None:
-    """The picture of a schedule; None if it is wrong, or too large to be drawn."""
+    """The picture of a schedule; None if it is wrong or too large to draw."""
     kind = "all_to_all" if isinstance(schedule, AllToAllSchedule) else "all_gather"
     try:
         return as_svg(plan(kind, schedule, schedule.shape))
@@ -31,7 +31,7 @@ def of_schedule(schedule: Schedule) -> str | None:
 
 
 def of_plan(made: Plan) -> str | None:
-    """The picture of a plan; None if it is too large to be drawn."""
+    """The picture of a plan; None if it is too large to draw."""
     try:
         return as_svg(made)
     except ValueError:

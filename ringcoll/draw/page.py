@@ -1,4 +1,4 @@
-"""A collective as a page that plays its rounds: one file, which loads no other."""
+"""A page that plays the rounds of a collective: one file, which loads no other."""
 
 import re
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from ringcoll.draw.svg import document, finished
 from ringcoll.io.page import page, part, shared, table
 
 _PAYLOAD = 64 * 2**20
-_LEGIBLE = 11  # pixels of letters on a phone, where a picture that is wider scrolls
+_LEGIBLE = 11  # least pixels of letters on a phone; a picture that is then too wide scrolls
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
 
 
 def as_page(plan: Plan, follow: int | None = None) -> str:
-    """HTML: the rounds, whose messages travel, what they are, the code, and the price.
+    """HTML: a page with the rounds as a film, their messages in words, the code and the price.
 
     Args:
-        plan: of at most 16 ranks.
+        plan: a plan of at most 16 ranks.
         follow: a shard to follow from the start, as for `as_motion`; a click follows another.
 
     Raises:
-        ValueError: too many ranks for a picture, or no such shard.
+        ValueError: there are too many ranks for a picture, or there is no such shard.
 
     >>> page = draw.as_page(draw.plan("all_gather", "ring", (4,)))
     >>> "<title>" in page, page.count("<animateMotion")
@@ -63,7 +63,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
 
 
 def moving(film: Film) -> str:
-    """The SVG of the ranks alone, for a page to play, which has the dark colours."""
+    """The SVG of the ranks alone, for a page that plays it and has the dark colours."""
     width, height = film.picture.size
     root = document(film.picture.plan.title, "")
     film.draw(root)
@@ -74,7 +74,7 @@ def moving(film: Film) -> str:
 
 
 def _set(words: str) -> str:
-    """A text as HTML: minus signs for hyphens before digits, and no line break in brackets."""
+    """A text as HTML, with minus signs before digits and no line break inside brackets."""
     minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
 
@@ -85,7 +85,7 @@ def in_words(plan: Plan) -> str:
 
 
 def legend(plan: Plan) -> str:
-    """What the squares of the picture mean."""
+    """What the squares of the picture mean, as HTML."""
     made = []
     for glyph, text in entries(plan):
         root = document(text, "")
@@ -95,7 +95,7 @@ def legend(plan: Plan) -> str:
 
 
 def rounds(plan: Plan) -> str:
-    """A list of rounds with buttons that show them."""
+    """The list of rounds, as HTML; each round is a button that shows it."""
     made, named = [_entry(0, "", "", [])], ""
     for number, now in plan.numbered():
         name, rank, said = running(plan, now)

@@ -18,13 +18,13 @@ _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 
 
 class Picture:
-    """How a plan is drawn: one size for all its frames, or for those given in their place."""
+    """Draws the frames of a plan, all of one size. `run` gives other frames in their place."""
 
     def __init__(self, plan: Plan, run: Sequence[Frame] | None = None) -> None:
         if plan.size > MOST_RANKS:
             raise ValueError(
                 f"a picture of {plan.size} ranks: at most {MOST_RANKS} can be told apart; every "
-                "rank does the same, so draw fewer, or as text"
+                "rank does the same, so draw fewer ranks, or draw as text"
             )
         self.plan = plan
         self.frames = frames(plan) if run is None else run
@@ -33,7 +33,7 @@ class Picture:
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)
         columns, rows = (max(c) + 1 for c in zip(*self.cells, strict=True))
         self.on_grid = len(layout.squared(plan.shape)) > 1
-        # On a grid, wide enough for four messages side by side.
+        # On a grid, a box is wide enough for four messages side by side.
         width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 56.0)
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
@@ -46,7 +46,7 @@ class Picture:
         self.corner, self.extent = self._extent()
 
     def _together(self, messages: Sequence[Message]) -> list[list[Message]]:
-        """The messages that share an arrow: in a tour, a shard and a sum that go the same way."""
+        """Messages grouped by arrow: in a tour, a shard and a sum to one rank share an arrow."""
         posts: dict[Any, list[Message]] = {}
         for i, message in enumerate(messages):
             key = (message.sender, message.receiver) if self.plan.tour else i
@@ -98,7 +98,7 @@ class Picture:
         return f"round {number} of {len(self.frames) - 1} · {name}"
 
     def draw(self, into: Element, number: int, headed: bool = True) -> None:
-        """One frame, its upper left corner at the origin."""
+        """Draw one frame, with its upper left corner at the origin."""
         frame, (width, height) = self.frames[number], self.size
         if headed:
             label(into, (width / 2, 14), self.heading(number), 13, fill=style.FAINT)
@@ -119,11 +119,11 @@ class Picture:
                 self.glyph(inner, post, route, route.middle)
 
     def is_dense(self, number: int) -> bool:
-        """Whether a round has so many messages that what they carry would hide the ranks."""
+        """Whether a round has so many messages that their contents would hide the ranks."""
         return len(self.frames[number].messages) > 6 * self.plan.size
 
     def box(self, into: Element, rank: int) -> None:
-        """A rank with its name, but without its data."""
+        """Draw a rank with its name, but without its data."""
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2, y - height / 2
         rect(into, (x, y, width, height), style.BOX, rx=7, stroke=style.LINE)
@@ -133,19 +133,19 @@ class Picture:
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
 
     def seen(self, frame: Frame, rank: int, column: int) -> Sequence[RankSet]:
-        """By lane, the stripes of what a rank holds of a column."""
+        """The stripes of what a rank holds of a column, one set for each lane."""
         return [self._shown(held, i) for i, held in enumerate(frame.of(rank, column))]
 
     def _shown(self, held: RankSet, lane: int) -> RankSet:
-        """The stripes of what is held in a lane: a shard of a tour has all, as it is complete."""
+        """The stripes of what is held in a lane. A shard of a tour is complete: it has all."""
         return frozenset(range(self.plan.size)) if held and self.is_shard(lane) else held
 
     def is_shard(self, lane: int) -> bool:
-        """Whether a lane has the shards of a tour, which are complete, and not its sums."""
+        """Whether a lane holds the shards of a tour and not its sums."""
         return self.plan.tour is not None and lane < self.plan.tour.out.lanes
 
     def place(self, rank: int, column: int) -> style.Box:
-        """Where a rank has its data of a column."""
+        """The box in which a rank shows its data of a column."""
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2 + self.inset, y - height / 2 + _HEAD
         across, down = self.cells[column]
@@ -155,7 +155,7 @@ class Picture:
     def column(
         self, into: Element, rank: int, column: int, held: Sequence[RankSet], is_new: bool
     ) -> Element:
-        """Draw, as a group, what a rank holds of a column, by lane; outlined if it is new."""
+        """Draw what a rank holds of a column, by lane, outlined if it is new; return the group."""
         x, y, width, height = self.place(rank, column)
         group = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         box = (0, 0, width, height)
@@ -179,7 +179,7 @@ class Picture:
     # -- messages --
 
     def arrow(self, into: Element, post: Sequence[Message], route: Route, dense: bool) -> None:
-        """The way of messages; where there are many, in the colour of what they carry."""
+        """Draw the arrow of messages; in a dense round, in the colour of what they carry."""
         colour = style.LINE
         pieces = [piece for message in post for piece in message.pieces]
         if dense and len(pieces) == 1 and not self.plan.whole:
@@ -197,7 +197,7 @@ class Picture:
     def glyph(
         self, into: Element, post: Sequence[Message], route: Route, at: tuple[float, float]
     ) -> None:
-        """What messages on one arrow carry, around a point."""
+        """Draw what messages on one arrow carry, around a point."""
         pieces = [(piece, message.lane) for message in post for piece in message.pieces]
         count = len(pieces)
         width, height = (30.0, 11.0) if self.plan.whole else (11.0, 11.0)
@@ -212,7 +212,7 @@ class Picture:
         x, y = at[0] - columns * width / 2, at[1] - rows * height / 2
         around = (x - 2, y - 2, columns * width + 4, rows * height + 4)
         rect(into, around, style.PAPER, rx=3, stroke=style.FAINT, stroke_width=0.8)
-        # A block has one stripe, because several would be too thin to show their colours.
+        # A block gets one stripe, because several would be too thin to show their colours.
         block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
         for i, (piece, lane) in enumerate(pieces):
             column, row = i % columns, i // columns
@@ -222,10 +222,10 @@ class Picture:
 
 
 def is_more(now: Sequence[RankSet], was: Sequence[RankSet]) -> bool:
-    """Whether more is held than before, in any lane."""
+    """Whether a rank holds more than before, in any lane."""
     return any(now[i % len(now)] - before for i, before in enumerate(was))
 
 
 def _on(colour: str) -> str:
-    """The colour of a text on a ground of this colour."""
+    """The colour of a text on a background of this colour."""
     return style.ON_DARK if style.is_dark(colour) else style.ON_LIGHT

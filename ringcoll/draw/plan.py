@@ -1,4 +1,4 @@
-"""A collective by an algorithm, as phases of rounds in the order they run."""
+"""A plan: a collective by an algorithm, as phases of rounds in the order they run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,10 @@ class Plan:
     """A collective by an algorithm.
 
     `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
-    schedule, or the stages; `function` made it, or is None. In a drawing there is a column for
-    each shard (or block, by the rank that gets it), or one column of whole vectors. The phases of
-    a `tour` run in step. With a `wire`, messages hold codes.
+    schedule, or the stages of an all-reduce. `function` is the function that made it; None if a
+    schedule was given. A drawing has one column for each shard, or for the blocks that go to one
+    rank; if ranks send whole vectors, it has one column. The phases of a `tour` run in step. With
+    a `wire`, messages hold codes.
     """
 
     collective: str
@@ -82,7 +83,10 @@ class Plan:
         return f"{self.collective} by {self.algorithm} on {ranks}{codes}"
 
     def numbered(self) -> Iterator[tuple[int, list[Running]]]:
-        """Every round: its number from 1, and what runs: of a tour, two phases, one or none."""
+        """Every round: its number, from 1, and the phases that run in it.
+
+        Two, one or no phases run in a round of a tour; one phase runs in any other round.
+        """
         if self.tour is None:
             every = [[(phase, i)] for phase in self.phases for i in range(len(phase.rounds))]
         else:
@@ -100,10 +104,10 @@ def plan(
     """The phases of a collective.
 
     Args:
-        collective: one of `algorithms.COLLECTIVES`, or `all_reduce` or `reduce_scatter`; or `tour`.
+        collective: one of `algorithms.COLLECTIVES`, `all_reduce`, `reduce_scatter` or `tour`.
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
-        wire: what messages hold in place of floats; it changes captions alone.
+        wire: what messages hold in place of floats; it changes only captions.
 
     Raises:
         ValueError: as `algorithms.build`.

@@ -1,4 +1,4 @@
-"""Routes the messages of a round through a picture, so that they overlap little."""
+"""Route the messages of a round through a picture so that few of them cross or overlap."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Bezier:
 
 @dataclass(frozen=True)
 class Route:
-    """The curves of one message: one, or two if it leaves the grid and enters on the other side.
+    """The curve of one message, or two if it leaves the grid and enters on the other side.
 
     The content of the message is drawn at `middle`: as a column if `upright`, as a row if `level`.
     """
@@ -60,7 +60,7 @@ def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
 
 
 def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
-    """A curve on the circle; between ranks that are not neighbours it bends to the centre."""
+    """A route on the circle; between ranks that are not neighbours it bends to the centre."""
     (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
     ux, uy = _unit((ax, ay), (bx, by))
     mx, my = (ax + bx) / 2, (ay + by) / 2
@@ -73,7 +73,10 @@ def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
 
 
 def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> Route:
-    """A line to a neighbour; two lines if it wraps round the grid; else a curve past others."""
+    """A route on the grid: a line to a neighbour, or two lines around the end of an axis.
+
+    To any other rank it is a curve past the boxes between.
+    """
     cells, (columns, rows) = grid(on.shape), plane(on.shape)
     (acol, arow), (bcol, brow) = cells[sender], cells[receiver]
     across, down = abs(acol - bcol), abs(arow - brow)
@@ -93,10 +96,10 @@ def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> R
             return Route((out, into), into.at(0.4), upright=not across, level=not down)
     ux, uy = _unit((ax, ay), (bx, by))
     towards = (ax + bx) / 2 + uy * _APART, (ay + by) / 2 - ux * _APART
-    if not down:  # above the grid from the upper half of its rows, below it from the lower half
+    if not down:  # in the upper half of the rows the curve passes above, in the lower half below
         past = on.box[1] + 40 + 2 * _APART * turn
         towards = (ax + bx) / 2, ay + (past if 2 * arow >= rows else -past)
-    elif not across:  # on its left
+    elif not across:  # the curve passes beside the column
         towards = (ax + bx) / 2 + uy * (on.box[0] + 40 + 2 * _APART * (turn // 2)), (ay + by) / 2
     way = _between(on, (ax, ay), towards, (bx, by))
     return Route((way,), way.at(0.38))

@@ -1,4 +1,4 @@
-"""The code of an algorithm, as it is written, and as HTML with its words in colours."""
+"""The source code of an algorithm, as text and as HTML with highlighting."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def source(function: Callable[..., Any]) -> str:
-    """The source of a function without its docstring; "" if there is none. Wrappers are removed."""
+    """The source of a function without wrappers and docstring; "" if Python cannot find it."""
     try:
         code = textwrap.dedent(inspect.getsource(_written(function)))
         (made,) = ast.parse(code).body
@@ -53,7 +53,7 @@ def highlighted(code: str) -> str:
 
 
 def _words(code: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Kind, start and end (row from 1, column) of each word that has a colour."""
+    """The kind, start and end of each word that gets a colour; a place is (row from 1, column)."""
     strings = {tokenize.STRING} | {
         getattr(tokenize, name, -1)  # since Python 3.12
         for name in ("FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
@@ -77,6 +77,7 @@ def _words(code: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
 
 
 def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    """The text from one place to another."""
     (row, column), (end_row, end_column) = start, end
     if row == end_row:
         return lines[row - 1][column:end_column] if row <= len(lines) else ""

@@ -1,8 +1,9 @@
 """Who holds what after each round: a schedule executed on symbols in place of numbers.
 
-A symbol is a set of ranks: those whose data it has. A shard of an all-gather has its owner's, and
-a partial sum those of all that were added. If the last frame is the result of the collective, the
-schedule is proved, without a device and without `ringcoll.runtime.engine`.
+A symbol is the set of ranks whose data it contains. A shard of an all-gather contains its owner's
+data; a partial sum contains the data of every rank that has added to it. If the last frame is the
+result of the collective, the schedule is proved, without a device and without
+`ringcoll.runtime.engine`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from ringcoll.schedules.tour import Tour
 
 RankSet = frozenset[int]
 #: By rank, lane and column: the ranks whose data is there; empty if nothing is held. A tour has
-#: lanes of shards, and then as many of sums.
+#: lanes of shards, followed by the same number of lanes of sums.
 Held = tuple[tuple[tuple[RankSet, ...], ...], ...]
 
 
@@ -40,9 +41,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A round: its phase, its messages, and the data of every rank after it. 0 is the start.
+    """A round: its phase, its messages, and what every rank holds after it. Round 0 is the start.
 
-    A round of a tour has no phase, because two run in step.
+    The phase of a round of a tour is None, because two phases run in step.
     """
 
     number: int
@@ -51,12 +52,12 @@ class Frame:
     held: Held
 
     def of(self, rank: int, column: int) -> tuple[RankSet, ...]:
-        """By lane, whose data a rank has in a column."""
+        """Whose data a rank holds in a column, one set for each lane."""
         return tuple(lane[column] for lane in self.held[rank])
 
 
-#: The pieces of a rank in a lane, by the schedule's key: the rank of a shard, sum or vector, or
-#: the slot of a block.
+#: The pieces of a rank in a lane, by key. The key of a block is its slot; the key of a shard, sum
+#: or vector is its rank.
 _Store = dict[int, Piece]
 _State = list[list[_Store]]
 
@@ -89,9 +90,9 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
 
 
 def _of_tour(plan: Plan, tour: Tour) -> Iterator[Frame]:
-    """A rank adds to what came in a round while the next round is on the wire.
+    """The frames of a tour: ranks add for the shards of a round while the next round is sent.
 
-    It keeps a shard until it has added to its sum and has forwarded it.
+    A rank drops a shard when it has added to the shard's sum and has forwarded the shard.
     """
     lanes, everybody = tour.out.lanes, range(plan.size)
     state: _State = [
@@ -125,6 +126,7 @@ def _of_tour(plan: Plan, tour: Tour) -> Iterator[Frame]:
 
 
 def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:
+    """What a rank holds in a lane before the first round."""
     own, everybody = frozenset([rank]), range(plan.size)
     if phase is None or phase.carries is Carries.VECTORS:
         return {rank: Piece(0, own)}
@@ -136,7 +138,7 @@ def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:
 
 
 def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[Message]:
-    """The messages of a round: first all ranks send, and then all receive."""
+    """Execute a round and return its messages: first all ranks send, then all receive."""
     keeps = phase.carries in (Carries.SHARDS, Carries.VECTORS)
     by_slot = phase.carries is Carries.BLOCKS
     post = []
@@ -157,6 +159,11 @@ def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[M
 
 
 def _sum(pieces: list[Piece]) -> Piece:
+    """The sum of pieces.
+
+    Raises:
+        ScheduleError: the data of a rank is in two of them.
+    """
     contributors = frozenset().union(*(piece.contributors for piece in pieces))
     if len(contributors) < sum(len(piece.contributors) for piece in pieces):
         raise ScheduleError(f"something of column {pieces[0].column} is added twice")
@@ -164,7 +171,7 @@ def _sum(pieces: list[Piece]) -> Piece:
 
 
 def _added(state: _State, lanes: int) -> _State:
-    """Adds up the vectors gathered so far, and cuts the sum into lanes."""
+    """Add up the vectors that a stage gathered, and cut the sum into lanes."""
     sums = [[_sum(list(store.values())) for store in stores] for stores in state]
     if any(piece != pieces[0] for pieces in sums for piece in pieces):
         raise ScheduleError("the lanes of a stage do not add the same")

@@ -18,9 +18,9 @@ COLOURS = (
 )
 PAPER, INK, FAINT, EMPTY, LINE = "#ffffff", "#1d2433", "#667085", "#eceff4", "#98a2b3"
 BOX, MUTED = "#f8f9fb", "#8a94a6"
-#: Of text on a colour; they stay on dark paper.
+#: Colours of text on a dark and on a light cell; they are the same on dark paper.
 ON_DARK, ON_LIGHT = "#fdfdfd", "#11151d"
-#: The same on dark paper. The text on each stays as it is, light or dark.
+#: `COLOURS` on dark paper. A colour that has light text there has light text here too.
 DARK_COLOURS = (
     *("#5891c8", "#ffbc64", "#68ceaa", "#a856f1", "#a496ff", "#605bbe", "#e76466", "#fbe84b"),
     *("#679995", "#9b4559", "#bb5e27", "#687092", "#79c9ff", "#ddefab", "#4d581d", "#60478b"),
@@ -30,15 +30,16 @@ DARK = {
     **{PAPER: "#1c2029", INK: "#e7e9ef", FAINT: "#a0a9ba", EMPTY: "#2b313d", LINE: "#667085"},
     **{BOX: "#222733", MUTED: "#7b8598"},
 }
-CLASS = "ringcoll"  # of our pictures
+CLASS = "ringcoll"  # the CSS class of every picture
 FONT = "ui-sans-serif, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
 
 def dark() -> str:
-    """CSS that gives a picture its dark colours where the reader asks for them.
+    """CSS that gives a picture dark colours if the reader's device asks for them.
 
-    Its selectors are the light colours, which a viewer without CSS shows; a page may hold others'
-    pictures too, so they are of ours alone. The picture itself has a colour too, of its letters.
+    The selectors find elements by their light colours, which a viewer without CSS shows. They
+    select only inside `CLASS`, because a page may hold other pictures. They also select the
+    picture itself, which has the colour of its letters.
     """
     rules = "".join(
         f":is(.{CLASS},.{CLASS} *)[{what}='{light}']{{{what}:{colour}}}"
@@ -49,7 +50,7 @@ def dark() -> str:
 
 
 def shape(parent: Element, tag: str, **attributes: Any) -> Element:
-    """Add an element; numbers get four digits, and _ in a name becomes -."""
+    """Add an element; a number gets four digits, and _ in an attribute's name becomes -."""
     return ElementTree.SubElement(
         parent,
         tag,
@@ -83,10 +84,10 @@ def cell(
     """Draw the data of one column: a band for each lane, and in it a stripe for each rank.
 
     Args:
-        parent: to draw into.
-        box: where.
+        parent: the element to draw into.
+        box: the place to draw at.
         lanes: for each lane, the ranks whose data is held.
-        of: how many stripes; 1 if the column tells whose data it is.
+        of: the number of stripes; 1 if the column already says whose data it is.
         colours: one for each stripe, or one for all.
     """
     x, y, width, height = box
@@ -105,7 +106,7 @@ def cell(
 
 
 def _runs(held: RankSet, of: int, joined: bool) -> list[tuple[int, int]]:
-    """The stripes as (start, stop); stripes that touch are joined if they have one colour."""
+    """The stripes as (start, stop). If `joined`, neighbouring stripes become one."""
     if of == 1:
         return [(0, 1)] if held else []
     runs: list[tuple[int, int]] = []

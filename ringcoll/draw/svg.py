@@ -17,15 +17,15 @@ _MOST_WIDTH = 1100.0  # a page would shrink the letters of a wider picture
 
 
 def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = None) -> str:
-    """A frame, or all of them in one picture, in order, with a title and a legend.
+    """SVG: one frame, or all frames in order, with a title and a legend.
 
     Args:
-        plan: of at most 16 ranks.
-        number: of the round, 0 being the start; all if None.
+        plan: a plan of at most 16 ranks.
+        number: the number of the round; 0 is the start, None is all.
         run: frames in place of those of the plan.
 
     Raises:
-        ValueError: too many ranks or frames, or no such round.
+        ValueError: there are too many ranks or frames, or there is no such round.
 
     >>> draw.as_svg(draw.plan("all_gather", "ring", (4,)), number=1)[:4]
     '<svg'
@@ -37,7 +37,7 @@ def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = 
     if number is None and count > MOST_FRAMES:
         raise ValueError(
             f"{count} frames in one picture: at most {MOST_FRAMES} are readable; "
-            "choose one by its round, draw fewer ranks, or a page"
+            "choose one round, draw fewer ranks, or write a page"
         )
     chosen = range(count) if number is None else [number]
     width, height = picture.size
@@ -55,18 +55,22 @@ def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = 
 
 
 def _across(count: int, width: float, height: float) -> int:
-    """Frames in a row: enough to be a little wider than high; one more if that fills better."""
+    """The number of frames in a row: the picture becomes a little wider than high.
+
+    It is one more if that leaves fewer places of the last row empty.
+    """
     columns = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
     fits = (columns + 1) * width <= _MOST_WIDTH
     return columns + (fits and -count % (columns + 1) < -count % columns)
 
 
 def document(title: str, css: str | None = None) -> Element:
-    """An empty picture, white or dark as the reader's device is.
+    """An empty picture, light or dark as the reader's device asks.
 
     Args:
-        title: which readers hear that do not see it.
-        css: of the picture; None is its dark colours, which a page has once for all.
+        title: the title, which a screen reader reads aloud.
+        css: the style of the picture; None: its dark colours; "": none, because a page has the
+            dark colours once for all its pictures.
     """
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     root.set("class", style.CLASS)

@@ -1,4 +1,4 @@
-"""A collective as text: the messages of each round in words, and a table of who holds what."""
+"""A collective as text: the messages of each round in words, and tables of who holds what."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -12,14 +12,15 @@ from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Round
 
 _MOST_RANKS = 16  # more ranks get no tables, however wide a line is
-_MOST_RUNS = 16  # runs of rounds that are described one by one in a phase
+_MOST_RUNS = 16  # a phase of more runs of equal rounds is described by longer runs
 _NEW = "*"
 
 
 def as_text(plan: Plan, width: int = 80) -> str:
     """The rounds of a plan in words, in lines of at most `width`.
 
-    With tables if they fit. If not, in words for a rank r: every rank does the same.
+    If tables fit, there is one for each round. If not, the words are about a rank r: every rank
+    does the same.
 
     >>> text = draw.as_text(draw.plan("all_gather", "direct", (3,)))
     >>> for line in text.splitlines()[9:14]:
@@ -38,7 +39,7 @@ def as_text(plan: Plan, width: int = 80) -> str:
 
 
 def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
-    """The indented lines of a text; "(lane 3" is not broken."""
+    """The lines of a text, indented; no line ends inside "(lane 3"."""
     wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=then)
     lines = wrapper.wrap(text.replace("(lane ", "(lane\xa0"))
     return [line.replace("\xa0", " ") for line in lines]
@@ -62,7 +63,10 @@ def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[
 
 
 def _tables(plan: Plan, width: int) -> list[list[str]] | None:
-    """A table for each frame; lanes share a cell if that fits, else each has its row."""
+    """A table for each frame; None if they are too wide.
+
+    All lanes share a cell if that fits; if not, each lane has a row.
+    """
     run = frames(plan)
     for lanes_apart in (False, True)[bool(plan.tour) :]:
         made = [
@@ -75,6 +79,7 @@ def _tables(plan: Plan, width: int) -> list[list[str]] | None:
 
 
 def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[str]:
+    """The lines of one table; what is new since the frame `before` is marked."""
     n = plan.size
     columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
     rows = [["rank", *columns]]
@@ -97,7 +102,7 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
 
 
 def _lanes(plan: Plan, count: int) -> list[str]:
-    """What the lanes of a rank are called; those of a tour have shards, and then sums."""
+    """The names of the lanes of a rank; a tour has lanes of shards, and then lanes of sums."""
     if not plan.tour:
         return [f"lane {lane}" for lane in range(count)]
     lanes = [f", lane {lane}" for lane in range(count // 2)] if count > 2 else [""]
@@ -105,12 +110,12 @@ def _lanes(plan: Plan, count: int) -> list[str]:
 
 
 def _joined(lanes: Sequence[str]) -> str:
-    """The cell of all lanes; equal lanes are written once."""
+    """The cell of all lanes together; equal lanes are written once."""
     return lanes[0] if len(set(lanes)) == 1 else "|".join(lanes)
 
 
 def _ranks(held: RankSet, size: int) -> str:
-    """Ranks in short: 0, 01, 0-3, or past the last rank 6-1."""
+    """Ranks in short: 0, 01, 0-3, or 6-1 for a run that goes on from the last rank to rank 0."""
     starts = [r for r in sorted(held) if (r - 1) % size not in held]
     if len(held) == size > 2:
         return f"0-{size - 1}"
@@ -123,7 +128,7 @@ def _ranks(held: RankSet, size: int) -> str:
 
 
 def _in_general(plan: Plan, width: int) -> list[str]:
-    """Describes runs of equal rounds: the first, the last, and the amount held after them."""
+    """Describe runs of equal rounds: the first, the last, and how much a rank holds afterwards."""
     lines: list[str] = []
     done = 0
     for phase in plan.phases:
@@ -140,7 +145,7 @@ def _in_general(plan: Plan, width: int) -> list[str]:
             for text in _run_of_rounds(plan, phase, (number, last), done):
                 lines += wrap(text, width, "  ", "    ")
             number = last + 1
-            if plan.tour:  # what it has made adds to what it holds
+            if plan.tour:  # a rank of a tour also makes sums, so no count is printed
                 continue
             lines.append(f"    then rank r holds {_amount(plan, phase, held, number)}")
         done += len(phase.rounds)
@@ -148,6 +153,7 @@ def _in_general(plan: Plan, width: int) -> list[str]:
 
 
 def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) -> Iterator[str]:
+    """Describe the rounds of a phase from the first to the last of `run`."""
     first, last = run
     if first == last:
         yield f"round {done + first + 1}: {sentence(plan, [(phase, first)])}"
@@ -158,7 +164,7 @@ def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) ->
 
 
 def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
-    """Runs of rounds of equal moves; if there are too many, shifts may differ within a run."""
+    """Runs of rounds with equal moves; if there are too many runs, shifts in a run may differ."""
 
     def runs(shifts: bool) -> list[list[Round]]:
         def key(moves: Round) -> object:
@@ -171,7 +177,7 @@ def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
 
 
 def _gained(phase: Phase, moves: Sequence[Move]) -> Fraction:
-    """How much more a rank holds after a round, in shards; it receives as much as it sends."""
+    """How many more shards a rank holds after a round. It receives as many as it sends."""
     count = Fraction(sum(len(move.offsets) for move in moves), phase.schedule.lanes)
     signs = {Carries.SHARDS: 1, Carries.VECTORS: 1, Carries.SUMS: -1, Carries.BLOCKS: 0}
     return signs[phase.carries] * count

@@ -1,1 +1,1 @@
-"""Files that are written whole, JSON that is read strictly, and numbers in words. No JAX."""
+"""Write files whole, read JSON strictly, write numbers in words. Nothing here imports JAX."""

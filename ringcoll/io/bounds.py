@@ -24,10 +24,10 @@ def within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) -> 
 
 
 def checked(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Bounds as a tuple.
+    """Check bounds, and return them as a tuple.
 
     Args:
-        name: of the field, for errors.
+        name: the name of the field, for errors.
         bounds: a pair; None in it is no bound.
         order: as for `within`.
 

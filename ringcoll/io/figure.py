@@ -7,7 +7,7 @@ from typing import Any
 from ringcoll.io import files
 from ringcoll.io.files import Path
 
-#: On dark paper, where the reader's device is dark: of white paper, black ink and a pale grid.
+#: What replaces white paper, black ink and the pale grid if the reader's device is dark.
 _PAPER, _INK, _GRID = "#1c2029", "#e7e9ef", "#323947"
 _DARK = (
     "@media (prefers-color-scheme:dark){"
@@ -16,7 +16,7 @@ _DARK = (
         for light, dark in (("#ffffff", _PAPER), ("#000000", _INK), ("#eeeeee", _GRID))
         for what in ("fill", "stroke")
     )
-    + f"text,[style='stroke: #000000']{{fill:{_INK}}}}}"  # which are black by default
+    + f"text,[style='stroke: #000000']{{fill:{_INK}}}}}"  # their fill is black by default
 )
 
 
@@ -25,7 +25,7 @@ def figure(call: str, path: Path, size: tuple[float, float]) -> Any:
 
     Args:
         call: the function that draws, for errors.
-        path: of the file, for errors.
+        path: the file, for errors.
         size: width and height in inches.
 
     Raises:
@@ -35,11 +35,11 @@ def figure(call: str, path: Path, size: tuple[float, float]) -> Any:
 
 
 def check(call: str, path: Path) -> None:
-    """Refuse a picture that cannot be drawn or written, before the work for it.
+    """Refuse a picture that cannot be drawn or written, before the work for it is done.
 
     Args:
         call: the function that draws, for errors.
-        path: of the file.
+        path: the file.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def check(call: str, path: Path) -> None:
 
 
 def save(picture: Any, path: Path) -> None:
-    """Write a figure to a file; the ending of the path says which format (svg, png)."""
+    """Write a figure to a file; the ending of the path names the format (svg, png)."""
     from matplotlib import rc_context
 
     drawn = BytesIO()
@@ -65,7 +65,7 @@ def save(picture: Any, path: Path) -> None:
 
 
 def in_the_dark(picture: bytes) -> bytes:
-    """An SVG of matplotlib's with its colours on dark paper; another picture as it is."""
+    """An SVG by matplotlib, with colours for dark paper added; any other picture unchanged."""
     return picture.replace(b"</style>", f"\n{_DARK}</style>".encode(), 1)
 
 

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all; a file that cannot be written is refused before the work."""
+"""Write files whole or not at all. A file that cannot be written is refused before the work."""
 
 import errno
 import os
@@ -9,19 +9,19 @@ from contextlib import contextmanager, suppress
 
 Path = str | os.PathLike[str]
 
-#: Names of open files. `write` does not replace them, because their readers have the old file.
+#: Names of open streams. `write` does not replace them: readers would keep the old file.
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 def write(path: Path, content: str | bytes) -> None:
     """Replace the content of a file: a reader finds all of the old content or all of the new.
 
-    The new content goes into a file beside it, which then takes its name. So the old file
-    stays if the disk is full, or the program ends in the middle. A link stays a link, and a file
-    keeps its mode. A pipe, a device or /dev/stdout is written to directly.
+    The new content goes into a temporary file in the same folder, which then takes the name. So
+    the old file stays if the disk is full or the program ends in the middle. A link stays a link,
+    and a file keeps its mode. A pipe, a device or /dev/stdout is written to directly.
 
     Args:
-        path: of the file; its folder must exist.
+        path: the file; its folder must exist.
         content: text is written as UTF-8.
 
     Raises:
@@ -69,7 +69,7 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def _new_beside(path: Path) -> Iterator[str]:
-    """An empty file beside a file, with its mode; removed at the end if it is still there."""
+    """Make an empty file in the folder of `path`, with the same mode, and remove it at the end."""
     folder, name = os.path.split(os.path.realpath(path))
     mode = None
     with suppress(FileNotFoundError):  # a new file has no mode to keep
@@ -77,7 +77,7 @@ def _new_beside(path: Path) -> Iterator[str]:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         _check_access(path)
-    # Cut, because the longest allowed name plus our ending would be too long.
+    # Cut the name: the longest allowed name plus this ending would be too long.
     temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -93,14 +93,14 @@ def _new_beside(path: Path) -> Iterator[str]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is a pipe, a device or the like, or one of the names in `_STREAMS`."""
+    """Whether a path is a pipe, a device or the like, or begins as one of `_STREAMS`."""
     if os.path.abspath(path).startswith(_STREAMS):
         return True
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _check_access(path: Path) -> None:
-    """Refuse a file that is protected: a new file in its place would get around that."""
+    """Refuse a protected file: replacing it by a new file would evade the protection."""
     if not os.access(path, os.W_OK):
         number = errno.EACCES if os.path.exists(path) else errno.ENOENT
         raise OSError(number, os.strerror(number), os.fspath(path))

@@ -1,4 +1,4 @@
-"""Pages: one file of HTML with its style, script and data in it, which asks for no other."""
+"""Pages: one file of HTML that contains its style, scripts and data, and loads no other file."""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ def page(title: str, body: str, scripts: Sequence[str], data: Any = None) -> str
     """The text of a page in the style that all our pages share.
 
     Args:
-        title: of the window.
+        title: the title of the window.
         body: HTML.
         scripts: run in this order; they find the data in the element `data`.
         data: anything that JSON can write.
     """
-    # A text in a script ends at "</": so none of its own has that.
+    # HTML ends a script at "</", so the data must not contain that.
     written = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return Template(shared("page.html")).substitute(
         title=escape(title),
@@ -35,12 +35,12 @@ def part(package: str, name: str, **values: str) -> str:
 
 
 def shared(name: str, **values: str) -> str:
-    """A file of what several pages share: `player.html`, `player.js`."""
+    """A file that several pages share: `player.html`, `player.js`."""
     return part("ringcoll.io", f"web/{name}", **values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts; the first row and the first column are heads."""
+    """A table in HTML; the first row and the first column are heads."""
     head, *body = rows
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = [

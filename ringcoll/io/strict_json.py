@@ -1,4 +1,4 @@
-"""JSON files, read strictly: an error says in one readable line which value is wrong, and why."""
+"""Read JSON strictly: an error says in one readable line which value is wrong, and why."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
-#: The dtypes of JAX; rows have prefixes of these names. This module does not import JAX, so a test
-#: compares the list with JAX.
+#: The names of JAX's dtypes. A row of a table has a prefix of such names. This module does not
+#: import JAX, so a test compares the list with JAX.
 DTYPES = (
     *("bool", "int1", "int2", "int4", "int8", "int16", "int32", "int64"),
     *("uint1", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64"),
@@ -27,7 +27,8 @@ DTYPES = (
 
 #: No number of bytes or ranks is larger.
 _MOST = 2**63
-#: Numbers, perhaps with a suffix. Possessive (++), so that a long text is refused at once.
+#: Numbers, perhaps with a suffix. The quantifiers are possessive (++), so that a long text is
+#: refused at once.
 _VERSION = re.compile(r"([0-9]{1,9}+(?:\.[0-9]{1,9}+)*+)(?:(?:a|b|rc|\.dev|\.post|\+).*)?")
 #: How deep lists and objects may be nested; a table has three levels.
 _DEEPEST = 16
@@ -39,8 +40,8 @@ def parsed(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON (the error has the line), has NaN or Infinity, or a name twice
-            in an object, or is nested deeper than `_DEEPEST`.
+        ValueError: it is not JSON (the error has the line), it has NaN or Infinity, an object has
+            a name twice, or it is nested deeper than `_DEEPEST`.
     """
     too_deep = ValueError(f"lists and objects are nested more than {_DEEPEST} deep")
     try:
@@ -69,7 +70,7 @@ def shown(value: Any) -> str:
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object with each name once; `json` would silently keep the last of two."""
+    """A JSON object. A name that is given twice is refused: `json` silently keeps the last one."""
     named = dict(pairs)
     if len(named) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
@@ -82,7 +83,7 @@ def _no_number(text: str) -> None:
 
 
 def number(value: Any) -> int:
-    """The value, if it is a whole number from 0."""
+    """The value, which must be a whole number from 0."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{shown(value)} is neither null nor a whole number from 0")
     if value > _MOST:
@@ -114,7 +115,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_dtype(name: str, value: Any) -> None:
-    """Refuse a prefix that no dtype's name has: it would silently match nothing."""
+    """Refuse a prefix that no dtype's name begins with: it would silently match nothing."""
     check_string(name, value)
     if not any(known.startswith(value) for known in DTYPES):
         raise ValueError(

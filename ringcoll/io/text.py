@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 
 def bytes_in_words(size: float) -> str:
-    """4096 as 4K."""
+    """A number of bytes in words: 4096 is "4K"."""
     for unit in ("", "K", "M"):
         if size < 1024:
             return f"{size:.4g}{unit}"
@@ -13,7 +13,7 @@ def bytes_in_words(size: float) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """0.00123 as 1.23 ms."""
+    """A time in words: 0.00123 is "1.23 ms"."""
     for unit in ("us", "ms"):
         seconds *= 1e6 if unit == "us" else 1e-3
         if seconds < 999.5:
@@ -22,7 +22,7 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
-    """The lines of a table, the first columns to the left, the others to the right."""
+    """The lines of a table. The first `left` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, strict=True)

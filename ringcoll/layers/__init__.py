@@ -1,4 +1,4 @@
-"""Layers whose collectives hide under their matmuls: functions on pytrees of parameters."""
+"""Layers whose matmuls hide their collectives: functions on pytrees of parameters."""
 
 from ringcoll.layers import context_parallel, expert_parallel, fsdp, tensor_parallel
 from ringcoll.layers.leaves import by_leaves, compiled_apart

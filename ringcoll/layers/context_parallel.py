@@ -1,26 +1,27 @@
 """Context-parallel attention: an axis shards the sequence, also inside attention.
 
-Call `attention` inside `jax.shard_map`, on a rank's part of the sequence. One argument chooses how
-queries meet the keys of other ranks:
+Call `attention` inside `jax.shard_map`, on a rank's part of the sequence. `algorithm` chooses how
+queries get the keys of other ranks:
 
 - a gather ("ring", "bidirectional_ring", ...): keys and values travel, one shard after the other,
-  while the scores of the last one are computed;
+  while the scores of the shard before are computed;
 - "lax": keys and values travel by the built-in all-gather, before anything is computed;
 - "ulysses": queries, keys, values and results travel by all-to-alls; each rank attends to the whole
   sequence with a part of the heads;
 - one of these for each axis: all-to-alls over the axes of "ulysses", the gather over the others;
-- "auto": what the model of `ringcoll.cost` says is fastest on the devices of the mesh.
+- "auto": the fastest on the devices of the mesh by the model of `ringcoll.cost`.
 
 `layout` says which positions a rank has. With a causal mask, the ranks of "contiguous" have unequal
-work: the last one sees all keys. Under "zigzag" each rank has an early and a late part, and under
-"striped" every n-th position, and all work is equal. Bring tokens and labels into a layout with
-`arrange`, take the numbers of positions from `position_ids`, and use `restore` for results.
+work: the last rank sees all keys. In "zigzag", each rank has an early and a late part; in
+"striped", each rank has every n-th position. In both, all ranks have equal work. Use `arrange` to
+bring tokens and labels into a layout, `position_ids` for the numbers of the positions, and
+`restore` for results.
 
-Gradients are those of attention on one device. Keys and values travel again for them, and their own
-gradients follow and come home (a *tour*: `ringcoll.schedules.tour`), so that no rank holds more
-than its shard, what travels, and its sums. This is so for schedules whose shards walk from rank to
-rank: "ring" and "bidirectional_ring" on one axis. With others, a rank also holds gradients
-that wait.
+Gradients are those of attention on one device. For them, keys and values travel again; their
+gradients follow them and return to the owners (a *tour*: `ringcoll.schedules.tour`). So a rank
+holds only its shard, the shards that travel, and its sums. This is true if shards walk from rank
+to rank, as in "ring" and "bidirectional_ring" on one axis. With other schedules, a rank also holds
+gradients that wait to be sent.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
 __all__ = ["ULYSSES", "BlockMask", "arrange", "attention", "position_ids", "restore"]
 
 
-#: Gradients are sums: there are the algorithms of this collective, none that only moves data.
+#: Gradients are sums, so attention takes the algorithms of this collective.
 OF_SUMS = "psum_scatter"
 
 
@@ -78,26 +79,26 @@ def attention(
         causal: whether a position sees only itself and those before it.
         algorithm: see above.
         layout: which positions a rank has: "contiguous", "zigzag" or "striped".
-        segment_ids: `[b, s/n]`, integers: a position sees only those of its own segment.
-        window: a position sees only those less than so many positions away. Shards that no query
-            sees are not sent.
-        scale: of the scores; None for 1/sqrt(d).
-        kernel: computes a block: `kernel(q, k, v, causal=...) -> (out, lse)` of queries
-            `[b, s, h, d]`, keys `[b, s, 1, d]` and values `[b, s, 1, e]`, with the log-sum-exp
-            `[b, s, h]` of the scores, which it scales itself. With a window, segment_ids or a
-            striped layout it is `kernel(q, k, v, mask=...)`, of None or a `BlockMask`; where a
-            query sees no key, lse is -inf. Gradients do not use it.
+        segment_ids: `[b, s/n]`, integers: a position sees only positions of its own segment.
+        window: a position sees only positions that are less than this many positions away. Shards
+            that no query sees are not sent.
+        scale: the scale of the scores; None for 1/sqrt(d).
+        kernel: computes a block: `kernel(q, k, v, causal=...) -> (out, lse)` for queries
+            `[b, s, h, d]`, keys `[b, s, 1, d]` and values `[b, s, 1, e]`. lse is the log-sum-exp
+            `[b, s, h]` of the scores, which the kernel scales itself. With a window, segment_ids or
+            a striped layout it is called as `kernel(q, k, v, mask=...)`, with None or a
+            `BlockMask`; if a query sees no key, its lse is -inf. Gradients do not use the kernel.
 
     A ring makes n-1 rounds, each with the keys and values of one shard. The backward pass makes 2
-    hops more, and also sends as many sums, in float32 or wider.
+    more hops, and also sends equally many sums, in float32 or wider.
 
     Gradient: see above. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
 
     Raises:
-        TypeError: an argument is not an array or of another dtype, segment_ids are not integers, or
-            causal or scale is traced: multiply q by a scale that is learned.
-        ValueError: shapes do not fit, or heads do not divide by the ranks of "ulysses"; there is no
-            such layout or algorithm; a zigzag needs an even s/n; a kernel returns other shapes.
+        TypeError: an argument is not an array, or dtypes differ, segment_ids are not integers, or
+            causal or scale is traced (multiply q by a scale that is learned).
+        ValueError: shapes do not fit; the ranks of "ulysses" do not divide the heads; there is no
+            such layout or algorithm; s/n is odd in a zigzag; a kernel returns other shapes.
 
     Source: Liu et al., "Ring attention with blockwise transformers" (2023); Brandon et al.,
     "Striped attention" (2023); Jacobs et al., "DeepSpeed Ulysses" (2023).
@@ -126,7 +127,7 @@ def attention(
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
-    gather = gathers[0] if gathers else "ring"  # of one rank: it has no rounds
+    gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
     chosen = call.ask(choice.settled, gather, OF_SUMS, gathered)
 
     ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
@@ -160,14 +161,14 @@ def attention(
 
 
 def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
-    """A whole sequence in the order of a layout: cut into n equal parts, part r is rank r's.
+    """A whole sequence in the order of a layout: rank r has part r of n equal parts.
 
     `x: [b, s, ...] -> [b, s, ...]`, along `dim`. Call it outside `shard_map`.
 
     Gradient: `restore`.
 
     Raises:
-        ValueError: there is no such layout, or the sequence does not divide.
+        ValueError: there is no such layout, or the sequence cannot be cut into equal parts.
 
     Source: as `attention`.
 
@@ -179,7 +180,7 @@ def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
 
 
 def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
-    """A sequence in the order of its positions again, from the order of a layout.
+    """Bring a sequence from the order of a layout back into the order of its positions.
 
     `x: [b, s, ...] -> [b, s, ...]`, along `dim`: the inverse of `arrange`.
 
@@ -196,14 +197,14 @@ def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
 
 
 def _taken(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
-    """x in another order along a dimension, sharded as it is."""
+    """x in another order along a dimension, with the same sharding."""
     x = jnp.asarray(x)
     index = (*[slice(None)] * (dim % x.ndim), order)
     return x.at[index].get(out_sharding=explicit_spec(x))
 
 
 def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -> Array:
-    """The positions that this rank has, of `length` on each rank: `[s/n]`, for `rotary`.
+    """The positions that this rank has: `[length]`, for `rotary`. `length` is s/n.
 
     Call it inside `shard_map`. Nothing is sent.
 
@@ -284,7 +285,7 @@ def _mask(call: Call, causal: Any, window: Any) -> Mask:
     width = call.integer("window")
     if width < 1:
         raise call.refusal(ValueError, f"window={width}", "pass 1 or more, or None")
-    return Mask(bool(causal), min(width, int(NOWHERE)))  # wider ones are no int32
+    return Mask(bool(causal), min(width, int(NOWHERE)))  # a wider window would not fit an int32
 
 
 def _scale(call: Call, scale: Any, width: int) -> float:
@@ -292,7 +293,7 @@ def _scale(call: Call, scale: Any, width: int) -> float:
         return float(max(width, 1) ** -0.5)
     try:
         return float(scale)
-    except (TypeError, ValueError) as error:  # a traced one too
+    except (TypeError, ValueError) as error:  # also if it is traced
         words = f"scale={scale!r} is not a number"
         raise call.refusal(
             TypeError, words, "pass a Python float; multiply q by another"
@@ -300,7 +301,7 @@ def _scale(call: Call, scale: Any, width: int) -> float:
 
 
 def _check_layout(call: Call, layout: Any, length: int) -> None:
-    if layout not in tuple(LAYOUTS):  # what has no hash is none of them
+    if layout not in tuple(LAYOUTS):  # in a tuple, so that it need not be hashable
         words = f"layout={layout!r}"
         raise call.refusal(ValueError, words, f"choose from {', '.join(LAYOUTS)}")
     if length < 1 or length % PARTS[layout]:
@@ -310,7 +311,7 @@ def _check_layout(call: Call, layout: Any, length: int) -> None:
 
 
 def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
-    """The algorithm of each axis, at most one gather among them; None for "auto"."""
+    """The algorithm of each axis, with at most one gather; None for "auto"."""
     if isinstance(algorithm, tuple | list):
         if len(algorithm) != len(call.axes):
             words = f"algorithm={algorithm!r} for {len(call.axes)} axes"
@@ -329,7 +330,7 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
 
 
 def _checked(call: Call, kernel: Kernel) -> Kernel:
-    """The kernel, whose results must fit its operands."""
+    """The kernel with a check that its results fit its operands."""
 
     def checked(q: Array, k: Array, v: Array, **how: Any) -> tuple[Array, Array]:
         made = kernel(q, k, v, **how)

@@ -1,4 +1,4 @@
-"""A gather or a scatter whose gradient, the other of the two, has a wire of its own."""
+"""A gather or a scatter whose gradient may have another wire."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ from ringcoll.collectives.wires import Wire
 class Exchange:
     """How shards are gathered or sums scattered along `dim`, and what messages hold.
 
-    `wire` is what the messages of the function hold, and `gradient_wire` those of its gradient.
-    `order` and `leaves` are those of the sums.
+    `wire` is what the function's messages hold; `gradient_wire` is what its gradient's messages
+    hold. `order` and `leaves` are for the sums.
     """
 
     axes: tuple[Hashable, ...]
@@ -47,5 +47,5 @@ class Exchange:
         )
 
     def transposed(self) -> "Exchange":
-        """That of the gradient."""
+        """The exchange of the gradient: its wires are swapped."""
         return replace(self, wire=self.gradient_wire, gradient_wire=self.wire)

@@ -1,23 +1,24 @@
 """Expert-parallel layers: an axis shards the experts, and the tokens.
 
-Call `moe` inside `jax.shard_map`, on a rank's own tokens and experts: of E experts on n ranks,
-expert e is on rank e // (E/n). Every token goes to the experts that the router chooses for it, and
-none is dropped, however uneven the choice is. One argument says how tokens and experts meet:
+Call `moe` inside `jax.shard_map`, on a rank's own tokens and experts: with E experts on n ranks,
+expert e is on rank e // (E/n). Every token goes to the experts that the router chooses for it. No
+token is dropped, however uneven the choice is. `algorithm` says how tokens get to experts:
 
-- "gather": all tokens travel to all ranks, and the sums of what experts made of them back;
+- "gather": all tokens travel to all ranks, and the sums of the experts' results travel back;
 - "ring", "bidirectional_ring": the same, block by block: while the experts work on the tokens of
-  some ranks, those of the next ones arrive, and the sums of the last ones are on their way home;
-- "ragged_all_to_all": a token travels to the ranks of its experts alone, once for each expert, and
-  each result back: fewer bytes where there are many more ranks than experts of a token;
-- "auto": what `ringcoll.matmuls.experts` prices least for these shapes on the devices of the mesh;
+  some ranks, the tokens of the next ranks arrive, and the sums of the ranks before travel back;
+- "ragged_all_to_all": a token travels only to the ranks of its experts, once for each expert, and
+  each result travels back: fewer bytes if there are many more ranks than experts of a token;
+- "auto": the fastest by `ringcoll.matmuls.experts` for these shapes on the devices of the mesh;
   on CPU "gather".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for
 `tensor_parallel`, take them outside `shard_map`, or inside under `check_vma=True`.
 
-With tensor parallelism over a second axis, shard the features of the experts: `gate` and `up` by
-their last dimension, `down` by its middle one, and the tokens not at all. The result is then a
-rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` has both axes.
+With tensor parallelism over a second axis, shard the features of the experts over it: `gate` and
+`up` along their last dimension, `down` along its middle one. Do not shard the tokens over it. The
+result is then a rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` takes
+both axes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,40 +96,43 @@ def moe(
         top_k: the number of experts of a token.
         normalize: whether the weights of a token are divided by their sum. Pass False for
             `top_k=1`, or the output has no gradient for the router.
-        activation: of the gate.
+        activation: the activation of the gate.
         algorithm: see above.
-        max_send: the most rows that one rank may have for another, which bounds buffers, and the
+        max_send: the most rows that one rank may have for another. It bounds buffers, and the
             messages of "ragged_all_to_all". A ring sends a rank's tokens in blocks, and a block may
-            have its share of these rows. If there are more, the output is NaN: by a ring for the
-            tokens of that round, otherwise on all ranks.
-        precision: of the experts' products, as in `jax.lax.dot`.
-        kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, with
-            gradients of its own: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. What it makes of rows
-            behind the last expert's is not used. None for `jax.lax.ragged_dot`, which XLA:TPU
-            makes a dense product of all rows and experts; there pass `gmm` of
+            have its share of these rows. If there are more rows, the output is NaN: with a ring for
+            the tokens of that round, otherwise on all ranks.
+        precision: the precision of the experts' products, as in `jax.lax.dot`.
+        kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, and has
+            gradients: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. Its results for rows after those of
+            the last expert are not used. None for `jax.lax.ragged_dot`. XLA:TPU turns that into a
+            dense product of all rows and experts; on TPU pass `gmm` of
             `jax.experimental.pallas.ops.tpu.megablox`, under `check_vma=False`.
 
     Returns:
         `Routed(output, balance_loss)`. The loss is E times a sum over the experts: the share of
-        choices that fell on an expert, times its mean probability. It is taken over all ranks of
-        the axis, and is the same on each. It is 1 if all experts are chosen alike, and E at most.
-        Its gradient is for the router (and x): add it to yours with a small factor, such as 0.01.
+        choices that fell on an expert, times its mean probability. It is computed over all ranks of
+        the axis, and is the same on each. It is 1 if all experts are chosen equally often, and at
+        most E. Its gradient is for the router (and x): add the loss to yours with a small factor,
+        such as 0.01.
 
-    Numbers of experts and weights are gathered by all ranks. Tokens travel n-1 rounds, and so do
+    All ranks gather the numbers of experts and the weights. Tokens travel n-1 rounds, and so do
     sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
     holds the tokens of all ranks, and as many rows as its experts may get: n t min(top_k, E/n), or
     n max_send. The rings hold 1/n of these rows, and compute them again for gradients. For that
-    they keep the blocks of all rounds; with max_send they keep the rows of all rounds, and what was
-    made of them: as many as "gather".
-    "ragged_all_to_all" sends t top_k rows, and as many back; it holds as many rows as "gather".
+    they keep the blocks of all rounds. With max_send they keep the rows of all rounds and their
+    results instead: as many as "gather".
+    "ragged_all_to_all" sends t top_k rows, and gets as many back; it holds as many rows as
+    "gather".
 
     Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing
     is sent.
 
     Raises:
         KeyError: gate, up or down is missing.
-        TypeError: x and the experts are of different dtypes, or no floats; top_k is not an integer.
-        ValueError: shapes do not fit; experts do not divide by the ranks; top_k is not 1 to E;
+        TypeError: x and the experts have different dtypes, or are not floats; top_k is not an
+            integer.
+        ValueError: shapes do not fit; the ranks do not divide the experts; top_k is not 1 to E;
             there is no such algorithm.
 
     Source: Shazeer et al., "Outrageously large neural networks" (2017); Lepikhin et al., "GShard"
@@ -174,7 +178,7 @@ def moe(
 
 
 def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int:
-    """The number of experts of a token, if it and the shapes are right."""
+    """Check the arguments of `moe`; return the number of experts of a token."""
     for name, array in {"x": x, "router": router}.items():
         if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
             words = f"{name} is {array.dtype.name}"
@@ -200,7 +204,7 @@ def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int
 def _by_gather(
     x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], max_send: int | None
 ) -> Array:
-    """All tokens to all ranks; each weighs and sums what its own experts make of them."""
+    """Send all tokens to all ranks; each rank computes the weighted sum of its experts' results."""
     everywhere = partial(all_gather, axis_name=axes, axis=0, tiled=True)
     whole, ids, weights = everywhere((x, routing.ids, routing.weights))
     first = lax.axis_index(axes) * experts.count
@@ -212,10 +216,10 @@ def _by_gather(
 def _by_ragged_all_to_all(
     x: Array, routing: Routing, experts: Experts, axes: tuple[Any, ...], max_send: int | None
 ) -> Array:
-    """Each token to the ranks of its experts, a row for each expert, and the results back.
+    """Send each token to the ranks of its experts, a row for each expert, and the results back.
 
     Rows are sorted by expert before they are sent, and arrive sorted: a rank has a slice for each
-    expert. All ranks know how many rows go from where to where.
+    expert. Every rank knows how many rows go from each rank to each expert.
     """
     me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
     order, back = orders(routing.ids)
@@ -244,7 +248,7 @@ def _by_ragged_all_to_all(
 
 
 def _before(sizes: Array, dim: int) -> Array:
-    """The sum of those before, along a dimension."""
+    """For each size, the sum of the sizes before it along a dimension."""
     return lax.cumsum(sizes, dim) - sizes
 
 

@@ -1,14 +1,14 @@
-"""A ring of experts: blocks of tokens travel, and behind each the sum of what it has got so far.
+"""A ring of experts: blocks of tokens travel, and a sum of the results follows each block.
 
-While the experts work on the tokens of one round, the next ones arrive, and the sums of the last
-ones are on their way home. Backward, cotangents of the sums travel in place of the tokens, and
-gradients of the tokens behind them.
+While the experts work on the tokens of one round, the tokens of the next arrive, and the sums of
+the round before travel back. Backward, cotangents of the sums travel in place of the tokens, and
+gradients of the tokens follow them.
 
 A round has few rows for each expert. A gradient of the weights is as large as the weights, so a
-product for it in every round would take longer to write than to compute. If a bound says how many
-rows there can be, those of all rounds are kept, and multiplied once. Without one they have room for
-every choice, which is too much to keep: then each round computes its rows again, and adds its
-gradient of the weights.
+product for it in every round would take longer to write than to compute. If a bound (`max_send`)
+says how many rows there can be, the rows of all rounds are kept and multiplied once. Without a
+bound, there must be room for every choice, which is too much to keep: then each round computes its
+rows again, and adds its gradient of the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,10 @@ from ringcoll.layers.routing import Routing
 from ringcoll.matmuls.tours import Part, toured
 from ringcoll.runtime.value_types import typed_alike
 
-#: Gate, up and down.
+#: The weights gate, up and down.
 Weights = tuple[Array, ...]
-#: Of each part of a round: the rank of its tokens, the first one's number there, how many.
+#: For each part of a round: the rank that owns its tokens, the number of the first one on that
+#: rank, and how many tokens there are.
 Where = Sequence[tuple[Array, int, int]]
 
 
@@ -41,7 +42,7 @@ def by_ring(
     max_send: int | None,
     algorithm: str,
 ) -> Array:
-    """What the experts of all ranks make of this rank's tokens: `[t, d] -> [t, d]`."""
+    """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`."""
     given = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
     x, ids, weights, *own = typed_alike(given, axes)
     table = all_gather((weights, ids), axes, axis=0)  # [n, t, k]
@@ -52,12 +53,12 @@ def by_ring(
 
 @dataclass(frozen=True)
 class _Ring:
-    """How the tokens of all ranks meet this rank's experts.
+    """Brings the tokens of all ranks to this rank's experts.
 
     Attributes:
         axes, algorithm, max_send: as for `moe`.
-        rows: of a rank.
-        experts: of weights.
+        rows: the number of rows of a rank.
+        experts: makes `Experts` of weights.
     """
 
     axes: tuple[Any, ...]
@@ -67,7 +68,7 @@ class _Ring:
     experts: Callable[..., Experts]
 
     def tour(self, x: Array, make: Callable[..., Any], carry: Any = None) -> tuple[Any, Array]:
-        """Bring the rows of all ranks to `make`, all those of a round in one array."""
+        """Bring the rows of all ranks to `make`; all rows of a round are in one array."""
 
         def joined(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
             ends = np.cumsum([len(x) for x, _, _ in parts])
@@ -79,7 +80,7 @@ class _Ring:
         return toured(x, joined, self.axes, self.algorithm, carry)
 
     def work(self, where: Where, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
-        """The weighted sums of what this rank's experts make of the tokens of a round."""
+        """The weighted sums of this rank's experts' results for the tokens of a round."""
 
         def found(table: Array) -> Array:
             return jnp.concatenate(
@@ -91,7 +92,7 @@ class _Ring:
         return experts.weighted(x, *slots, self.most(len(x)))
 
     def most(self, tokens: int) -> int | None:
-        """The most rows that so many tokens may have."""
+        """The most rows that this many tokens may have; None without a bound."""
         return None if self.max_send is None else -(-self.max_send * tokens // self.rows)
 
     def keeps(self) -> bool:
@@ -125,7 +126,8 @@ def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) ->
 def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
     kept, weights, ids, own = residuals
     if not ring.keeps():
-        # Without it a compiler takes what is computed again from the forward pass, and keeps it.
+        # Without the barrier, a compiler would keep the forward pass's results instead of computing
+        # them again.
         kept, ct = lax.optimization_barrier((kept, ct))
     rounds, products = iter(kept), list[Any]()
 
@@ -161,7 +163,7 @@ def _keeping(
 ) -> tuple[Array, Any]:
     """The work of a round, its pull-back, and the rows that were multiplied, with their sizes.
 
-    The pull-back has no gradients of the experts' weights, but those of the products.
+    The pull-back gives the gradients of the products in place of those of the experts' weights.
     """
     every, most = len(x) * min(ids.shape[-1], experts.count), ring.most(len(x))
     count = every if most is None else min(most, every)
@@ -187,12 +189,13 @@ def _of_weights(product: Kernel, weights: Array, rounds: Sequence[tuple[Array, .
     """The gradient of weights, by one product of the rows of all rounds.
 
     Args:
-        product: of rows that are sorted by expert.
+        product: multiplies rows that are sorted by expert.
         weights: `[e, d, f]`.
-        rounds: of each the rows, those of each expert, and the cotangents of their products.
+        rounds: for each round, the rows, the number of rows of each expert, and the cotangents of
+            the products.
     """
     rows, sizes, cts = zip(*rounds, strict=True)
-    experts = []  # of each row; those behind the last expert's come last
+    experts = []  # the expert of each row; unused rows come last
     for x, of_round in zip(rows, sizes, strict=True):
         at = jnp.arange(len(x), dtype=of_round.dtype)
         experts.append((at[:, None] >= jnp.cumsum(of_round)[None]).sum(1))

@@ -1,8 +1,8 @@
-"""Gated MLPs, one for each expert, on the tokens that chose them: work of one rank, nothing sent.
+"""Gated MLPs, one for each expert, on the tokens that chose it. One rank computes; nothing is sent.
 
 Tokens have *slots*: `slots[i, j]` is the number of an expert that token i goes to, counted among
-the experts of this rank, or `count` for none. Rows are sorted by expert and multiplied by
-`jax.lax.ragged_dot`, or a caller's kernel.
+the experts of this rank; `count` means none. Rows are sorted by expert and multiplied by
+`jax.lax.ragged_dot` or by a caller's kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ Kernel = Callable[[Array, Array, Array], Array]
 
 @dataclass(frozen=True)
 class Experts:
-    """The weights of this rank's experts, `[e, d, f]`, `[e, d, f]`, `[e, f, d]`, and how they work.
+    """This rank's experts: their weights, and how they multiply.
 
     Attributes:
-        gate, up, down: weights.
-        activation: of the gate.
-        precision: of the products.
-        kernel: multiplies in place of `jax.lax.ragged_dot`, or None.
+        gate, up, down: the weights, `[e, d, f]`, `[e, d, f]` and `[e, f, d]`.
+        activation: the activation of the gate.
+        precision: the precision of the products.
+        kernel: multiplies in place of `jax.lax.ragged_dot`; None for `ragged_dot` itself.
     """
 
     gate: Array
@@ -47,13 +47,13 @@ class Experts:
 
     @property
     def product(self) -> Kernel:
-        """How rows that are sorted by expert are multiplied."""
+        """The function that multiplies rows that are sorted by expert."""
         return self.kernel or partial(_product, self.precision)
 
     def mlp(self, rows: Array, sizes: Array) -> Array:
-        """Rows sorted by expert, `sizes` of them for each: `[r, d] -> [r, d]`.
+        """The results for rows sorted by expert; expert e has `sizes[e]` rows: `[r, d] -> [r, d]`.
 
-        What is behind the last row of an expert may be anything.
+        After the last row of the last expert, results may be anything.
         """
         rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
         product = self.product
@@ -61,9 +61,9 @@ class Experts:
         return product(hidden, down, sizes)
 
     def weighted(self, x: Array, slots: Array, weights: Array, most: int | None = None) -> Array:
-        """The sum of each token's slots, weighted: `[t, d], [t, s], [t, s] -> [t, d]`.
+        """The weighted sum of each token's results: `[t, d], [t, s], [t, s] -> [t, d]`.
 
-        `most` bounds the rows, and so the buffers: if there are more, the sums are NaN.
+        `most` bounds the rows, and so the buffers: if there are more rows, the sums are NaN.
         """
         used = slots < self.count
         order, back = orders(slots)
@@ -83,7 +83,7 @@ class Experts:
 
 
 def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
-    """This rank's experts by name, if they fit the tokens and the router's `total` experts."""
+    """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
     weights = {
         name: array_of(function, name, field(params, name)) for name in ("gate", "up", "down")
     }
@@ -108,7 +108,7 @@ def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **h
 
 
 def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Array, Array]:
-    """The slots of tokens on the rank of experts `first` to `first + count - 1`, and their weights.
+    """The slots of tokens, and their weights, on a rank with `count` experts from `first` on.
 
     `ids, weights: [t, k] -> [t, s]`, s = min(k, count): a token has no expert twice.
     """
@@ -129,7 +129,7 @@ def orders(slots: Array) -> tuple[Array, Array]:
 
 
 def counted(numbers: Array, count: int) -> Array:
-    """How often each of 0 to count - 1 is there: `[r] -> [count]`."""
+    """How often each of 0 to count - 1 occurs: `[r] -> [count]`."""
     each = jnp.arange(count, dtype=numbers.dtype)
     return (numbers[:, None] == each[None]).sum(0, dtype=jnp.int32)
 
@@ -137,20 +137,20 @@ def counted(numbers: Array, count: int) -> Array:
 def combined(rows: Array, weights: Array) -> Array:
     """The weighted sum of the rows of each token: `[t, s, d], [t, s] -> [t, d]`.
 
-    In the dtype of the weights, then rounded to that of the rows.
+    It is added in the dtype of the weights, then rounded to that of the rows.
     """
     wide = rows.astype(weights.dtype) * weights[..., None]
     return wide.sum(1).astype(rows.dtype)
 
 
-# Both gathers below have gathers as gradients, where JAX's own would be scatters.
+# Both gathers below have gathers as gradients; the gradients of JAX's gathers are scatters.
 
 
 @jax.custom_vjp
 def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
-    """The row of each slot, in this order of the slots: `[t, d], [t s] -> [t s, d]`.
+    """The row of each slot, with slots in this order: `[t, d], [t s] -> [t s, d]`.
 
-    `back` is the inverse of `order`; slots that are not used get no gradient.
+    `back` is the inverse of `order`. Slots that are not `used` give no gradient.
     """
     return jnp.take(x, order // used.shape[1], axis=0, mode="clip")
 
@@ -180,9 +180,9 @@ permuted.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chosen(count: int, x: Array, tokens: Array, used: Array) -> Array:
-    """The rows of these of `count` tokens: `[t, d], [r] -> [r, d]`.
+    """The rows of these tokens: `[t, d], [r] -> [r, d]`; `count` is t.
 
-    Those not used get no gradient.
+    Rows that are not `used` give no gradient.
     """
     return jnp.take(x, tokens, axis=0)
 
@@ -205,7 +205,7 @@ def summed(rows: Array, tokens: Array, count: int) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(precision: Any, rows: Array, weights: Array, sizes: Array) -> Array:
-    """`jax.lax.ragged_dot`, which JAX cannot batch: here it can be, call by call."""
+    """`jax.lax.ragged_dot`. JAX cannot batch it; `vmap` runs this one call by call."""
     return _each(partial(lax.ragged_dot, precision=precision))(rows, weights, sizes)
 
 
@@ -228,7 +228,7 @@ _product.defvjp(
 
 
 def _each(call: Callable[..., Array]) -> Callable[..., Array]:
-    """A function of arrays that `vmap` runs call by call, without copies of what all share."""
+    """A function of arrays that `vmap` runs call by call, without copying arrays that all share."""
     batched = custom_vmap(call)
 
     @batched.def_vmap

@@ -1,28 +1,28 @@
 """Fully sharded data parallelism: each rank keeps a part of every parameter.
 
-Parameters are whole only where they are used. They are gathered just before that, or under the
+Parameters are whole only while they are used. They are gathered just before that, or under the
 product that uses them. Their gradients are reduce-scattered. You may keep parameters in float32,
-send them and compute in bfloat16, and sum their gradients in a dtype of your choice.
+send them and compute in bfloat16, and sum their gradients in another dtype.
 
-    specs = fsdp.specs(params, "fsdp")  # or on top of others: base=tensor_parallel's
+    specs = fsdp.specs(params, "fsdp")  # base= adds to other specs, such as tensor_parallel's
     params = fsdp.shard(params, specs)
 
     def loss(params, batch):  # in jax.shard_map(in_specs=(specs, P(("data", "fsdp"))))
         weights = fsdp.gather(params, specs, "fsdp", dtype=jnp.bfloat16, replicas="data")
         ...
 
-Axes combine. `base` has the specs of tensor parallelism over another axis. `replicas` are axes
-over which ranks hold the same shards. With the devices of a host as `axis_name` this is hybrid
+Axes can be combined. `base` has the specs of tensor parallelism over another axis. `replicas` are
+axes over which ranks hold the same shards. If `axis_name` is the devices of a host, this is hybrid
 sharding: parameters are gathered within a host, and only gradients of shards cross between hosts.
 
 Gathered parameters are kept for the backward pass, like any intermediate result. To gather them
 again instead, gather inside the function that is under `jax.checkpoint`, with a policy that does
-not save them (`jax.checkpoint_policies.dots_saveable` saves products alone).
+not save them (`jax.checkpoint_policies.dots_saveable` saves only products).
 
 For a stack of layers there are three forms, which `benchmarks/pages/fsdp.md` compares. `linear` on
-shards in an ordinary `lax.scan` multiplies while the kernel arrives; it is the fastest where
-kernels are sharded by columns. The others are `scan_layers(fused=True)` with `linear`, and
-`scan_layers` alone, for any layer.
+shards in an ordinary `lax.scan` multiplies while the kernel arrives; it is the fastest if kernels
+are sharded by columns. The other two are `scan_layers(fused=True)` with `linear`, and
+`scan_layers` by itself, for any layer.
 
 For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`.
 """
@@ -58,7 +58,7 @@ __all__ = [
     "specs",
 ]
 
-#: Leaves of fewer elements are replicated: their gather would be all latency.
+#: Leaves with fewer elements are replicated: their gather would be mostly latency.
 MIN_SIZE = 1 << 12
 
 
@@ -74,19 +74,19 @@ def specs(
 ) -> Pytree:
     """How parameters are sharded over an axis: a tree of `PartitionSpec`s.
 
-    Each leaf is sharded along its largest dimension that divides by the ranks; if several are
-    equal, along the first. A leaf stays whole if it is small, if it is not a float, or if no
-    dimension divides.
+    Each leaf is sharded along its largest dimension that the number of ranks divides; if several
+    are equal, along the first. A leaf stays whole if it is small, if it is not a float, or if there
+    is no such dimension.
 
     Args:
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
-        axis_name: one axis, or several, over all of which a dimension is cut.
-        mesh: None for that of `jax.set_mesh`.
-        base: specs to add to, such as those of tensor parallelism; what they shard stays so.
-        dim: the dimension to shard if it divides, instead of the largest: -1 for kernels that
-            `linear` multiplies.
+        axis_name: one axis, or several; a dimension is cut over all of them.
+        mesh: the mesh; None for that of `jax.set_mesh`.
+        base: specs to add to, such as those of tensor parallelism. They are kept.
+        dim: the dimension to shard, if the ranks divide it, instead of the largest: -1 for kernels
+            that `linear` multiplies.
         min_size: the fewest elements of a leaf that is sharded (of one layer, if stacked).
-        leading: how many dimensions to leave whole: 1 for layers that are stacked.
+        leading: the number of first dimensions to leave whole: 1 for layers that are stacked.
 
     Raises:
         TypeError, ValueError: `base` does not fit, or the mesh lacks an axis.

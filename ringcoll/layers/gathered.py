@@ -1,4 +1,4 @@
-"""Gathers parameters where they are used, and reduce-scatters their gradients."""
+"""Gather parameters where they are used, and reduce-scatter their gradients."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -41,8 +41,8 @@ class _Gathering:
 class Gathered:
     """A kernel that was gathered, and this rank's shard, which gets the gradient.
 
-    `gather(fused=True)` returns it for a matrix. Only `linear` takes it: what you compute with
-    `whole` by hand has no gradient. A matrix that was never sharded is its own shard.
+    `gather(fused=True)` returns it for a matrix. Only `linear` takes it: other computations with
+    `whole` have no gradient. A matrix that was never sharded is its own shard.
     """
 
     whole: Array
@@ -74,28 +74,30 @@ def gather(
 
     `w: [d/n, f] -> [d, f]` for each leaf, along the dimension where its spec has `axis_name`.
     Leaves that are whole already are used as they are. Leaves that are not floats (a random key)
-    pass untouched.
+    are returned unchanged.
 
     Args:
         params: a rank's shards.
-        specs: of the parameters, as `jax.shard_map` has them in `in_specs`.
-        axis_name: the axis that they are gathered over.
-        dtype: of real floats, in the result and on the wire; None for the parameters' own.
-        reduce_dtype: in which gradients travel and are summed; None for that of the result.
-        replicas: further axes over which ranks have other data and the same shards.
+        specs: the specs of the parameters, as `jax.shard_map` has them in `in_specs`.
+        axis_name: the axis over which they are gathered.
+        dtype: the dtype of real floats in the result and on the wire; None for that of the
+            parameters.
+        reduce_dtype: the dtype in which gradients travel and are summed; None for that of the
+            result.
+        replicas: further axes over which ranks have other data but the same shards.
         fused: whether sharded matrices are returned as `Gathered`, which only `linear` takes.
             Their gradients are then reduce-scattered under the products that make them. (Gather
             the parameters of other layers in a separate call.)
-        algorithm: of the gather, and of the sums.
+        algorithm: the algorithm of the gather and of the sums.
         wire: what the messages of the gather hold (see `ringcoll.Wire`); each shard is encoded
-            once, after it was cast to `dtype`. None for numbers of `dtype`.
-        gradient_wire: what those of the sums of sharded leaves' gradients hold; each rank's
-            gradient is encoded once, and added in float32. Leaves that are whole are small:
-            theirs are not encoded.
-        order, leaves: of the sums, as for `ringcoll.psum`; see `layers.by_leaves`.
+            once, after it is cast to `dtype`. None for numbers of `dtype`.
+        gradient_wire: what messages hold when the gradients of sharded leaves are summed; each
+            rank's gradient is encoded once, and added in float32. The gradients of whole leaves,
+            which are small, are not encoded.
+        order, leaves: for the sums, as for `ringcoll.psum`; see `layers.by_leaves`.
 
-    Steps and bytes: an `all_gather` for each leaf that is sharded; with a wire, of one byte an
-    element and 4 bytes a block.
+    Steps and bytes: an `all_gather` for each leaf that is sharded; with a wire, one byte per
+    element and 4 bytes per block.
 
     Gradient: a `psum_scatter` over `axis_name`, then a `psum` of the shard over `replicas`, with
     small leaves packed; for leaves that are whole, a `psum` over both. It has the parameters'
@@ -104,10 +106,10 @@ def gather(
 
     Raises:
         NameError: an axis is not bound.
-        TypeError, ValueError: the specs do not fit the parameters, or name an axis that is not
-            there; a dimension is sharded over `axis_name` and another axis at once; what is no
-            float is sharded; under `check_vma=True`, a leaf that a spec shards is the same on all
-            ranks.
+        TypeError, ValueError: the specs do not fit the parameters, or name an axis that the mesh
+            does not have; a dimension is sharded over both `axis_name` and another axis; a sharded
+            leaf is not of floats; under `check_vma=True`, a leaf that a spec shards is the same on
+            all ranks.
 
     Source: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
@@ -157,7 +159,7 @@ def gather(
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
 
     params = map_with_specs("fsdp.gather", checked, params, specs)
-    # Leaves that are sharded over an axis vary over it already: `copied` skips them.
+    # Leaves that are sharded over an axis already vary over it: `copied` skips them.
     summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
     if back:
         params = _copied_if_sharded(params, specs, axes, everywhere, gradient_wire=back, **summed)
@@ -230,18 +232,18 @@ def linear(
     dtype of x. If the kernel is sharded by columns, results are put side by side; if by rows,
     they are added up. Columns are the better choice.
 
-    Steps and bytes: those of `all_gather_matmul` with `operand=1`; the options are its options
-    too. A kernel that is `Gathered` has arrived already, and `residuals` does not apply to it.
-    `wire` is what the messages of the gather hold, and `gradient_wire` those of the kernel's
-    gradient (see `ringcoll.Wire`); that of a kernel that is `Gathered` is the one of `gather`.
-    With `order="tree"` a leaf is 1/leaves of the first dimension of x over all ranks.
+    Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options. A
+    `Gathered` kernel has already arrived, and `residuals` does not apply to it. `wire` is what the
+    messages of the gather hold; `gradient_wire` is what the messages of the kernel's gradient hold
+    (see `ringcoll.Wire`). For a `Gathered` kernel, the `gradient_wire` of `gather` counts. With
+    `order="tree"` a leaf is 1/leaves of the first dimension of x over all ranks.
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
-        ValueError: the kernel is not a matrix that fits x, in one part of n or arrived whole;
-            or the bias does not fit; or an order with replicas, or for a kernel that has arrived.
+        ValueError: the kernel is neither a shard nor a gathered matrix that fits x; the bias does
+            not fit; or `order` is given with replicas or with a `Gathered` kernel.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
@@ -309,7 +311,7 @@ def _multiplied(options: _Linear, x: Array, whole: Array, shard: Array) -> Array
 
 
 def _multiplied_forward(options: _Linear, x: Array, whole: Array, shard: Array) -> tuple:
-    # Not inside another function: a checkpoint policy has to see that it is a product.
+    # Not inside another function: a checkpoint policy must see that it is a product.
     return options.product(x, whole), (x, whole, shard)
 
 

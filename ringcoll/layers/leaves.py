@@ -26,10 +26,10 @@ def by_leaves(
 ) -> T:
     """The sum of `function(params, leaf)` over this rank's leaves of the batch.
 
-    `batch: [b/n, ...]`, `leaves`/n of them, consecutive. A rank adds its results, and the gradients
-    of the parameters, by the lower levels of one tree. Pass the result to `ringcoll.psum` with
-    `order="tree"`, and gather the parameters by `fsdp.gather` with `order="tree"`: these add the
-    upper levels, so that the bits are the same for every n.
+    `batch: [b/n, ...]`; a rank has `leaves`/n consecutive leaves of it. A rank adds its results,
+    and the gradients of the parameters, by the lower levels of one tree. Pass the result to
+    `ringcoll.psum` with `order="tree"`, and gather the parameters by `fsdp.gather` with
+    `order="tree"`: these add the upper levels. Then the bits are the same for every n.
 
     Steps and bytes: nothing is sent. A rank computes one leaf after the other, and holds the
     gradients of several until they are added.
@@ -38,8 +38,7 @@ def by_leaves(
 
     Raises:
         NameError: an axis is not bound.
-        ValueError: the ranks do not divide the leaves, or a rank's batch does not divide by its
-            leaves.
+        ValueError: the ranks do not divide the leaves, or a rank's leaves do not divide its batch.
 
     >>> def loss(w, x):
     ...     total = layers.by_leaves(lambda w, x: (w * x).sum(), w, x, "x", leaves=4)
@@ -55,7 +54,7 @@ def by_leaves(
 
 
 def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) -> int:
-    """How many leaves a rank's batch has; each array has as many rows for each of them."""
+    """The number of leaves of a rank's batch. They must divide the rows of each array."""
     check_bound(function, axis_name)
     check_order(function, "tree", leaves, axis_name)
     count = leaves // rank_count(axis_name)
@@ -67,13 +66,13 @@ def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) ->
 
 
 def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
-    """`function(*operands)`, compiled by itself on CPU, and so is its gradient.
+    """`function(*operands)`, compiled by itself on CPU; so is its gradient.
 
-    XLA:CPU rounds and adds in another way where it fuses a formula with what stands beside it. So
-    in a program whose bits are to be the same for any number of ranks, call your own sums and
+    If XLA:CPU fuses a formula with the operations around it, it may round and add differently. So
+    if the bits of a program must be the same for any number of ranks, call your own sums and
     formulas of several operations by this: an activation between two products, the mean of the
-    losses. Operands must have the same shapes for every number of ranks; `by_leaves`, and the
-    layers with `order="tree"`, do this for you.
+    losses. Operands must have the same shapes for every number of ranks. `by_leaves` and the
+    layers with `order="tree"` do all this for you.
 
     Steps and bytes: those of the function.
 

@@ -1,6 +1,6 @@
 """Linear layers sharded by columns and by rows.
 
-Every tensor-parallel layer is these two, with local work between them.
+Every tensor-parallel layer consists of these two, with local work between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +46,11 @@ class LayerOptions:
     leaves: int
 
     def tree(self) -> dict[str, Any]:
-        """The arguments that say in which order is added."""
+        """The arguments `order` and `leaves`, which say in which order to add."""
         return {"order": self.order, "leaves": self.leaves}
 
     def wires(self) -> tuple[Wire | None, Wire | None]:
-        """What the messages of the layer hold, and those of its gradient."""
+        """The wire of the layer's messages, and the wire of its gradient's messages."""
         return settled_pair(self.wire, self.gradient_wire)
 
 
@@ -77,13 +77,13 @@ def column_linear(
 
     Steps and bytes: those of `all_gather_matmul`, or none.
 
-    Gradient: for x a `matmul_reduce_scatter`; where x is replicated, a `psum`. `wire` is what the
-    gather's messages hold, and `gradient_wire` those of the gradient (see `ringcoll.Wire`), but
-    for a sum at the edge of `shard_map` (see `copied`).
+    Gradient: for x a `matmul_reduce_scatter`; if x is replicated, a `psum`. `wire` is what the
+    gather's messages hold; `gradient_wire` is what the gradient's messages hold (see
+    `ringcoll.Wire`), except for a sum at the edge of `shard_map` (see `copied`).
 
     Raises:
         KeyError: there is no kernel.
-        TypeError: x and the kernel are of different dtypes.
+        TypeError: x and the kernel have different dtypes.
         ValueError: their features differ.
 
     Source: Shoeybi et al., "Megatron-LM" (2019), and Korthikanti et al., "Reducing activation
@@ -132,21 +132,21 @@ def row_linear(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
-    """The sum over the ranks of x @ kernel, and bias: each rank has rows of the kernel.
+    """The sum over the ranks of x @ kernel, plus bias; each rank has rows of the kernel.
 
     `x: [..., s, f/n], kernel: [f/n, d], bias: [d] -> [..., s/n, d]`; a kernel `[h/n, k, d]` takes
     x `[..., s, h/n, k]`. With `sequence_parallel=False` the result is `[..., s, d]`, the same on
-    every rank; `fused` is then that of `matmul_all_reduce`.
+    every rank; then `fused` is as for `matmul_all_reduce`.
 
     Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
 
-    Gradient: for x an `all_gather_matmul`; where the result is replicated, one product. `wire` is
-    what the sum's messages hold, and `gradient_wire` those of that gather (see `ringcoll.Wire`).
-    With `sequence_parallel=False` and `check_vma=False` the gradient is the sum's own, and its
-    messages hold what `wire` says: `gradient_wire` is not used.
+    Gradient: for x an `all_gather_matmul`; if the result is replicated, one product. `wire` is
+    what the sum's messages hold; `gradient_wire` is what the messages of that gather hold (see
+    `ringcoll.Wire`). With `sequence_parallel=False` and `check_vma=False` the gradient is that of
+    the sum, and its messages have `wire`: `gradient_wire` is not used.
 
     Raises: as `column_linear`; and
-        ValueError: the sequence does not divide by n.
+        ValueError: n does not divide the sequence.
 
     Source, `params` and options: as `column_linear`.
 
@@ -173,7 +173,7 @@ def row_linear(
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
-    """The kernel of a linear layer, and its bias if it has one. An array is a kernel by itself."""
+    """The kernel of a linear layer, and its bias or None. An array is a kernel without a bias."""
     is_bare = hasattr(linear, "dtype")
     kernel = linear if is_bare else field(linear, "kernel")
     bias = None if is_bare else field(linear, "bias", None)
@@ -201,9 +201,9 @@ def columns(
         raise refusal(ValueError, function, f"x is {x.shape}", cure)
     check_bound(function, axis_name)
     factors = [kernel for _, kernel, _ in named]
-    # Kernels that differ in their number of dimensions become matrices. Others keep their shape:
-    # a TPU would copy kernels of heads to make matrices of them.
-    # So do all in one order of additions: leaves need not be whole heads.
+    # Kernels become matrices if they differ in their number of dimensions, or with `order`, because
+    # leaves need not be whole heads. Otherwise they keep their shapes: a TPU would copy kernels of
+    # heads to make matrices of them.
     differ = len({kernel.ndim for kernel in factors}) > 1
     if not options.sequence_parallel or differ or options.order is not None:
         factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
@@ -225,7 +225,7 @@ def columns(
             gradient_wire=options.gradient_wire,
             **options.tree(),
         )
-    else:  # nothing is gathered, so options of the gather do not apply
+    else:  # nothing is gathered, so the options of a gather do not apply
         check_unused(function, axis_name, options)
         dtype = options.preferred_element_type
         exact = {"precision": options.precision, "preferred_element_type": dtype}
@@ -240,7 +240,7 @@ def columns(
         if options.order is None:
             xs = [copy()] * len(factors)
             product: Any = partial(jnp.matmul, **exact)
-        else:  # a gradient of each, because sums of sums would depend on the number of ranks
+        else:  # each gets its own sum: the bits of sums of sums would depend on the ranks
             xs = [copy() for _ in factors]
             how = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
             product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **how)
@@ -261,7 +261,7 @@ def columns(
 def by_columns(
     function: Callable[[None, Any], Array], parts: Any, axis_name: AxisName, options: LayerOptions
 ) -> Array:
-    """A function of arrays whose last dimension has a rank's columns, in its leaves of them."""
+    """A function of arrays whose last dimension is a rank's columns, computed leaf by leaf."""
     return slices_by_leaf(function, None, parts, -1, options.leaves // rank_count(axis_name))
 
 
@@ -275,7 +275,7 @@ def rows(
     *,
     fused: bool = True,
 ) -> Array:
-    """`row_linear` of a layer by name. It ignores `residuals`: it keeps its operands alone."""
+    """`row_linear` of a layer by name. It ignores `residuals`: it keeps only its operands."""
     kernel, bias = kernel_and_bias(linear)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
@@ -312,7 +312,7 @@ def rows(
 
 
 def check_unused(function: str, axis_name: AxisName, options: LayerOptions) -> None:
-    """Refuse wrong wires and orders, also where nothing is sent or added."""
+    """Refuse wrong wires and orders in a call that sends or adds nothing."""
     check_order(function, options.order, options.leaves, axis_name, *options.wires())
 
 
@@ -329,7 +329,7 @@ def check_order(
 
 
 def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int:
-    """How many leaves of a tree a rank has, where each is as many tokens of the sequence."""
+    """The number of leaves of a rank, if each leaf is an equal part of its sequence."""
     count = leaves // rank_count(axes)
     if not count or size % count:
         words = f"{size} tokens of the sequence on each rank do not divide by {count} leaves"

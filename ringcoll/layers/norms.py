@@ -1,4 +1,4 @@
-"""Norms over the features of each token, where tokens are sharded or replicated."""
+"""Norms over the features of each token; the tokens are sharded or replicated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,20 +25,20 @@ def rms_norm(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
-    """x over the root of the mean of its squares, times scale; in float32 or wider.
+    """x divided by the root of the mean of its squares, times scale; in float32 or wider.
 
     `x: [..., d], scale: [d] -> [..., d]`, for the tokens that a rank has. Nothing is sent.
 
     Args:
-        params: a mapping or an object with what is named above.
+        params: a mapping or an object with the parameters named above.
         x: tokens, sharded or replicated.
-        axis_name: the axes that tokens may be sharded over; () for none.
+        axis_name: the axes over which tokens may be sharded; () for none.
         epsilon: added to the mean of the squares, under the root.
-        order, leaves: of the sums of gradients, as for `ringcoll.psum`; a leaf is 1/leaves of the
-            sequence, the last dimension but one. They take effect where types are checked.
+        order, leaves: for the sums of gradients, as for `ringcoll.psum`; a leaf is 1/leaves of the
+            sequence, the last dimension but one. They take effect only under `check_vma=True`.
 
-    Gradient: all tokens share the scale. Its gradient is summed by a `psum` over those axes of
-    `axis_name` along which x varies.
+    Gradient: all tokens share the scale. Its gradient is summed by a `psum` over the axes of
+    `axis_name` over which x varies.
 
     Raises:
         KeyError: there is no scale.
@@ -66,7 +66,7 @@ def layer_norm(
 ) -> Array:
     """(x - mean) / standard deviation * scale + bias.
 
-    `x: [..., d], scale, bias: [d] -> [..., d]`; without a bias none is added.
+    `x: [..., d], scale, bias: [d] -> [..., d]`; the bias may be missing.
 
     Gradient and raises: as `rms_norm`.
 
@@ -104,7 +104,7 @@ def _centred(epsilon: float, biased: bool, parameter: Callable[[str], Array], x:
 
 
 def _beside(value: Array, x: Array) -> Array:
-    """A number for each feature, with as many dimensions as x."""
+    """One number for each feature, reshaped to as many dimensions as x."""
     return value.reshape((1,) * (x.ndim - 1) + value.shape)
 
 
@@ -116,7 +116,7 @@ def _normed(
     tree: tuple[str | None, int],
     **params: Any,
 ) -> Array:
-    """The norm, by parameters in float32 or wider; in one order of additions leaf by leaf."""
+    """The norm with parameters in float32 or wider; with `order="tree"`, leaf by leaf."""
     values = {name: jnp.asarray(given) for name, given in params.items()}
     for name, value in values.items():
         if value.shape != x.shape[-1:]:

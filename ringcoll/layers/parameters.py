@@ -1,4 +1,4 @@
-"""Finds parameters by name, checks specs against them, and words the errors of layers."""
+"""Find parameters by name, check specs against them, and write the errors of layers."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import prod
@@ -63,7 +63,7 @@ def axes_in(entry: Any) -> tuple[Hashable, ...]:
 
 
 def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> Pytree:
-    """`call(name, leaf, spec)` of every leaf; raises if the trees do not fit."""
+    """`call(name, leaf, spec)` for every leaf; it raises an error if the trees do not fit."""
 
     def one(path: Any, leaf: Any, spec: Any) -> Any:
         name = keystr(path, simple=True, separator="/")
@@ -98,7 +98,7 @@ def check_axes(
 
 
 def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
-    """The mesh, or that of `jax.set_mesh`."""
+    """The mesh, or that of `jax.set_mesh` if `mesh` is None."""
     found = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     if not found.axis_names:
         raise refusal(ValueError, function, "there is no mesh", "pass mesh=, or jax.set_mesh")
@@ -110,8 +110,8 @@ def check_specs(
 ) -> None:
     """Refuse specs that cannot shard these parameters over this mesh.
 
-    A spec is not a `PartitionSpec`; the trees differ; a spec names an axis twice, or one that the
-    mesh does not have; or a dimension does not divide.
+    It refuses them if a spec is not a `PartitionSpec`, the trees differ, a spec names an axis twice
+    or one that the mesh does not have, or the ranks do not divide a dimension.
     """
     sizes = mesh_or_ambient(function, mesh).shape
 
@@ -141,13 +141,13 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
 
     Args:
         params: a pytree of arrays.
-        specs: the same of `PartitionSpec`s.
-        mesh: None for that of `jax.set_mesh`.
+        specs: the same pytree, of `PartitionSpec`s.
+        mesh: the mesh; None for that of `jax.set_mesh`.
 
     Raises:
         TypeError: a spec is not a `PartitionSpec`.
         ValueError: the trees differ; a spec names an axis twice, or one that the mesh does not
-            have; or a dimension does not divide.
+            have; or the ranks do not divide a dimension.
 
     >>> params = fsdp.shard({"w": jnp.arange(8.0)}, {"w": P("x")}, mesh)
     >>> [shard.data.tolist() for shard in params["w"].addressable_shards]
@@ -159,7 +159,7 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
 
 
 def check_alike(function: str, **arrays: Any) -> None:
-    """Refuse arrays of several dtypes: a promoted array would send more bytes."""
+    """Refuse arrays of several dtypes: after promotion, more bytes would be sent."""
     for name, x in arrays.items():
         if not hasattr(x, "ndim"):
             words = f"{name} is a {type(x).__name__}, no array"

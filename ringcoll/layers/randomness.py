@@ -1,4 +1,4 @@
-"""Random numbers that differ between ranks where they should."""
+"""Random numbers that differ between ranks."""
 
 import jax
 from jax import Array, lax
@@ -12,8 +12,8 @@ def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
 
     `key: [] -> []`, typed as varying over `axis_name`. Fold over the axes along which ranks hold
     different data, and over no others. Always fold over the axes of the batch. Fold over the axis
-    of tensor parallelism where the sequence or the heads are sharded over it, but not where its
-    ranks hold the same activations: these must be dropped alike.
+    of tensor parallelism if the sequence or the heads are sharded over it. Do not fold over it if
+    its ranks hold the same activations: all of them must drop the same ones.
 
     Nothing is sent: `jax.random.fold_in` of the rank's number, row-major over several axes.
 

@@ -1,4 +1,4 @@
-"""Values that all ranks share, used by each rank as its own; gradients are summed."""
+"""Values that all ranks share and each rank uses; their gradients are summed over the ranks."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -23,7 +23,7 @@ from ringcoll.runtime.value_types import is_checked, varying
 
 @dataclass(frozen=True)
 class _Summing:
-    """How gradients are summed: over which axes, in which dtype, by which algorithm and wire."""
+    """How gradients are summed: over which axes, in which dtype, with which algorithm and wire."""
 
     axes: tuple[Hashable, ...]
     reduce_dtype: DTypeLike | None = None
@@ -43,15 +43,15 @@ def copied(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Pytree:
-    """A replicated tree, for each rank to use as its own.
+    """A replicated tree, of which each rank uses a copy; the gradients of the copies are summed.
 
-    `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that vary
-    already, and those that are not floats, are left as they are.
+    `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
+    vary, and those that are not floats, are returned unchanged.
 
     Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed; with a
-    `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Where types
-    are not checked (`check_vma=False`) this does nothing: there a gradient inside `shard_map` is
-    a rank's own share, and the edge of `shard_map` sums the shares, as for `jax.lax`.
+    `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Under
+    `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
+    and the edge of `shard_map` sums the shares, as for `jax.lax`.
 
     Raises:
         NameError: types are checked, and an axis is not bound.
@@ -91,14 +91,14 @@ def copied_beside(
     algorithm: Algorithm = "auto",
     gradient_wire: WireLike | None = None,
 ) -> tuple[Pytree, Pytree]:
-    """`(call(*operands), copied(tree, ...))`; the tree's gradients are summed under the call's.
+    """`(call(*operands), copied(tree, ...))`; the call's gradient hides the sum of the tree's.
 
     Use it for a call that sends nothing itself, such as the attention of a rank's own heads, and
-    a tree that is used after the call, such as the parameters of the MLP. The gradients of the
-    tree are there first. Their sum waits until the wire is free, and ends before the wire is
-    needed again.
+    a tree that is used after the call, such as the parameters of the MLP. In the backward pass, the
+    gradients of the tree are ready before those of the call. Their sum waits until the wire is
+    free, and ends before the wire is needed again.
 
-    Gradient, `axis_name` and options: as `copied`. The barriers are on gradients alone.
+    Gradient, `axis_name` and options: as `copied`. Only gradients have barriers.
 
     >>> def layer(w, x):
     ...     y, w = layers.copied_beside(jnp.square, (x,), w, "x")
@@ -118,7 +118,7 @@ def copied_beside(
 
 
 def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:
-    """`dtype` for real floats, if it is given; for others their own."""
+    """`dtype`, if it is given and `own` is a real float; otherwise `own`."""
     real = jnp.issubdtype(own, jnp.floating)
     return jnp.dtype(dtype) if dtype is not None and real else jnp.dtype(own)
 
@@ -127,8 +127,8 @@ def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:
 def _tied(tree: Pytree) -> Pytree:
     """The tree itself. Backward, each gradient waits until all of them are computed.
 
-    A gradient that varies over fewer axes than the others does not wait: a barrier of an older
-    JAX gives all its results one type, and the narrower type cannot be restored.
+    A gradient that varies over fewer axes than the others does not wait: in older versions of JAX,
+    a barrier gives all its results one type, and the other type cannot be restored.
     """
     return tree
 

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, with which weights, and how unevenly."""
+"""Routing: which experts each token goes to, with which weights, and how unevenly."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from ringcoll.layers.linear import rank_count
 
 
 class Routing(NamedTuple):
-    """`[t, k]` numbers of experts and `[t, k]` weights, best first; the load-balancing loss; E."""
+    """The experts of each token and their weights, best first, `[t, k]` each; the loss; E."""
 
     ids: Array
     weights: Array
@@ -24,7 +24,8 @@ class Routing(NamedTuple):
 def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: bool) -> Routing:
     """The `top_k` experts of each token of this rank: `[t, d], [d, e] -> Routing`.
 
-    In float32 or wider. The loss is that of all ranks of the axis, the same on each.
+    It is computed in float32 or wider. The load-balancing loss is over all ranks of the axis, and
+    is the same on each.
     """
     experts, tokens = router.shape[1], x.shape[0] * rank_count(axis_name)
     wide = jnp.promote_types(jnp.promote_types(x.dtype, router.dtype), jnp.float32)

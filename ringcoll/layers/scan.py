@@ -1,4 +1,4 @@
-"""A scan over layers; the parameters of the next layer travel while a layer computes."""
+"""A scan over layers: the parameters of the next layer travel while a layer computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ def scan_layers(
         forward    gather 0 | compute 0, gather 1 | compute 1, gather 2 | ...
         backward   | recompute and differentiate i, gather i - 1, reduce-scatter i + 1 | ...
 
-    It holds at most two whole layers at a time and, backward, the whole gradient of one. The
+    It holds at most two whole layers at a time and, backward, also the whole gradient of one. The
     backward pass starts with the last layer's parameters, which are still in memory.
 
     Args:
@@ -62,23 +62,23 @@ def scan_layers(
             A leaf that is not a float, such as a random key for each layer, is not gathered.
         x: a pytree of arrays.
         specs: of the stacked parameters; the first entry of each is None.
-        policy: what to keep of each layer besides its x: None for nothing (it is computed again),
+        policy: what to keep of each layer besides its x: None for nothing (all is computed again),
             or one of `jax.checkpoint_policies`; `everything_saveable` computes nothing again.
             Gathered parameters are never kept.
-        axis_name, dtype, reduce_dtype, replicas, fused, algorithm, wire, gradient_wire: as
+        axis_name, dtype, reduce_dtype, replicas, fused, algorithm, wire, gradient_wire: as for
             `gather`.
-        order, leaves: of the sums of gradients, as for `gather`. The block then computes one leaf
-            after the other: each array of x has a first dimension of rows, which leaves cut. A
-            block that draws random numbers by its shape draws the same for each leaf.
+        order, leaves: for the sums of gradients, as for `gather`. The block then computes one leaf
+            after the other: the leaves cut the first dimension of each array of x. A block that
+            draws random numbers by its shape draws the same numbers for each leaf.
 
     Steps and bytes: forward l + 1 gathers of one layer; backward l gathers and l + 1
-    reduce-scatters. That is one more of each than needed, so that all rounds of a loop are equal.
+    reduce-scatters. That is one more of each than needed, so that all turns of a loop are equal.
 
     Gradient: that of the loop above.
 
     Raises:
-        ValueError: the leaves are not stacked alike, or a spec shards the dimension of layers; with
-            an order, the rows of a rank do not divide by its leaves; and as `gather`.
+        ValueError: the leaves do not have the same number of layers, or a spec shards the dimension
+            of layers; with an order, the leaves of a rank do not divide its rows; and as `gather`.
 
     Source: prefetching as in Zhao et al., "PyTorch FSDP" (2023), section 3.3.
 
@@ -144,7 +144,7 @@ class _Scan:
     length: int
 
     def layer(self, params: Pytree, i: Any) -> Pytree:
-        """The shards of layer i; if there is no such layer, those of the nearest."""
+        """The shards of layer i; if there is no such layer, those of the nearest layer."""
         i = jnp.clip(i, 0, self.length - 1)
         return jax.tree.map(lambda p: lax.dynamic_index_in_dim(p, i, keepdims=False), params)
 
@@ -156,7 +156,7 @@ class _Scan:
             made = self.gather(join(shards))
             return _split(made)[0], made
 
-        # The result of a gather that only the transpose needs is not used, so nothing is sent.
+        # If only the transpose is used, the gather has no effect, and sends nothing.
         _, pull_back, made = jax.vjp(whole, shards, has_aux=True)
         return made, lambda cts: pull_back(cts)[0]
 
@@ -169,7 +169,7 @@ def _scanned(scan: _Scan, params: Pytree, given: list[Array], x: Pytree) -> Pytr
 def _through(
     scan: _Scan, params: Pytree, given: list[Array], x: Pytree, call: Callable
 ) -> tuple[Pytree, Any, Any]:
-    """The last x, the whole parameters of the last layer, and what `call` kept of each."""
+    """The last x, the whole parameters of the last layer, and what `call` kept of each layer."""
 
     def step(carry: Any, i: Array) -> Any:
         whole, given, x = carry
@@ -220,9 +220,9 @@ def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, 
     def step(carry: Any, at: Any) -> Any:
         whole, ct_of_next, ct_of_given, ct, grads = carry
         i, pull_back = at
-        # The transpose of a gather does not depend on the values. So the transpose of the gather
-        # of layer i - 1 reduces the gradients of layer i + 1. (The last layer has no next: its
-        # zeros are overwritten later.)
+        # The transpose of a gather does not depend on values. So the transpose of the gather of
+        # layer i - 1 can reduce the gradients of layer i + 1. (After the last layer there is no
+        # layer i + 1: the zeros that this gives are overwritten later.)
         coming, reduce = scan.gather_with_transpose(params, i - 1)
         grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
         arrays = jax.tree.leaves((whole, given))
@@ -250,7 +250,7 @@ _scanned.defvjp(_scanned_forward, _scanned_backward)
 
 
 def _split(tree: Pytree) -> tuple[list[Array], Callable[..., Pytree]]:
-    """The arrays that have gradients, and a function that puts others in their place."""
+    """The arrays that have gradients, and a function that puts other arrays in their places."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Gathered))
     own = [leaf.shard if isinstance(leaf, Gathered) else leaf for leaf in leaves]
     floats = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in own]
@@ -273,7 +273,7 @@ def _zeros(x: Array) -> Array:
 
 
 def _placed(stacks: list[Array], layers: list[Array], i: Any) -> list[Array]:
-    """Each stack with its layer i in place."""
+    """The stacks, each with layer i written into it."""
     return [
         lax.dynamic_update_index_in_dim(stack, layer, i, 0)
         for stack, layer in zip(stacks, layers, strict=True)

@@ -2,7 +2,7 @@
 
 Call these functions inside `jax.shard_map`, on a rank's own shards. `params` is a mapping or an
 object with the names below as keys or attributes (a dictionary, an Equinox module, the state of a
-Flax module). For a linear layer it is the kernel alone, or `kernel` and `bias`:
+Flax module). For a linear layer it is only the kernel, or `kernel` and `bias`:
 
 | function | parameters |
 |---|---|
@@ -24,9 +24,9 @@ not change the messages of gradients. Pass "same" for the wire of the layer. Wit
 attention is computed apart for each head of keys.
 
 Gradients are those of the same layer on one device. Take them outside `shard_map`, or inside
-under `check_vma=True`. Inside under `check_vma=False`, JAX's rule holds here too: a rank gets the
-gradient of the *sum* of all ranks' losses, so let only one rank's loss count, or divide. The
-gradients of replicated parameters are then each rank's own share: sum them.
+under `check_vma=True`. Inside under `check_vma=False`, JAX's rule applies here too: a rank gets the
+gradient of the *sum* of all ranks' losses, so let only one rank's loss count, or divide it by the
+number of ranks. The gradients of replicated parameters are then each rank's own share: sum them.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ __all__ = [
 COLUMNS: Mapping[str, int] = MappingProxyType(
     {"query": -2, "key": -2, "value": -2, "gate": -1, "up": -1, "unembedding": -1}
 )
-#: The same of layers by rows, whose biases are whole.
+#: The same for layers that are sharded by rows; their biases are whole.
 ROWS: Mapping[str, int] = MappingProxyType({"out": -3, "down": -2, "embedding": -2})
 
 
@@ -85,14 +85,14 @@ def partition_specs(
     """How parameters are sharded over an axis, by their names: a tree of `PartitionSpec`s.
 
     Use it for `jax.device_put`, `jax.jit`, `jax.shard_map` and Orbax. The last known name on the
-    path of a leaf decides. A leaf without a known name (a norm, say) is whole on every rank.
+    path of a leaf decides. A leaf without a known name (such as a norm) is whole on every rank.
     Dimensions are counted from the last, so that blocks may be stacked.
 
     Args:
         params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
         axis_name: the axis.
-        columns: by name, the dimension that is sharded, of a kernel and of its bias.
-        rows: the same of a kernel whose bias is whole.
+        columns: by name, the dimension along which a kernel and its bias are sharded.
+        rows: the same for kernels whose bias is whole.
 
     Raises:
         ValueError: a leaf has too few dimensions.
@@ -108,7 +108,7 @@ def partition_specs(
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         names = [keystr((key,), simple=True) for key in path]
         if len(names) > 1 and names[-1] == "value" and leaves_under[path[:-1]] == 1:
-            # Flax puts the array of a variable under "value". Beside other names it is a layer.
+            # Flax puts the array of a variable under "value". With other names, "value" is a layer.
             names.pop()
         known = next((name for name in reversed(names) if name in dims), None)
         if known is None or (known in rows and names[-1] == "bias"):

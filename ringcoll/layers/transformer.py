@@ -93,7 +93,7 @@ def gated_mlp(
 
     `x: [..., s/n, d], gate, up: [d, f/n], down: [f/n, d] -> [..., s/n, d]`; all may have biases.
     With `sequence_parallel=False` x and the result are `[..., s, d]` on every rank. gate and up
-    are two arrays, so that no number of ranks needs a permutation.
+    are two arrays: with one, the columns would have to be permuted for each number of ranks.
 
     Steps and bytes: as `mlp`.
 
@@ -132,7 +132,7 @@ def _activated(
     axis_name: AxisName,
     options: LayerOptions,
 ) -> Array:
-    """An elementwise function of a rank's columns; in one order of additions leaf by leaf."""
+    """An elementwise function of a rank's columns; with `order="tree"`, leaf by leaf."""
     if options.order is None:
         return function(parts)
     return by_columns(lambda _, own: function(own), list(parts), axis_name, options)
@@ -166,9 +166,9 @@ def attention(
 
     Args:
         causal: whether a position sees only itself and those before it.
-        rotary_base: of the wavelengths of `rotary`; None for no positions.
-        positions: `[s]` or `[b, s]`, of the whole sequence; None for 0, 1, 2, ...
-        attend: (query, key, value) -> the same as query, `[b, s, heads, k]`; None for
+        rotary_base: the base of the wavelengths of `rotary`; None for no rotary positions.
+        positions: `[s]` or `[b, s]`, for the whole sequence; None for 0, 1, 2, ...
+        attend: a function (query, key, value) -> `[b, s, heads, k]`, the shape of query; None for
             `jax.nn.dot_product_attention`, whose scores are float32 even for float64. Your own
             function applies its own mask: `causal` is not passed to it.
 
@@ -227,15 +227,15 @@ def attention(
 
     if order is None:
         mixed = mixed_heads(where, (query, key, value))
-    else:  # operands of one shape, however many heads a rank has
+    else:  # one group of heads at a time, so that shapes do not depend on the number of ranks
         mixed = slices_by_leaf(mixed_heads, where, [query, key, value], -2, groups)
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 
 def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
-    """x with each pair (x[i], x[i + k/2]) turned by an angle that grows with its position.
+    """x with each pair (x[i], x[i + k/2]) rotated by an angle that grows with its position.
 
-    `x: [..., s, h, k], positions: [s] or [..., s] -> [..., s, h, k]`; pair i turns by
+    `x: [..., s, h, k], positions: [s] or [..., s] -> [..., s, h, k]`; pair i is rotated by
     positions * base**(-2i/k), in float32 or wider.
 
     Raises:

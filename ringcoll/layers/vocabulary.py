@@ -1,4 +1,4 @@
-"""A vocabulary with one part on each rank: from tokens to losses, without whole logits."""
+"""A vocabulary that is sharded over ranks: from tokens to losses, without whole logits."""
 
 from functools import partial
 from typing import Any
@@ -39,23 +39,23 @@ def embed(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Array:
-    """The row of each token in a table; each rank has some rows of it.
+    """The row of each token in a table; each rank has some rows of the table.
 
     `tokens: [..., s], embedding: [v/n, d] -> [..., s/n, d]`; with `sequence_parallel=False`
     `[..., s, d]` on every rank. The tokens are the same on every rank. A token outside the table
     gives NaNs, as in `jax.numpy.take`. With `order="tree"` the bits of the gradient do not depend
-    on the number of ranks; those of the result never do.
+    on the number of ranks; the bits of the result never do.
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
     Gradient: an all-gather, or nothing; then each rank adds to its own rows. `wire` is what the
-    sum's messages hold, and `gradient_wire` those of that all-gather (see `ringcoll.Wire`). With
-    `sequence_parallel=False` it is as for `row_linear`. NaNs spread to what shares a block with
-    them.
+    sum's messages hold; `gradient_wire` is what the messages of that all-gather hold (see
+    `ringcoll.Wire`). With `sequence_parallel=False` it is as for `row_linear`. With a wire, a NaN
+    spreads to all values of its block.
 
     Raises:
         TypeError: the tokens are not integers.
-        ValueError: the sequence does not divide by n.
+        ValueError: n does not divide the sequence.
 
     Source: Shoeybi et al., "Megatron-LM" (2019).
 
@@ -75,7 +75,7 @@ def embed(
     is_mine = mine[..., None]
     if order is None:
         rows = jnp.take(table, row, axis=0)
-    else:  # the gradient adds to rows in one order, apart from what makes the cotangents
+    else:  # compiled by itself, so that the gradient always adds to rows in the same order
 
         def taken(_: None, own: tuple[Array, Array]) -> Array:
             return jnp.take(own[0], own[1], axis=0)
@@ -163,17 +163,17 @@ def cross_entropy(
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
     `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. No
-    logits are sent. The messages are two floats for each label, and have no `wire`: a small sum
-    would be lost beside the large sum of another label in its block. The gradient keeps the logits
-    themselves, not a softmax of them. A label outside the vocabulary gives a NaN.
+    logits are sent. The messages are two floats for each label. They have no `wire`: a small sum
+    would be lost if another label in its block has a large one. The gradient keeps the logits
+    themselves, not their softmax. A label outside the vocabulary gives a NaN.
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 
-    Gradient: softmax(logits) minus one at the label, for each rank's part. Nothing is sent.
+    Gradient: softmax(logits), minus one at the label, for each rank's part. Nothing is sent.
 
     Raises:
         TypeError: the labels are not integers.
-        ValueError: they are not of the shape of the logits without the last dimension.
+        ValueError: the shape of the labels is not that of the logits without the last dimension.
 
     Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 
@@ -214,7 +214,7 @@ def cross_entropy(
 
 @jax.custom_vjp
 def _sum_of_exps(logits: Array, top: Array) -> Array:
-    """Keeps the logits as they are, where autodiff would keep their exponentials."""
+    """The sum of exponentials. Its gradient keeps the logits; autodiff would keep exponentials."""
     return jnp.exp(logits.astype(top.dtype) - top[..., None]).sum(-1)
 
 
@@ -228,7 +228,7 @@ _sum_of_exps.defvjp(lambda *operands: (_sum_of_exps(*operands), operands), _sum_
 
 
 def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array]:
-    """Which ids are in this rank's part of the vocabulary, and where; 0 for the others."""
+    """Which ids are in this rank's part of the vocabulary, and their rows there (0 for others)."""
     place = ids - lax.axis_index(axes_of(axis_name)) * size
     mine = (place >= 0) & (place < size)
     return mine, jnp.where(mine, place, 0)

@@ -1,8 +1,8 @@
-"""Chooses "auto" for a matmul with a collective: the fastest form by `ringcoll.costs.matmul`.
+"""Choose for "auto" how a matmul with a collective runs: the fastest by `ringcoll.costs.matmul`.
 
 Either the matmul is cut into pieces that hide the rounds of the collective, or the built-in
-collective runs before or after the whole matmul. This file chooses for TPUs, and for devices that
-nobody knows; `auto_gpus` chooses for GPUs, and `auto_hosts` between hosts on CPU. (For a collective
+collective runs before or after the whole matmul. This file chooses for TPUs and for unknown
+devices; `auto_gpus` chooses for GPUs, and `auto_hosts` between hosts on CPU. (For a collective
 without a matmul, "auto" reads the measurements in `ringcoll.collectives.table`.)
 """
 
@@ -46,26 +46,29 @@ from ringcoll.schedules.schedule import Schedule, staggered
 
 #: The algorithm that hides a collective: half of each shard travels in each direction.
 HIDDEN = "bidirectional_ring"
-#: The same over several axes, up to this many ranks: its rounds are written out, so programs grow.
+#: The same over several axes. It is used up to this many ranks: its rounds are not a loop, so the
+#: program grows with the ranks.
 HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
 #: The columns of a tile of an array in a TPU's memory.
 TILE = 128
-#: What adds by the tree of `order="tree"`. Its rounds are hidden by products if it runs in lanes:
-#: while the sums of one lane are on the wire, blocks of the next are multiplied.
+#: The algorithm that adds by the tree of `order="tree"`. In lanes, matmuls hide its rounds: while
+#: the sums of one lane are on the wire, blocks of the next lane are multiplied.
 IN_ORDER = "recursive_doubling"
-#: How many lanes; the last one's last rounds are exposed. And how many if the factor that all
-#: blocks read does not stay in the memory beside the core (compiled: more are slower then).
+#: The number of lanes; the last rounds of the last lane are exposed. The second number is used if
+#: the operand that all blocks read does not fit in the memory next to the core. (Compiled: more
+#: lanes are slower then.)
 LANES, FEWER_LANES = 16, 8
-#: The least rows of a product of a lane.
+#: The fewest rows of the matmul of a lane.
 ROWS = 512
 
 
 def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
-    """The model of a device; for an unknown one v6e's, whose compute is fast beside its links.
+    """The model of a device. An unknown device gets v6e's: its compute is fast, its links are not.
 
-    If there are more devices in the mesh than ranks (`of`), the ranks are taken for a plane of a
-    slice with three axes, unless its axes are closed: on v5p:2x2x4, 8 ranks of 16 are 2 x 4. A
-    gather for them takes the built-in 871 us as compiled, and 747 by a price for three axes.
+    `of` is the number of devices in the mesh. If it is larger than `ranks`, the ranks are assumed
+    to be a plane of a slice with three axes, unless its axes are closed: on v5p:2x2x4, 8 ranks of
+    16 are 2 x 4. (The built-in gather of these takes 871 us as compiled; with the price for three
+    axes it would take 747.)
     """
     model = DEVICES[KINDS.get(device_kind or "", "v6e")]
     is_plane = ranks < of < SIDES[3] ** 3 and model.axes == 3
@@ -74,12 +77,12 @@ def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
 
 @lru_cache(maxsize=256)
 def hiding_algorithms(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]]:
-    """The algorithms that may hide a gather on axes of these sizes, and the rounds of each.
+    """The algorithms that can hide a gather on axes of these sizes, and the rounds of each.
 
-    The first may hide a scatter too. Several axes are taken for those of the slice; if there are
-    more than a chip has, they share. On a line of more than two ranks, a message over two links
-    holds both: half as much again, as compiled (v5e:4x4 as 4 x 4, [32768, 8192] x [8192, 28672]:
-    8800 us).
+    The first one can hide a scatter too. Several axes are assumed to be the axes of the slice; if
+    there are more axes than a chip has, they share links. On a line of more than two ranks, a
+    message over two links occupies both, which adds half of the time, as compiled (v5e:4x4 as
+    4 x 4, [32768, 8192] x [8192, 28672]: 8800 us).
     """
     ranks = prod(sizes)
     if len(sizes) < 2:
@@ -97,11 +100,12 @@ def hiding_algorithms(sizes: tuple[int, ...], model: Model) -> Mapping[str, tupl
 def to_gather(
     gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
 ) -> tuple[str, tuple[int, ...]]:
-    """The algorithm that gathers x, and the numbers of the products that are computed late.
+    """The algorithm that gathers x, and the indices of the matmuls that are computed late.
 
-    A product that is added up reads and writes all of its result in every round. Where that
-    takes longer than what it hides, it is made once, of the whole x: after the others, which
-    then hide the wire alone, or, if there are none, after a built-in gather.
+    A matmul that sums over the gathered dimension reads and writes all of its result in every
+    round. If that takes longer than the wire that it hides, it is computed once, from the whole x:
+    after the other matmuls, which then hide the wire, or after a built-in gather if there are no
+    others.
     """
     if not are_known(x, *others):
         return LAX, ()
@@ -123,12 +127,13 @@ def gather_seconds(
     model: Model,
     late: Sequence[int] = (),
 ) -> dict[str, float]:
-    """Seconds by algorithm, on axes of these sizes; the products numbered in `late` are made late.
+    """Seconds by algorithm, on axes of these sizes; the matmuls with indices in `late` run late.
 
-    Whole shards are left out where products are added up, because compilers then copy what arrived.
-    They are left out with a wire too: to decode two shards takes twice as long, and hides nothing.
-    (Compiled, int8, 8192 x 8192 x 28672: halves 660 us on v6e:4x2, 2671 on v5e:4x2, 1202 on
-    v5p:2x2x2; whole shards 735, 2830, 1176.) Halves are left out where they would cut tiles.
+    Whole shards in both directions are left out if matmuls sum over the gathered dimension, because
+    compilers then copy what arrived. They are left out with a wire too: to decode two shards takes
+    twice as long, and hides nothing. (Compiled, int8, 8192 x 8192 x 28672: halves 660 us on
+    v6e:4x2, 2671 on v5e:4x2, 1202 on v5p:2x2x2; whole shards 735, 2830, 1176.) Halves are left out
+    if they would cut tiles.
     """
     ranks, shard = prod(sizes), nbytes(x)
     works = works_of(gather, x, others, ranks)
@@ -148,10 +153,10 @@ def gather_seconds(
 
 
 def _halves_cut_tiles(gather: Gather, x: Any) -> bool:
-    """Whether results are put side by side in columns of whole tiles, halves in cut ones.
+    """Whether a whole shard fills whole tiles of the result's columns, but half a shard does not.
 
-    Compilers then turn the result round, and back: x: [4096, 4096], w: [4096, 896] on v5e:4x4 take
-    3748 us in halves of 448 columns, 2584 whole.
+    With halves, compilers then transpose the result and transpose it back: x: [4096, 4096], w:
+    [4096, 896] on v5e:4x4 take 3748 us in halves of 448 columns, and 2584 us whole.
     """
     columns = x.shape[gather.moving.index(gather.label)]
     ends = any(product.out.endswith(gather.label) for product in gather.products)
@@ -166,12 +171,12 @@ def _by_joining(
     made: Sequence[Round],
     sent: float,
 ) -> dict[str, float]:
-    """Seconds of a gather under its products, by how they are joined; see `joining`."""
-    # Apart, sums would be added to once for each part. Of three products it was slower than
-    # its price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380 us, fused 2943. So it is
-    # of halves that travel for longer than their products take, if x is kept for the gradient:
-    # 8192 x 8192 x 14336 with both gradients on v5e:4x2 takes 4874 us, fused 4336.
-    first = made[:2][-1]  # of one rank there is its own shard alone
+    """Seconds of a gather under its matmuls, by how its parts are joined; see `joining`."""
+    # "apart" is not offered in three cases. Sums would be added to once for each part. Three
+    # matmuls took longer than their price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380
+    # us, fused 2943. So did halves that travel for longer than their matmuls take, if x is kept for
+    # the gradient: 8192 x 8192 x 14336 with both gradients on v5e:4x2 takes 4874 us, fused 4336.
+    first = made[:2][-1]  # with one rank there is only its own shard
     hop = model.latency + model.beta * sent * shard_bytes * first.load
     products = sum(piece_seconds(w, first.shards / ranks, model, False) for w in works)
     is_late = first.parts > first.shards and hop > products
@@ -185,11 +190,12 @@ def _by_joining(
 def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, model: Model) -> str:
     """How a round with several messages is multiplied: "apart", "fused" or "copied".
 
-    Apart: each matmul reads the other factors, which counts where the memory is the limit, and
-    compilers may start a hop before the last of them only. Fused: parts are put together within
-    the matmul, which reads them once more. Copied: they are put together before. If they are
-    joined, each part of the result is put in its place by itself, under which compilers may start
-    the hop. By `hidden_seconds`, whichever is quickest.
+    Apart: each part has a matmul, and each matmul reads the other operand. That takes time if the
+    memory is the limit, and compilers can start a hop only before the last matmul. Fused: the
+    matmul joins the parts itself, and reads them once more. Copied: the parts are joined before the
+    matmul. If parts are joined, each part of the result is put in its place by a separate
+    operation, and compilers may start the hop before these. The fastest by `hidden_seconds` is
+    taken.
     """
     if not are_known(x, *others):
         return FUSED
@@ -202,13 +208,14 @@ def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, m
 def pairs_pay(
     gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, device_kind: str | None
 ) -> bool:
-    """Whether rounds that only forward are a loop of two rounds a turn: a smaller program.
+    """Whether to run rounds that only forward as a loop of two rounds a turn: a smaller program.
 
-    Only on TPUs, and where a hop is shorter than the products of a round: there is one hop more.
-    (Not where the gathered factor is kept as well: with both gradients, 8192 x 8192 x 28672 would
-    take 8337 us on v5e:4x2 instead of 8078, and 4516 us on v5p:2x2x2 instead of 3762.) Nor if the
-    memory beside the core holds the other factor, but not two shards beside it: then every turn
-    reads it again (w: [14336, 4096] on v5e:4x2, compiled apart: 3154 us, written out 2764).
+    It is used only on TPUs, and only if a hop is shorter than the matmuls of a round: the loop
+    has one hop more. It is not used if the gathered operand is kept too. (With both gradients, 8192
+    x 8192 x 28672 would take 8337 us on v5e:4x2 instead of 8078, and 4516 us on v5p:2x2x2 instead
+    of 3762.) It is not used if the memory next to the core holds the other operand, but not two
+    shards with it: then every turn reads the operand again (w: [14336, 4096] on v5e:4x2, compiled
+    apart: 3154 us with the loop, 2764 without).
     """
     if device_kind not in KINDS or not are_known(x, *others):
         return False
@@ -228,10 +235,10 @@ def to_scatter(
     sizes: tuple[int, ...],
     model: Model,
 ) -> str:
-    """The algorithm that scatters a sum of products.
+    """The algorithm that scatters a sum of matmuls.
 
-    With a wire that is the built-in exchange: it encodes every contribution once. Rings hide more,
-    but encode each partial sum at every hop, so they run only if the caller names one.
+    With a wire it is the built-in exchange, which encodes every contribution once. Rings hide more,
+    but encode each partial sum at every hop, so a ring runs only if the caller names it.
     """
     if scatter.wire or not are_known(*(x for pair in pairs for x in pair)):
         return LAX
@@ -241,7 +248,7 @@ def to_scatter(
 def to_scatter_in_order(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model
 ) -> Callable[..., Schedule]:
-    """What scatters a sum of products by the tree of `order="tree"` on TPUs, and hides it."""
+    """The algorithm that scatters a sum of matmuls by the tree of `order="tree"` on TPUs."""
     work, _ = summed(scatter, pairs, ranks)
     (a, b), (x, y) = scatter.terms[0], pairs[0]
     rows = dict(zip(a + b, (*x.shape, *y.shape), strict=True))[scatter.label]
@@ -251,6 +258,8 @@ def to_scatter_in_order(
 
 @lru_cache
 def _in_lanes(lanes: int) -> Callable[..., Schedule]:
+    """Recursive doubling in this many lanes, each a round later than the one before."""
+
     def recursive_doubling(*shape: int) -> Schedule:
         made = build("all_gather", IN_ORDER, shape)
         assert isinstance(made, Schedule)  # a gather has no stages
@@ -262,13 +271,13 @@ def _in_lanes(lanes: int) -> Callable[..., Schedule]:
 def scatter_seconds(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], sizes: tuple[int, ...], model: Model
 ) -> dict[str, float]:
-    """Seconds by algorithm. (Whole shards either way begin with two products, not one.)"""
+    """Seconds by algorithm. Whole shards in both directions are left out: they begin with two."""
     ranks = prod(sizes)
     whole, block = summed(scatter, pairs, ranks)
     cut = whole.once - ranks * block
     work = replace(whole, once=whole.once - cut, cut=cut, joined=block)
     if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model):
-        work = replace(work, joined=0.0)  # matmuls add by turns: that saves more than joining takes
+        work = replace(work, joined=0.0)  # by turns, matmuls add, which saves more than joining
     algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
     ways, follows = scatter_links(ranks, model), scatter.follows
     return {
@@ -280,15 +289,15 @@ def scatter_seconds(
 def turns_pay(
     scatter: Scatter, factors: Sequence[Any], ranks: int, device_kind: str | None
 ) -> bool:
-    """Whether to make a sum of products of halves, by turns (see `ringcoll.runtime.turns`).
+    """Whether to compute a sum of matmuls in halves, by turns (see `ringcoll.runtime.turns`).
 
-    Only on TPUs (under turns the scheduler for GPUs hides nothing), and only where the wire is
-    longer than the products of a round: by turns, the first product, which hides nothing, is half
-    as long. Twice as many matmuls then read the factors that are not cut, so the products must
+    It is used only on TPUs (by turns the scheduler for GPUs hides nothing), and only if the wire
+    takes longer than the matmuls of a round. By turns, the first matmul, which hides nothing, is
+    half as long. But twice as many matmuls read the operands that are not cut, so the matmuls must
     also take longer than that reading.
     """
     if device_kind not in KINDS or not are_known(*factors) or scatter.wire:
-        return False  # by turns nothing is encoded
+        return False  # turns cannot encode messages
     model = machine(device_kind)
     pairs = list(zip(factors[::2], factors[1::2], strict=True))
     work, block = summed(scatter, pairs, ranks)
@@ -296,6 +305,6 @@ def turns_pay(
 
 
 def _turns_are_quicker(work: Work, block: int, ranks: int, model: Model) -> bool:
-    """As `turns_pay`; `work.again` is the bytes of factors that are not cut."""
+    """As `turns_pay`; `work.again` is the bytes of the operands that are not cut."""
     hop = model.latency + model.beta * block / 2
     return hop > work.flops * model.delta / ranks > work.again * model.memory

@@ -1,4 +1,4 @@
-"""Chooses "auto" for a matmul with a collective on GPUs: the ring, or the built-in collective."""
+"""Choose for "auto" how a matmul with a collective runs on GPUs: the ring, or the built-in."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,17 +12,17 @@ from ringcoll.costs.prediction import predict
 from ringcoll.matmuls.labels import Gather, Scatter
 from ringcoll.matmuls.work import are_known, fastest, nbytes, ratio, summed, works_of
 
-#: What hides a collective on GPUs: their scheduler keeps one permute in flight, so a second
-#: direction would be exposed.
+#: The algorithm that hides a collective on GPUs. Their scheduler keeps only one permute in flight,
+#: so a second direction would be exposed.
 HIDDEN_ON_GPUS = "ring"
-#: The GPU by whose measurements "auto" goes, if the device is another.
+#: The GPU whose measurements "auto" uses if the device was not measured.
 GPU = "h100"
 
 
 def to_gather(
     gather: Gather, x: Any, others: Sequence[Any], ranks: int, device_kind: str | None
 ) -> str:
-    """The algorithm that gathers x on GPUs, if the devices may be some."""
+    """The algorithm that gathers x on GPUs; the built-in if the devices cannot be GPUs."""
     if _is_no_gpu(device_kind) or not are_known(x, *others):
         return LAX
     works = works_of(gather, x, others, ranks)
@@ -33,7 +33,7 @@ def to_gather(
 def to_scatter(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, device_kind: str | None
 ) -> str:
-    """The algorithm that scatters a sum of products on GPUs, if the devices may be some."""
+    """The algorithm that scatters a sum of matmuls on GPUs; as `to_gather`."""
     if _is_no_gpu(device_kind) or not are_known(*(x for pair in pairs for x in pair)):
         return LAX
     if scatter.wire:
@@ -53,11 +53,11 @@ def seconds(
 ) -> dict[str, float]:
     """Seconds on GPUs of matmuls with a built-in collective, and of the ring under them.
 
-    By measured collectives, permutes and matmuls of the dtype of a factor
-    (`ringcoll.costs.machines`). A permute is far slower a byte than a built-in collective, so the
-    ring is faster only where a permute is shorter than the products of a round. Every product of
-    the ring is put in its place in the result: read and written once more. `sent` is the ratio of
-    the bytes of messages to those of their values.
+    They are computed from measured collectives, permutes and matmuls of the operand's dtype
+    (`ringcoll.costs.machines`). Per byte, a permute is far slower than a built-in collective, so
+    the ring is faster only if a permute is shorter than the matmuls of a round. Each matmul of the
+    ring is put in its place in the result: it is read and written once more. `sent` is the bytes of
+    messages over the bytes of their values.
     """
     device = gpu(device_kind)
     hop = predict("ppermute", sent * shard_bytes, ranks, device)
@@ -79,7 +79,7 @@ def _is_no_gpu(device_kind: str | None) -> bool:
 
 
 def gpu(device_kind: str | None) -> Device:
-    """The machine of a GPU; `GPU` if nobody measured it."""
+    """The machine of a GPU; the machine `GPU` if it was not measured."""
     try:
         found = machines.find(device_kind or GPU)
     except ValueError:

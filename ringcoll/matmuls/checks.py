@@ -1,4 +1,4 @@
-"""What every call of a product of two factors checks before anything is sent."""
+"""The checks of every call of a matmul with a collective, before anything is sent."""
 
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from ringcoll.runtime.value_types import typed_alike
 
 
 class FactorsCall(Call):
-    """One call of an einsum of two factors, without these."""
+    """One call of an einsum of two factors, without the factors themselves."""
 
     def __init__(self, name: str, spec: Any, axis_name: AxisName, **said: Any) -> None:
         super().__init__(name, axis_name, said=said, operands=f"{spec!r}, x, w")
@@ -29,7 +29,7 @@ class FactorsCall(Call):
     def how(
         self, algorithm: Any, precision: Any, accumulate_dtype: Any, residuals: str = "save"
     ) -> Options:
-        """By whom and how exactly, if it can be."""
+        """The checked options of the call: its axes, algorithm, precision and leaves."""
         for axis in self.axes:
             if isinstance(axis, int):
                 words = f"{axis} is not a name; axes by position are lax's own"
@@ -41,7 +41,7 @@ class FactorsCall(Call):
         if isinstance(algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
-        # A sum by a schedule: of algorithms there are the same as for psum_scatter.
+        # It adds by a schedule, so it has the same algorithms as psum_scatter.
         leaves = leaves_of_call(self)
         asked = algorithm, "psum_scatter", self.axes, None, leaves
         algorithm = self.ask(choice.settled, *asked)
@@ -58,9 +58,9 @@ class FactorsCall(Call):
     def wires(
         self, wire: Any, gradient_wire: Any, *factors: Array
     ) -> tuple[Wire | None, Wire | None]:
-        """What messages hold, and those of the gradient, if these factors can be encoded.
+        """The wires of the messages and of the gradient's messages, if the factors can be encoded.
 
-        A rank alone sends nothing, and rounds nothing.
+        Both are None on a single rank: it sends nothing, so it rounds nothing.
         """
         forward, back = self.ask(wires.settled_pair, wire, gradient_wire)
         leaves_of_call(self, forward, back)
@@ -69,7 +69,7 @@ class FactorsCall(Call):
         return (forward, back) if self.rank_count() > 1 else (None, None)
 
     def labels(self, spec: Any) -> Labels:
-        """Those of the spec."""
+        """The labels of the spec, or a refusal."""
         if not isinstance(spec, str):
             raise self.refusal(TypeError, f"the spec is {spec!r}, no string", "write 'mk,kf->mf'")
         return self.ask(Labels.of, spec)
@@ -81,7 +81,7 @@ class FactorsCall(Call):
             raise self.refusal(ValueError, f"{label!r} is not a label of {of}", cure)
 
     def array(self, factor: Any) -> Array:
-        """A factor, which has to be an array."""
+        """A factor as an array, or a refusal."""
         self.ask(jax.typeof, factor)
         return jnp.asarray(factor)
 
@@ -92,7 +92,7 @@ class FactorsCall(Call):
     def dtype(
         self, options: Options, labels: Labels, sizes: Any, x: Array, w: Array, preferred: Any
     ) -> np.dtype:
-        """Of the result: what `jax.numpy.einsum` says, which may refuse."""
+        """The dtype of the result by `jax.numpy.einsum`, which may refuse."""
         whole = [
             jax.ShapeDtypeStruct([sizes[label] for label in own], factor.dtype)
             for own, factor in ((labels.x, x), (labels.w, w))
@@ -107,5 +107,8 @@ class FactorsCall(Call):
         return out.dtype
 
     def typed_alike(self, *factors: Array) -> list[Array]:
-        """Each typed as varying where any is, so that derivatives have the types of factors."""
+        """The factors, each varying over every axis over which any of them varies.
+
+        Then derivatives have the types of the factors.
+        """
         return typed_alike(factors, self.axes)

@@ -1,12 +1,12 @@
-"""A product with a gathered factor, made without gathering it: the rows of the other one travel.
+"""A matmul with a gathered operand, computed without the gather: the other operand's rows travel.
 
-FSDP with few rows: x: [m, k] on each of n ranks, w: [k/n, f]. The gather of w sends k f numbers,
-though n m rows may be far fewer than k. So w stays:
+Take FSDP with few rows: x: [m, k] on each of n ranks, w: [k/n, f]. A gather of w sends k f numbers,
+but all n m rows together may be far fewer than k. So w stays where it is:
 
 - `mk,kf->mf`, gathered along k: an all-to-all brings every rank its k/n columns of all n m rows,
   and the sum of the products over ranks, [n m, f], is scattered;
 - `mk,kf->mf`, gathered along f (w: [k, f/n]; or the gradient by x of the form above): all rows are
-  gathered, and an all-to-all brings the products, [n m, f/n], home.
+  gathered, and an all-to-all returns the products, [n m, f/n], to the ranks of the rows.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from ringcoll.runtime import built_in
 from ringcoll.runtime.progress import marked
 from ringcoll.runtime.value_types import device_kind, explicit_spec
 
-#: The name of this form among algorithms.
+#: The name of this form, used like that of an algorithm.
 EXCHANGED = "exchanged"
 
 
@@ -50,9 +50,9 @@ def swapped(options: Options, x: Array, labels: str, split: str, joined: str) ->
 
 
 def in_place_of(gather: Gather, product: Product, other: Any) -> Gather | Scatter | None:
-    """What sends the rows of the other factor or of the result; None if they have none.
+    """The collective that sends the rows of the other operand or of the result; None without rows.
 
-    Of several labels of the other factor, the longest is that of rows.
+    If the other operand has several labels, the longest one is that of the rows.
     """
     label, moving = gather.label, gather.moving
     free = [c for c in product.other if c in product.out and c not in moving]
@@ -72,14 +72,14 @@ def pays(
     model: Model,
     keeps: bool = False,
 ) -> bool:
-    """Whether to exchange rows in place of the gather: on one axis, where it is quicker.
+    """Whether to exchange rows in place of the gather: only on one axis, and only if it is faster.
 
-    Not of several products, which share a gather, and whose rows would travel once for each.
+    It is not used for several products: they share one gather, but rows would travel for each.
 
     Args:
         gather, x, others, sizes, model: as for `auto.to_gather`.
-        keeps: whether a gather would keep the whole x for the gradient by the other factor. Then
-            that is one product more. Rows that were exchanged are exchanged again for it.
+        keeps: whether a gather would keep the whole x for the gradient by the other operand. Then
+            that gradient is one product more, for which exchanged rows are exchanged again.
     """
     if len(sizes) != 1 or len(others) != 1 or not are_known(x, *others):
         return False
@@ -101,7 +101,7 @@ def pays(
 def seconds(
     gather: Gather, x: Any, others: Sequence[Any], sizes: tuple[int, ...], model: Model
 ) -> float | None:
-    """Seconds of all products if x stays; None if that is not possible."""
+    """Seconds of all products if x stays where it is; None if that is not possible."""
     n, total = prod(sizes), 0.0
     for product, other in zip(gather.products, others, strict=True):
         of = in_place_of(gather, product, other)
@@ -122,7 +122,7 @@ def seconds(
 
 
 def _lengths(gather: Gather, product: Product, x: Any, other: Any, n: int) -> dict[str, int]:
-    """The size of every label of a product of the whole x."""
+    """The size of every label of a product with the whole x."""
     length = dict(zip(gather.moving, x.shape, strict=True))
     length[gather.label] *= n
     return length | dict(zip(product.other, other.shape, strict=True))

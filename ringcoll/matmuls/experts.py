@@ -1,4 +1,4 @@
-"""What a mixture of experts costs by each way of bringing tokens and experts together."""
+"""The seconds of a mixture of experts by each algorithm that brings tokens to experts."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,16 @@ from ringcoll.costs.model import Model, all_to_all_seconds, links, scatter_links
 from ringcoll.costs.prediction import predict
 from ringcoll.matmuls import auto, auto_gpus
 
-#: The names of `ringcoll.layers.expert_parallel.moe`.
+#: The names of algorithms in `ringcoll.layers.expert_parallel.moe`.
 GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectional_ring": 2}
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sizes of a mixture: on each of `ranks`, `tokens` and `experts`, gated MLPs of d and f.
+    """The sizes of a mixture: each of `ranks` ranks has `tokens` tokens and `experts` experts.
 
-    `chosen` experts get each token; numbers have `itemsize` bytes.
+    An expert is a gated MLP with sizes d and f. Each token goes to `chosen` experts. Numbers have
+    `itemsize` bytes.
     """
 
     ranks: int
@@ -28,28 +29,31 @@ class Mixture:
 
     @property
     def block(self) -> int:
-        """Bytes of a rank's tokens."""
+        """The bytes of a rank's tokens."""
         return self.tokens * self.d * self.itemsize
 
     def work(self, model: Model, share: float) -> float:
-        """Seconds of a share of the products, if choices are even; at least to read the weights."""
+        """Seconds of a share of the matmuls if all experts get equally many tokens.
+
+        It is at least the time to read the weights.
+        """
         flops = 6.0 * self.tokens * self.chosen * self.d * self.f * share
         weights = 3.0 * self.experts * self.d * self.f * self.itemsize
         return max(flops * model.delta, weights * model.far)
 
     def around(self, model: Model, hop: float) -> float:
-        """Seconds of a ring: n-1 rounds of a block and its sum, and the two ends.
+        """Seconds of a ring: n-1 rounds that send a block and a sum, and a first and a last round.
 
-        A hop of both takes `hop`; that of a block or a sum alone half of it.
+        A hop of a block and a sum takes `hop` seconds; a hop of only one of them takes half.
         """
         ends = 2 * max(hop / 2, self.work(model, 0.5 / self.ranks))
         return ends + (self.ranks - 1) * max(hop, self.work(model, 1 / self.ranks))
 
 
 def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
-    """Seconds of the layer by algorithm, forward; routing is left out.
+    """Seconds of the layer's forward pass by algorithm, without routing.
 
-    On TPUs built-in collectives get all links of a chip, and rings one link each way.
+    On TPUs, built-in collectives use all links of a chip; rings use one link in each direction.
 
     >>> from ringcoll.matmuls.experts import Mixture, seconds
     >>> few = Mixture(ranks=8, tokens=128, experts=8, chosen=8, d=4096, f=1536, itemsize=2)
@@ -71,7 +75,7 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
 
 
 def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
-    """By measured collectives and permutes; a switch has no ways round a ring."""
+    """Seconds on GPUs, by measured collectives and permutes; a switch has no directions."""
     n, device = mixture.ranks, auto_gpus.gpu(device_kind)
     model, whole = device.model, n * mixture.block
     work = mixture.work(model, 1)
@@ -86,9 +90,9 @@ def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
 
 
 def fastest(mixture: Mixture, device_kind: str | None) -> str:
-    """The algorithm that the model says is fastest; "gather" where it knows nothing.
+    """The algorithm that is fastest by the model; "gather" if the model does not apply.
 
-    It knows nothing of CPUs, of unknown devices, and of sizes that are symbols.
+    The model does not apply to CPUs, unknown devices and symbolic sizes.
 
     >>> from ringcoll.matmuls.experts import Mixture, fastest
     >>> many = Mixture(ranks=8, tokens=8192, experts=8, chosen=8, d=4096, f=4096, itemsize=2)

@@ -1,7 +1,7 @@
 """The form in which a matmul with a collective runs.
 
-The forms are fixed when the matmul is traced. Which of them runs is chosen when it is lowered,
-because platform and hosts are not known before.
+The form for each kind of platform is fixed when the matmul is traced. Which of these forms runs is
+chosen when it is lowered, because the platform and the hosts are not known before.
 """
 
 from collections.abc import Callable, Hashable
@@ -15,12 +15,12 @@ from ringcoll.runtime.hosts import are_cpu_processes, by_hosts
 
 T = TypeVar("T")
 
-#: The devices of a CPU share its cores, so nothing is hidden there within a process.
+#: The devices of a CPU share its cores, so within a process nothing can be hidden.
 PLAIN_ON = ("cpu",)
 
 
 class Form(NamedTuple):
-    """An algorithm, and which products (by number) are computed late, from the whole operand."""
+    """An algorithm, and the indices of the products that are computed late, from the whole x."""
 
     algorithm: Algorithm
     late: tuple[int, ...] = ()
@@ -34,16 +34,16 @@ def by_platform(
     run: Callable[..., T],
     *operands: Any,
 ) -> T:
-    """`run(form, *operands)`, in the form that is quickest where the program runs.
+    """`run(form, *operands)`, in the form for the platform on which the program runs.
 
     Args:
         axes: the axes of the collective.
-        form: for TPUs.
-        gpus: for GPUs.
-        between: for CPUs, if the ranks are on several hosts. Those of one process share its cores:
-            for them it is the built-in collective.
+        form: the form for TPUs.
+        gpus: the form for GPUs.
+        between: the form for CPUs if the ranks are on several hosts. Ranks of one process share its
+            cores, so they use the built-in collective.
         run: computes the matmul in a form.
-        operands: of `run`.
+        operands: the operands of `run`.
     """
     plain = form._replace(algorithm=LAX)
     forms = dict.fromkeys(PLAIN_ON, plain) | {"cuda": gpus, "rocm": gpus}

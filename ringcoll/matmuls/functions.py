@@ -1,7 +1,7 @@
 """Matmuls that hide their communication: each shard is multiplied while the next one travels.
 
-x: [m/n, k] and w: [k, f] give [m, f], and the gathered x is never held. x: [m, k/n] and w: [k/n, f]
-give [m/n, f], and the whole sum is never held.
+x: [m/n, k] and w: [k, f] give [m, f], and no rank ever holds the gathered x. x: [m, k/n] and
+w: [k/n, f] give [m/n, f], and no rank ever holds the whole sum.
 
 `algorithm=` says how shards travel, as for the collectives (see `ringcoll.lax`): "auto", the name
 of a gather in `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather,
@@ -15,38 +15,36 @@ then multiply; multiply, then scatter).
 - on GPUs "ring" or "lax", because their compiler keeps one permute in flight at a time;
 - on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
 
-"lax" is faster for small matmuls, whose hops are all latency; for few rows, because each round
-reads w again; and where products would be added up in large results (shard w by columns rather than
-rows). Of several products, those that would be added up in large results may be computed once, from
-the whole gathered operand, after the others.
+"lax" is faster in three cases: for small matmuls, whose hops are mostly latency; for few rows,
+because each round reads w again; and if every round adds to a large result (then shard w by columns
+rather than rows). If several products share a gather, those that would add to a large result may be
+computed once, from the whole gathered operand, after the others.
 
 Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
 refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type` and `precision`
-are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also when they
-travel.
+are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
 
 With a `wire` (see `ringcoll.Wire`), messages hold codes of one byte in place of floats. A gathered
-shard is encoded once, by its owner, and decoded just before it is multiplied; its owner multiplies
-what the others decode. What is summed is added in float32. By "lax" and "auto" each contribution is
-encoded once, and sent straight to its owner; by a ring each partial sum is encoded at every hop.
-`gradient_wire` is the wire of the gradients' messages: "same" (the default), another one, or None
-for floats. Codes are
-rounded to nearest.
+shard is encoded once, by its owner, and decoded just before it is multiplied. The owner multiplies
+the same decoded values as the other ranks. Sums are added in float32. With "lax" and "auto", each
+contribution is encoded once and sent straight to its owner; with a ring, each partial sum is
+encoded at every hop. `gradient_wire` is the wire of the gradients' messages: "same" (the default),
+another wire, or None for floats. Codes are rounded to nearest.
 
-`order="tree"` makes bits that do not depend on n, a power of two that divides `leaves`. A rank
-multiplies in leaves / n blocks of the label that ranks share: the first that is summed over, or the
-first of the factor that is not gathered. Sums are one balanced tree of all leaves. On CPU whole
-operands are moved before or after their products, because XLA:CPU adds in another order where a
-matmul has another number of rows.
+With `order="tree"`, the bits do not depend on n, which must be a power of two that divides
+`leaves`. A rank multiplies in leaves / n blocks along the label that is sharded over ranks: the
+first label that is summed over, or the first of the factor that is not gathered. Sums are one
+balanced tree of all leaves. On CPU, whole operands are moved before or after their products,
+because XLA:CPU adds in another order if a matmul has another number of rows.
 
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
 an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
-sharded over one. JAX cannot lower the scatter of "lax" there, so "auto" is a ring.
+sharded over an explicit axis: JAX cannot lower the scatter of "lax" there, so "auto" is a ring.
 
-Before anything is sent, all raise NameError if an axis is not bound, TypeError if an argument is
-not an array, dtype or integer, and ValueError if shapes or specs do not fit or an algorithm cannot
-run.
+Before anything is sent, all functions raise NameError if an axis is not bound, TypeError if an
+argument is not an array, dtype or integer, and ValueError if shapes or specs do not fit or an
+algorithm cannot run.
 """
 
 import string
@@ -76,7 +74,7 @@ from ringcoll.matmuls.overlapped import (
 from ringcoll.runtime.tree_sums import rounded
 from ringcoll.runtime.value_types import is_checked, varying
 
-#: An array, or a pytree of some that share a gather.
+#: An array, or a pytree of arrays that share a gather.
 Arrays = Any
 
 
@@ -98,21 +96,21 @@ def all_gather_einsum(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Any:
-    """The einsum of two factors; one of them is gathered along the dimension `gather`.
+    """The einsum of two factors; one of them is gathered along the label `gather`.
 
     `all_gather_einsum("bsd,df->bsf", x, w, "x", gather="s")`: x: [b, s/n, d], w: [d, f] ->
-    [b, s, f]. If `gather` is contracted, products are added up as shards arrive:
+    [b, s, f]. If `gather` is contracted, products are added as shards arrive:
     `"mk,kf->mf", gather="k"` with x: [m, k/n]. `operand` says whether x (0) or w (1) is
-    gathered. The other may be a pytree of factors, whose products share one gather.
+    gathered. The other may be a pytree of factors; their products share one gather.
 
-    n-1 rounds of one shard by a ring, half of it each way by "bidirectional_ring".
+    A ring takes n-1 rounds of one shard; "bidirectional_ring" sends half of it in each direction.
 
-    Gradient: for the gathered factor, `einsum_reduce_scatter`; for the other one, a product
+    Gradient: for the gathered factor, `einsum_reduce_scatter`; for the other factor, a product
     with the gathered factor. `residuals="save"` keeps the gathered factor for that, as
     autodiff of the plain form does; `"regather"` gathers it again (less memory, more time).
 
     Raises:
-        ValueError: the spec does not have two factors, lacks `gather`, or has another size.
+        ValueError: the spec does not have two factors, lacks `gather`, or does not fit the shapes.
 
     Source: Wang et al., "Overlap communication with dependent computation via decomposition
     in large deep learning models", ASPLOS (2023).
@@ -171,16 +169,16 @@ def einsum_reduce_scatter(
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
     `einsum_reduce_scatter("bsf,fd->bsd", x, w, "x", scatter="s")`: x: [b, s, f/n], w:
-    [f/n, d] -> [b, s/n, d]. A block is multiplied just before its partial sum travels on.
+    [f/n, d] -> [b, s/n, d]. A block is multiplied just before its partial sum is sent on.
 
-    n-1 rounds of one block of the result by a ring, half of it each way by
-    "bidirectional_ring".
+    A ring takes n-1 rounds of one block of the result; "bidirectional_ring" sends half of it in
+    each direction.
 
-    Gradient: both factors' are products of one gather of the cotangent.
+    Gradient: the gradients of both factors are products with one gather of the cotangent.
 
     Raises:
-        ValueError: the spec does not have two factors, its result lacks `scatter`, or the size
-            of `scatter` does not divide by n (pad it).
+        ValueError: the spec does not have two factors, its result lacks `scatter`, or n does not
+            divide the size of `scatter` (pad it).
 
     Source: as `all_gather_einsum`.
 
@@ -229,7 +227,7 @@ def all_gather_matmul(
     """x @ w; one factor is gathered along one of its last two dimensions.
 
     - `x: [..., m/n, k], w: [k, f] -> [..., m, f]`;
-    - `dimension=-1`, summed as shards arrive: `x: [..., m, k/n], w: [k, f] -> [..., m, f]`;
+    - `dimension=-1`, added as shards arrive: `x: [..., m, k/n], w: [k, f] -> [..., m, f]`;
     - `operand=1`, FSDP: `x: [..., m, k], w: [k/n, f] -> [..., m, f]`;
     - `operand=1, dimension=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
 
@@ -335,18 +333,19 @@ def matmul_all_reduce(
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
-    `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. A
-    `matmul_reduce_scatter` along the rows, then an all-gather. Rows that do not divide by n
+    `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. It is a
+    `matmul_reduce_scatter` along the rows, then an all-gather. If n does not divide the rows, they
     are padded, and the padding is cut off again. With `fused=False` the whole product is
     computed first, and `ringcoll.psum` sums it with this `algorithm` and
-    `accumulate_dtype`. That is best for results of a few kilobytes, as for one token, by
-    "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" is that of the two halves.)
-    To sum over groups of ranks, call `psum` on x @ w yourself.
+    `accumulate_dtype`. That is best for results of a few kilobytes, such as those of one token,
+    with "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" is the gather of this
+    name, which the scatter and the all-gather run by.) To sum over groups of ranks, call `psum` on
+    x @ w yourself.
 
-    2(n-1) rounds of 1/n of the result by a ring; if fused, the product hides the first half.
+    A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
 
-    Gradient: under `check_vma=True`, where every rank has the same cotangent, a product for
-    each factor, and nothing is sent; otherwise the gradients of the two parts, with the same
+    Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
+    each factor, and nothing is sent; otherwise it is the gradients of the two parts, with the same
     `wire`.
 
     Raises, source and options: as `einsum_reduce_scatter`.
@@ -377,7 +376,7 @@ def matmul_all_reduce(
         narrow = whole.dtype
         is_float = jnp.issubdtype(narrow, jnp.inexact)
         if is_float and order is not None and accumulate_dtype is not None:
-            # Not rounded before the last sum.
+            # Keep the wide dtype, so that nothing is rounded before the last sum.
             whole = product(x, w, preferred_element_type=accumulate_dtype)
         total = psum(
             whole,
@@ -389,12 +388,12 @@ def matmul_all_reduce(
             leaves=leaves,
         )
         return total if total.dtype == narrow else _narrowed(narrow, total.dtype, total)
-    n, rows = call.ask(call.rank_count), x.shape[-2]  # or an axis is not bound
+    n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     def reduced_and_gathered(x: Array, w: Array) -> Array:
-        # Products of as many rows whatever n is, if their bits are to be the same.
+        # For the same bits, products must have the same number of rows for every n.
         padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % (n if order is None else leaves)), (0, 0)]
         mine = matmul_reduce_scatter(
             jnp.pad(x, padding),
@@ -415,7 +414,7 @@ def matmul_all_reduce(
             tiled=True,
             to="invarying",
             algorithm=algorithm,
-            accumulate_dtype=accumulate_dtype,  # of its gradient, where types are not checked
+            accumulate_dtype=accumulate_dtype,  # only its gradient adds, if types are not checked
             wire=wire,
             order=order,
             leaves=leaves,
@@ -439,10 +438,10 @@ def matmul_in_blocks(
     order: str | None = "tree",
     leaves: int = LEAVES,
 ) -> Array:
-    """x @ w of a rank's own factors, in its leaves of a tree; nothing is sent.
+    """x @ w of a rank's own factors, computed in the leaves of a tree; nothing is sent.
 
-    `x: [..., m, k], w: [k, f] -> [..., m, f]`. The leaves are blocks of k if it is `contracted`,
-    and of f otherwise; the gradients are computed in the same blocks.
+    `x: [..., m, k], w: [k, f] -> [..., m, f]`. If `contracted`, the leaves are blocks of k,
+    otherwise blocks of f. The gradients are computed in the same blocks.
     """
     rows = _LETTERS[: x.ndim - 1]
     spec = f"{rows}k,kf->{rows}f"
@@ -457,7 +456,7 @@ def matmul_in_blocks(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _narrowed(narrow: np.dtype, wide: np.dtype, x: Array) -> Array:
-    """x, rounded; and its cotangent is a rounded one."""
+    """x, rounded to the narrow dtype; its cotangent is rounded too."""
     return x.astype(narrow)
 
 
@@ -469,7 +468,10 @@ _narrowed.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _replicated(run: Any, product: Any, x: Array, w: Array) -> Array:
-    """`run`, the sum over ranks of `product`: its cotangent is already on every rank."""
+    """`run(x, w)`, the sum of `product(x, w)` over ranks. Its gradient sends nothing.
+
+    It may be used if every rank has the same cotangent.
+    """
     return run(x, w)
 
 
@@ -489,7 +491,7 @@ _LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "k
 
 
 def _rows(call: Call, x: Arrays) -> str:
-    """A letter for each dimension of x, or of its first leaf, but the last."""
+    """A letter for each dimension of x (or of its first leaf) except the last."""
     leaves = jax.tree.leaves(x)
     ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
     if not ndim:

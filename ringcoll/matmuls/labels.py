@@ -1,4 +1,4 @@
-"""Einsum specs of two factors, read and checked: what is multiplied, and what travels."""
+"""Read and check einsum specs of two factors: what is multiplied, and what travels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,8 +22,9 @@ class Labels:
         """Read a spec.
 
         Raises:
-            ValueError: it is not of two factors, or its derivatives would be no products:
-                every label has to stand in two of the three, and once in each at most.
+            ValueError: it does not have two factors; or its derivatives would not be products of
+                two factors. For that, every label must be in two of the three (x, w and the
+                result), or in all three, and at most once in each.
         """
         factors, arrow, out = spec.replace(" ", "").partition("->")
         x, comma, w = factors.partition(",")
@@ -48,10 +49,11 @@ class Labels:
 
         Args:
             x, w: the shapes of the factors.
-            times: for a label, how many times its size in x and in w it is in all.
+            times: for a label, the numbers by which to multiply its size in x and in w to get its
+                whole size.
 
         Raises:
-            ValueError: there are not as many labels as dimensions, or they do not agree.
+            ValueError: there are not as many labels as dimensions, or the sizes of a label differ.
         """
         found: dict[str, int] = {}
         for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
@@ -78,10 +80,10 @@ class Product:
 
     Attributes:
         other: the labels of the other factor.
-        out: those of the result.
-        dtype: of the result.
-        sharding: of the result over explicit axes, where the factors leave it open (see
-            `value_types.explicit_spec`).
+        out: the labels of the result.
+        dtype: the dtype of the result.
+        sharding: the sharding of the result over explicit axes, if the factors do not determine it
+            (see `value_types.explicit_spec`).
     """
 
     other: str
@@ -94,16 +96,16 @@ class Product:
         return f"{moving},{self.other}->{self.out}"
 
     def cut(self, moving: str) -> str:
-        """The label of which each rank has a part, and no other rank the same; "" if none."""
+        """The label of which each rank has a different part; "" if there is none."""
         free = [c for c in self.other if c in self.out and c not in moving]
         return free[0] if free else ""
 
 
 @dataclass(frozen=True)
 class Gather:
-    """The factor that is gathered (labels `moving`), along which label, and its products.
+    """The factor that is gathered (its labels are `moving`), along which label, and the products.
 
-    `wire` is what its messages hold, `gradient_wire` that of its gradient's.
+    `wire` is what its messages hold; `gradient_wire` is what its gradient's messages hold.
     """
 
     label: str
@@ -118,13 +120,13 @@ class Scatter:
     """A sum of products, scattered along a label of its result.
 
     Attributes:
-        label: of the dimension of the result that is scattered.
+        label: the label of the result along which it is scattered.
         out: the labels of the result.
-        terms: those of both factors of each product.
-        dtype: of the result.
-        sharding: of the result, as that of a `Product`.
-        wire, gradient_wire: as those of a `Gather`.
-        follows: whether other work comes before it, as before every gradient.
+        terms: the labels of both factors of each product.
+        dtype: the dtype of the result.
+        sharding: the sharding of the result, as for a `Product`.
+        wire, gradient_wire: as for a `Gather`.
+        follows: whether other work comes before it, as it does before every gradient.
     """
 
     label: str
@@ -137,7 +139,7 @@ class Scatter:
     follows: bool = field(default=False, kw_only=True)
 
     def cut(self, term: tuple[str, str]) -> str:
-        """As that of a `Product`: the first label that a term sums over."""
+        """As `Product.cut`: the first label that a term sums over."""
         a, b = term
         summed = [c for c in b if c in a and c not in self.out]
         return summed[0] if summed else ""

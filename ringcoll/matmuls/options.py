@@ -31,8 +31,8 @@ class Options:
     algorithm: Algorithm
     precision: Any = None
     accumulate_dtype: np.dtype | None = None
-    saves: bool = False  # whether what was gathered is kept for the gradient
-    leaves: int | None = None  # of the one tree by which it adds; None for any order
+    saves: bool = False  # whether the gathered factor is kept for the gradient
+    leaves: int | None = None  # the leaves of the tree by which it adds; None for any order
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes, without axes of one rank."""
@@ -44,7 +44,7 @@ class Options:
         return auto.machine(device_kind(), prod(self.sizes()), prod(whole))
 
     def schedule(self) -> tuple[Schedule, Ranks]:
-        """The schedule of the gather, and the ranks cut into its digits."""
+        """The schedule of the gather, and the ranks as the schedule's digits."""
         return built("all_gather", self.algorithm, self.axes, None)
 
     def einsum(
@@ -52,7 +52,7 @@ class Options:
     ) -> Array:
         """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`.
 
-        With `leaves` it is computed in this rank's blocks of the label `cut`, if there is one.
+        With `leaves`, it is computed in this rank's blocks of the label `cut`, if there is one.
         """
         wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
         if self.leaves is not None and jnp.issubdtype(dtype, jnp.inexact):
@@ -65,7 +65,7 @@ class Options:
         return jnp.einsum(spec, a, b, out_sharding=sharding, **exact)
 
     def in_blocks(self, spec: str, a: Array, b: Array, cut: str) -> tuple[list[Array], list[Array]]:
-        """Both factors, in this rank's blocks of a label."""
+        """Both factors, cut into this rank's blocks of a label."""
         count = self.blocks() if cut else 1
         a_labels, b_labels = spec.split("->")[0].split(",")
         return cut_along(a, a_labels, cut, count), cut_along(b, b_labels, cut, count)
@@ -75,15 +75,15 @@ class Options:
         return (self.leaves or 1) // prod(self.sizes())
 
     def of_whole(self) -> bool:
-        """Whether products are computed from whole operands, although a schedule moves these.
+        """Whether products are computed from whole operands, although a schedule moves shards.
 
-        XLA:CPU adds in another order where a product has another number of rows.
+        XLA:CPU adds in another order if a product has another number of rows.
         """
         return self.leaves is not None and device_kind() in (None, "cpu")
 
 
 def cut_along(x: Array, labels: str, label: str, count: int) -> list[Array]:
-    """x in so many blocks of a label; if it has no such label, x for each."""
+    """x in `count` blocks along a label; if it does not have the label, x itself for each block."""
     if count == 1 or label not in labels:
         return [x] * count
     dim = labels.index(label)
@@ -94,7 +94,7 @@ def cut_along(x: Array, labels: str, label: str, count: int) -> list[Array]:
 def product(
     spec: str, dtype: np.dtype, precision: Any, sharding: Any
 ) -> Callable[[Array, Array], Array]:
-    """One einsum of two factors, rounded to its dtype before it is added to others."""
+    """A function: one einsum of two factors, rounded to its dtype before it is added to others."""
     wide = jnp.promote_types(dtype, jnp.float32) if dtype == jnp.bfloat16 else dtype
     exact = {"precision": precision, "preferred_element_type": wide, "out_sharding": sharding}
 

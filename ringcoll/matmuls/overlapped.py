@@ -1,15 +1,16 @@
-"""Products that are computed while their shards are on the wire, and their gradients.
+"""Products that are computed while shards are on the wire, and their gradients.
 
-Two functions, each the other's transpose, by one schedule:
+There are two functions. Each is the transpose of the other, by the same schedule:
 
 - `gather_and_multiply`: every y = einsum(all shards of x, other): each shard is multiplied as it
-  arrives, and the gathered x is never held;
+  arrives, and no rank ever holds the gathered x;
 - `multiply_and_scatter`: y = this rank's shard of the sum over ranks of einsum(a, b): each block is
   multiplied just before its partial sum is sent on.
 
 The gradient of `gather_and_multiply` with respect to x is a `multiply_and_scatter`; with respect to
 the other factor it is a `gather_and_multiply`. Both gradients of `multiply_and_scatter` are
-products of one gather of its cotangent. So derivatives of every order overlap as the function does.
+products with one gather of its cotangent. So derivatives of every order overlap as the function
+does.
 """
 
 import functools
@@ -60,7 +61,7 @@ def gather_and_multiply(
         options: see `Options`.
         gather: see `Gather`.
         x: this rank's shard.
-        others: the other factors, one for each product, whole.
+        others: the other factors, one for each product; each is whole.
     """
     return _gather_and_multiply(options, gather, x, others)[0]
 
@@ -104,9 +105,9 @@ def _gather_and_multiply(
     keep: bool = False,
     late: Sequence[int] = (),
 ) -> tuple[list[Array], Array | None]:
-    """The results, and the whole x if it is kept.
+    """The results, and the whole x if `keep`.
 
-    The products numbered in `late` are computed from the whole x, once all of it has arrived.
+    The products with indices in `late` are computed from the whole x, after all of it has arrived.
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
@@ -115,7 +116,7 @@ def _gather_and_multiply(
         else:
             form = Form(*auto.to_gather(gather, x, others, sizes, model))
         on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
-        gpus = Form(on_gpus)  # no product is made late, by which it was priced
+        gpus = Form(on_gpus)  # its price assumed that no product is computed late
         between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
         if options.of_whole():
             between = Form(LAX)
@@ -138,7 +139,7 @@ def _gather_and_multiply(
         gathered = AllGather(axes=options.axes, dims=(dim,), algorithm=options.algorithm)
         (whole,) = gathered(x)
     elif options.algorithm != LAX:
-        if options.leaves is not None:  # what is added as shards arrive depends on the rank
+        if options.leaves is not None:  # as shards arrive, each rank would add in another order
             late = [i for i, p in enumerate(gather.products) if gather.label not in p.out]
         with named("all_gather_einsum", options.algorithm, "all_gather"):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
@@ -155,7 +156,7 @@ def _gather_and_multiply(
 
 
 def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
-    """The results, while x stays."""
+    """The results, computed while x stays where it is and rows travel."""
     label, sizes, model, results = gather.label, options.sizes(), options.model(), []
     for product, other in zip(gather.products, others, strict=True):
         of = exchange.in_place_of(gather, product, other)
@@ -199,9 +200,9 @@ def _gather_and_multiply_by_rounds(
 
 @dataclass(frozen=True)
 class _Visitor:
-    """Computes the products of a gather as its shards arrive, those numbered in `early`.
+    """Computes the products with indices in `early` as the shards of a gather arrive.
 
-    There are `n` shards, of which lanes have `shares`; `joining` is that of `auto.joining`.
+    There are `n` shards; lanes have `shares` of each. `joining` is the result of `auto.joining`.
     """
 
     options: Options
@@ -213,7 +214,7 @@ class _Visitor:
     joining: str
 
     def multiplied(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
-        """Product i of the piece of x in these places."""
+        """Product i of a piece of x, which is at these places."""
         p = self.gather.products[i]
         other = sliced_along(self.others[i], p.other, self.gather.label, places)
         moving = self.gather.moving
@@ -221,7 +222,7 @@ class _Visitor:
         return self.options.einsum(spec, piece, other, p.dtype, p.sharding, cut)
 
     def begun(self, i: int, x: Array) -> Array:
-        """What product i is added to, or the buffer that it is put into, before the first visit."""
+        """Before the first visit: the sum to which product i is added, or its result's buffer."""
         p, label = self.gather.products[i], self.gather.label
         program = jax.make_jaxpr(lambda: self.multiplied(i, x, [(0, self.shares.size)]))()
         (y,) = program.out_avals
@@ -231,16 +232,17 @@ class _Visitor:
         return varying(empty(shape, y.update(dtype=p.dtype), ()), jax.typeof(x).mat.varying)
 
     def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
-        """Multiply the shards of a round; what was not begun begins with the first of them."""
+        """Multiply the shards of a round; the first of them begins what has not begun."""
         (results, whole), label = carry, self.gather.label
         dim = self.gather.moving.index(label)
         for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
             places = self.shares.places(together)
             values = [shard.value for shard in together]
-            # What is decoded is written to its place at once; a concatenation would copy it there.
+            # Decoded values are written to their place at once; a concatenation would copy them.
             joined = self.joining == "copied" and self.gather.wire is not None
             piece = (end_to_end if joined else concatenated)(values, dim)
-            if self.joining == "copied" and whole is None and len(shards) > 1:  # else copied there
+            # If the whole x is kept, the parts are already copied into it.
+            if self.joining == "copied" and whole is None and len(shards) > 1:
                 piece = lax.optimization_barrier(piece)
             made = []
             for i, result in zip(self.early, results, strict=True):
@@ -277,12 +279,12 @@ def multiply_and_scatter(
     Args:
         options: see `Options`.
         scatter: see `Scatter`.
-        pairs: each a and b.
+        pairs: the factors a and b of each product.
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
-            # Beside an explicit axis JAX cannot lower lax.psum_scatter, on any platform.
+            # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
             algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
             if options.leaves is not None:
                 algorithm = auto.IN_ORDER
@@ -290,7 +292,7 @@ def multiply_and_scatter(
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
         gpus = Form(auto_gpus.to_scatter(scatter, pairs, prod(sizes), device_kind()))
         between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
-        if options.leaves is not None:  # what the ring would hide
+        if options.leaves is not None:  # the ring would add in another order
             if form.algorithm != LAX:
                 form = Form(auto.to_scatter_in_order(scatter, pairs, prod(sizes), model))
             if gpus.algorithm != LAX:
@@ -303,7 +305,7 @@ def multiply_and_scatter(
         return by_platform(options.axes, form, gpus, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
-    if scatter.wire:  # what it rounded is added in float32 at least
+    if scatter.wire:  # values that a wire rounded are added in float32 or wider
         wide = options.accumulate_dtype or jnp.promote_types(dtype, jnp.float32)
         options = replace(options, accumulate_dtype=wide)
     if options.leaves is not None and (options.of_whole() or options.algorithm == LAX):
@@ -336,7 +338,7 @@ def multiply_and_scatter(
 
 
 def _summed(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
-    """The sum of the products of all terms, whose factors follow on each other."""
+    """The sum of the products of all terms; `factors` has both factors of each term in turn."""
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     if options.leaves is not None and jnp.issubdtype(scatter.dtype, jnp.inexact):
         return _summed_in_order(options, scatter, specs, factors)
@@ -348,8 +350,8 @@ def _summed(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Arr
 def _summed_in_order(
     options: Options, scatter: Scatter, specs: Sequence[str], factors: Sequence[Array]
 ) -> Array:
-    """The same: all terms of a leaf first, and then the leaves by the tree."""
-    one = replace(options, leaves=prod(options.sizes()))  # a rank has a single leaf
+    """The same sum: first all terms of a leaf, then the leaves by the tree."""
+    one = replace(options, leaves=prod(options.sizes()))  # with these, a rank has a single leaf
     of_terms = [
         zip(*options.in_blocks(spec, a, b, scatter.cut(term)), strict=True)
         for spec, term, a, b in zip(specs, scatter.terms, factors[::2], factors[1::2], strict=True)
@@ -390,9 +392,9 @@ def _multiply_and_scatter_by_rounds(
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The sum of a scatter, block by block, each of slices of the factors that have its label.
+    """Computes the sum of a scatter block by block, from slices of the factors with its label.
 
-    `factors` are those of all terms, with their `labels`; lanes have `shares` of each block.
+    `factors` are the factors of all terms, with their `labels`; lanes have `shares` of each block.
     """
 
     options: Options
@@ -403,14 +405,14 @@ class _Blocks:
     order: Order
 
     def whole(self) -> list[Array]:
-        """The factors that are not sliced. (A slice that waits for a barrier would be a copy.)"""
+        """The factors that are not sliced. (With a barrier, a slice would become a copy.)"""
         of_factors = zip(self.factors, self.labels, strict=True)
         return [x for x, own in of_factors if self.scatter.label not in own]
 
     def produce(
         self, whole: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
     ) -> Contributions:
-        """This rank's contributions, added to what was received for them if turns are taken."""
+        """This rank's contributions; by turns, added to what was received for them."""
         label, out, rest = self.scatter.label, self.scatter.out, iter(whole)
         places = self.shares.places(slots)
         sums = [concatenated(received, out.index(label))] if received else []
@@ -428,7 +430,7 @@ class _Blocks:
         return self.produce(self.whole(), slots, received).values
 
     def start(self, slot: Slot) -> Array:
-        """Zeros, to which the first contributions to a slot are added."""
+        """Zeros, to which the first contribution to a slot is added."""
         program = jax.make_jaxpr(lambda: self.produce(self.whole(), [slot]).values)
         return zeros(program().out_avals[0])
 
@@ -468,7 +470,7 @@ def _multiply_in_blocks_backward(
     (x, w), (labels, out) = factors, spec.split("->")
     x_labels, w_labels = labels.split(",")
     to_x, to_w = f"{out},{w_labels}->{x_labels}", f"{x_labels},{out}->{w_labels}"
-    # Ranks add their ct_x, which they have rounded; so each of a rank's own sums is rounded too.
+    # Ranks add cotangents of x that they have rounded. So round each of a rank's own sums too.
     added_by_ranks = options if cut in x_labels else replace(options, accumulate_dtype=None)
     ct_x = multiply_in_blocks(added_by_ranks, to_x, cut, x.dtype, ct, w)
     return ct_x, multiply_in_blocks(options, to_w, cut, w.dtype, x, ct)

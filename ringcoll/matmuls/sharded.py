@@ -1,4 +1,4 @@
-"""A product of two sharded matrices: which collective it needs, and where that is hidden."""
+"""A product of two sharded matrices: which collective it needs, and which product hides it."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -35,27 +35,27 @@ def sharded_matmul(
 
     A[I, J] B[J, K] -> C[I, K]. An index X or Y names the axis over which a dimension is sharded:
 
-    | case | | what it takes |
+    | sharded | shapes | collective |
     |---|---|---|
-    | no contraction is | A[I_X, J] B[J, K_Y] -> C[I_X, K_Y] | nothing |
-    | one is | A[I, J_X] B[J, K] -> C[I, K] | an all-gather of A, under the product |
-    | both are | A[I, J_X] B[J_X, K] -> C[I, K] | an all-reduce; its first half hides |
+    | J in neither | A[I_X, J] B[J, K_Y] -> C[I_X, K_Y] | none |
+    | J in one | A[I, J_X] B[J, K] -> C[I, K] | an all-gather of A, under the product |
+    | J in both | A[I, J_X] B[J_X, K] -> C[I, K] | an all-reduce; its first half is hidden |
     | | ... -> C[I_X, K] or C[I, K_X] | a reduce-scatter, under the product |
-    | outer ones, on one axis | A[I_X, J] B[J, K_X] -> C[I_X, K] or C[I, K_X] | an all-gather of \
+    | I and K, on one axis | A[I_X, J] B[J, K_X] -> C[I_X, K] or C[I, K_X] | an all-gather of \
 the other, under the product |
 
-    The last case has no C[I_X, K_X]: rank r would hold the diagonal block r only. A
-    dimension that is sharded here, and whole in `out_spec`, is gathered in the same way. A
+    The last case cannot give C[I_X, K_X]: rank r would hold only the diagonal block r. A
+    dimension that is sharded in an operand, but whole in `out_spec`, is gathered in the same way. A
     call uses at most one collective.
 
     Steps and bytes, gradient, and options: as the functions of `ringcoll.matmuls.functions`.
-    `fused` is for a case that takes an all-reduce, `residuals` for one that takes an all-gather;
+    `fused` is for the case with an all-reduce, `residuals` for the cases with an all-gather;
     other cases ignore them. With `order="tree"` the bits do not depend on the number of ranks.
 
     Raises:
-        TypeError: a or b is not an array, or a spec no `PartitionSpec`.
-        ValueError: they are not of matrices, a spec names an axis twice or leaves one open, or
-            they need more than one collective; with what is needed. Or an order is asked for where
+        TypeError: a or b is not an array, or a spec is not a `PartitionSpec`.
+        ValueError: a or b is not a matrix; a spec names an axis twice or leaves a dimension open;
+            they need more than one collective, which the message names; or `order` is given but
             nothing is sent.
 
     Source: the four cases are those of "How to Scale Your Model" (2025), chapter 3.
@@ -129,7 +129,7 @@ the other, under the product |
 
 
 def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
-    """The axes of rows and columns."""
+    """The axes over which the rows and the columns are sharded."""
     if not isinstance(spec, PartitionSpec):
         raise refusal(f"{spec!r} is not a spec; write P('x', None)", TypeError)
     if PartitionSpec.UNCONSTRAINED in spec:

@@ -1,4 +1,4 @@
-"""Rows travel to all ranks, and what each rank makes of them is added up on the way home."""
+"""Rows travel to all ranks; the results of the ranks are added while they return to the owner."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -12,26 +12,28 @@ from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.slicing import Shares, concatenated
 from ringcoll.schedules.tour import tour
 
-#: Rows, their rank, the first row's number there.
+#: Rows, the rank that owns them, and the number of their first row on that rank.
 Part = tuple[Array, Array, int]
-#: From a carry and the parts of a round to the next carry, and to what is made of each part.
+#: A function from a carry and the parts of a round to the next carry and a result for each part.
 Make = Callable[[Any, Sequence[Part]], tuple[Any, Sequence[Array]]]
 
 
 def toured(
     x: Array, make: Make, axes: tuple[Hashable, ...], algorithm: str, carry: Any = None
 ) -> tuple[Any, Array]:
-    """The sum over all ranks of what they make of these rows: `[r, d] -> [r, ...]`.
+    """The sum over all ranks of their results for these rows: `[r, d] -> [r, ...]`.
 
-    While a rank works on the rows of one round, those of the next arrive, and the sums of the last
-    are on their way home. Parts of equal shapes come in equal rounds in every such tour.
+    While a rank works on the rows of one round, the rows of the next arrive, and the sums of the
+    round before return to their owners. In every tour of these axes, a round has parts of the same
+    shapes.
 
     Args:
-        x: rows of this rank.
-        make: makes as many rows of the rows of some ranks; called once in every round.
-        axes: those that the rows travel over.
-        algorithm: of the gather.
-        carry: what the first call of `make` gets.
+        x: the rows of this rank.
+        make: computes a result with as many rows for the rows of some ranks; it is called once in
+            every round.
+        axes: the axes over which the rows travel.
+        algorithm: the algorithm of the gather.
+        carry: the carry for the first call of `make`.
 
     Returns:
         The last carry, and the sum.

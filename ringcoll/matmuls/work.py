@@ -1,4 +1,4 @@
-"""What every choice of a matmul's form needs: the work of its products, and the fastest form."""
+"""The work of the products of a matmul with a collective, and the fastest form by seconds."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -10,21 +10,21 @@ from ringcoll.costs.matmul import Work
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Scatter
 
-#: Another for a gather: whole shards travel in both directions, in half as many rounds. So the
-#: factor that every piece reads is read half as often.
+#: Another algorithm for a gather: whole shards travel in both directions, in half as many rounds.
+#: So the operand that every piece reads is read half as often.
 TWO_ENDED = "two_ended"
-#: By what factor one form must be faster than another to be taken; chosen, not measured: about the
-#: median error of the price (`tests/costs/test_matmul_cost.py`).
+#: The factor by which one form must be faster than another to be chosen. It was not measured: it is
+#: about the median error of the price (`tests/costs/test_matmul_cost.py`).
 SURE = 1.02
 
 
 def sure(algorithm: str) -> float:
-    """By what factor seconds count: a tie goes to the built-in collective, then to halves."""
+    """The factor for an algorithm's seconds: in a tie, the built-in comes first, then halves."""
     return {LAX: 1.0, TWO_ENDED: SURE**2}.get(algorithm, SURE)
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
-    """The algorithm of the least seconds, if by as much as `sure` asks."""
+    """The algorithm with the least seconds, each multiplied by its factor `sure`."""
     return min(seconds, key=lambda algorithm: sure(algorithm) * seconds[algorithm])
 
 
@@ -40,7 +40,7 @@ def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[
         works.append(
             Work(
                 flops=2 * prod(sizes.values()),
-                # The matmul reads and writes the sum; compilers hide about half of that under it.
+                # The matmul reads and writes the sum; it hides about half of that.
                 added=0 if is_placed else result,
                 once=ranks * nbytes(x) + is_placed * result,
                 again=0 if is_sliced else nbytes(other),
@@ -71,10 +71,10 @@ def nbytes(x: Any) -> int:
 
 
 def ratio(wire: Wire | None, dtype: Any) -> float:
-    """The bytes of messages over those of values of a dtype."""
+    """The bytes of messages over the bytes of their values; 1 without a wire."""
     return encoding.ratio(wire, dtype.itemsize) if wire else 1.0
 
 
 def are_known(*arrays: Any) -> bool:
-    """Whether all sizes are numbers (those of `jax.export` may be symbols)."""
+    """Whether all sizes are numbers (with `jax.export` they may be symbols)."""
     return all(isinstance(size, int) for x in arrays for size in x.shape)

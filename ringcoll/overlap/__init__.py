@@ -1,27 +1,28 @@
-"""What a compiled program communicates, and how much of that is exposed.
+"""Report what a compiled program communicates, and how much of that is exposed.
 
 The model:
 
-- A chip runs one stream of instructions, in the order of the scheduled text. Beside it run the
-  links to its neighbours and the copies between its memories. Each direction of a link is a queue,
-  first in, first out; the copies are one more queue.
-- A collective-permute takes hops x bytes / one-way rate of a link, and 1 us a hop. It begins when
-  it is started and its links are free. The stream waits where the result is needed (`-done`), and
+- A chip runs one stream of instructions, in the order of the scheduled text. The links to its
+  neighbours and the copies between its memories run at the same time. Each direction of a link is
+  a queue, first in, first out; the copies are one more queue.
+- A collective-permute takes hops x bytes / one-way rate of a link, plus 1 us per hop. It begins
+  when it is started and its links are free. The stream waits where the result is needed (`-done`);
   that wait is *exposed* communication.
-- A collective without start and done is exposed whole.
+- All of a collective without start and done is exposed.
 - A built-in collective gets the least time that any algorithm could take: a rank receives over all
   its links at once, without latency. If the compiler spreads it over other work, it runs from its
   start to its end. It occupies the links between the members of each of its groups.
-- A loop counts as often as it turns. A transfer that one turn starts, and the next turn waits for,
-  counts in each turn. The copy of weights at the start of a program is part of the program.
-- Computing takes the cycles of the static profile, if there is one; else, for a matmul, the
-  compiler's estimate. It takes at least bytes over the bandwidth of the memory and, for bf16, FLOPs
-  over FLOP/s. Where an array is sliced or updated in place, also in nested fusions, only the slice
-  or the update is read and written.
-- On a GPU of a machine that was measured (`GPUS`), collectives and permutes take what was measured
-  for as many bytes and ranks, matmuls a start and FLOPs over the measured FLOP/s, and all else its
-  bytes over the bandwidth of the memory. Transfers run one after the other. Matmuls on several
-  streams take turns.
+- The body of a loop counts once for each turn. A transfer that one turn starts and the next turn
+  waits for counts in each turn. The copy of weights at the start of a program is part of the
+  program.
+- Compute takes the cycles of the static profile if there is one; if not, a matmul takes the
+  compiler's estimate. Compute takes at least bytes over the bandwidth of the memory and, for bf16,
+  FLOPs over FLOP/s. If an array is sliced or updated in place, also in nested fusions, only the
+  slice or the update is read and written.
+- On a GPU of a machine that was measured (`GPUS`), collectives and permutes take the measured time
+  for these bytes and ranks. A matmul takes a start plus FLOPs over the measured FLOP/s. All other
+  work takes bytes over the bandwidth of the memory. Transfers run one after the other. Matmuls on
+  several streams take turns.
 - Nothing else takes time: no launch, no contention for memory, no other program. All ranks start
   together.
 

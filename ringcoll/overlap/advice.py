@@ -1,4 +1,4 @@
-"""What to change first: the collective that is most exposed, and the form that would hide it."""
+"""Say what to change first: the most exposed collective, and the form that would hide it."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ from ringcoll.overlap.work import flops
 
 #: Opcodes that pass on a value unchanged, or with padding.
 _PASSING = ("bitcast", "copy", "convert", "reshape", "opt-barrier", "pad")
-_MATMULS = ("convolution", "dot", "custom-call")  # the last calls a library
+_MATMULS = ("convolution", "dot", "custom-call")  # a custom-call may call a library's matmul
 
 
 class _At(NamedTuple):
-    """An instruction, and the computation that it stands in."""
+    """An instruction, and the computation that contains it."""
 
     computation: Computation
     instruction: Instruction
@@ -31,7 +31,10 @@ _Path = list[_At]
 
 
 class _Pair(NamedTuple):
-    """A collective with its matmuls: a title, the form that would hide it, and their work."""
+    """A collective with its matmuls: a title, the form that would hide it, and the work.
+
+    `products` are the paths of the matmuls.
+    """
 
     title: str
     form: str
@@ -52,20 +55,20 @@ def advice(
     """A line about the most exposed row; "" if no row is exposed.
 
     If a gather feeds matmuls, or a sum adds results of a matmul, the line names the form that runs
-    both at once, with its time by the model of `ringcoll.costs.matmul`. That model takes a
-    bidirectional ring (on GPUs a ring one way), a piece of the matmul in each round, and the
-    matmul's time in the program.
+    both at once, and its time by the model of `ringcoll.costs.matmul`. The model assumes a
+    bidirectional ring (on GPUs a ring in one direction) and a piece of the matmul in each round.
+    It takes the matmul's time from the program.
     """
     worst = max(rows, key=lambda row: _exposed(row, chip), default=None)
     if worst is None or _exposed(worst, chip) <= 0:
         return ""
     flow = _Flow(module)
-    # Our own einsum has compared its forms, and chosen the built-in.
+    # ringcoll's einsum has already compared the forms, and has chosen the built-in.
     weighed = re.search(r"ringcoll\.\w*einsum", worst.op_name)
     pair = None if weighed else flow.pair(worst, len(network.places))
     subject = f"{worst.at or worst.name} ({worst.kind})"
     if pair:
-        # Compilers that rewrite a collective may drop its line, but keep the matmul's.
+        # A compiler that rewrites a collective may drop its source line, but keep the matmul's.
         named = (worst.name, *(at.instruction.name for at in pair.products[0]))
         known = (lines.of(name) for name in named)
         at = next((line._replace(op_name="").short for line in known if line.file), worst.name)
@@ -91,7 +94,14 @@ def _exposed(row: Row, chip: Chip | Gpu | None) -> float:
 
 
 def _hidden(pair: _Pair, products: float, network: Network, chip: Chip | Gpu) -> float:
-    """The seconds of a pair in its form; each group is a ring in the order of its ranks."""
+    """The seconds of a pair in its form, if each group is a ring in the order of its ranks.
+
+    Args:
+        pair: a collective with its matmuls.
+        products: the seconds of the matmuls in the program.
+        network: the places of the ranks.
+        chip: where the program runs.
+    """
     if isinstance(chip, Gpu):
         hop = max(chip.collective("ppermute", pair.block, group) for group in pair.members)
         model = Model(hop, 0.0, 3 / chip.hbm, products / pair.work.flops)
@@ -106,6 +116,7 @@ def _hidden(pair: _Pair, products: float, network: Network, chip: Chip | Gpu) ->
 
 
 def _in_rounds(pair: _Pair, model: Model, algorithm: str) -> float:
+    """The seconds of a pair in its form, by the rounds of an algorithm."""
     n = len(pair.members[0])
     made = rounds_of(algorithm, n)
     joining = APART if pair.form == "all_gather_matmul" else None
@@ -116,9 +127,10 @@ def _in_rounds(pair: _Pair, model: Model, algorithm: str) -> float:
 
 
 def _added(gather: Instruction, at: _At, number: int) -> float:
-    """The bytes that additions move in a round, if a matmul sums over the gathered dimension.
+    """The bytes that additions move in a round: none, unless a matmul sums over the gathered axis.
 
-    In `dim_labels`, such as bf_io->bf, f and i are the dimensions that are summed over.
+    `number` says which operand of the matmul is gathered. In `dim_labels`, such as bf_io->bf, f
+    and i are the dimensions that the matmul sums over.
     """
     labels = re.split("_|->", at.instruction.attribute("dim_labels") or "bf_io->bf")
     dimension = int((gather.attribute("dimensions") or "{0}").strip("{}"))
@@ -127,9 +139,9 @@ def _added(gather: Instruction, at: _At, number: int) -> float:
 
 
 class _Flow:
-    """Traces the values of a program back to where they are made.
+    """Traces the values of a program back to the instructions that make them.
 
-    A path is an instruction with the fusions that it stands in, the outermost first.
+    A path is an instruction with the fusions around it, the outermost first.
     """
 
     def __init__(self, module: Module) -> None:
@@ -156,21 +168,21 @@ class _Flow:
                 yield from self._inside([*path, _At(body, inner)])
 
     def _bodies(self, instruction: Instruction) -> list[Computation]:
-        """The computation of a fusion, or of an asynchronous start."""
+        """The computations of a fusion or an asynchronous start; none for other instructions."""
         base, _, phase = instruction.opcode.rpartition("-")
         if instruction.opcode == "fusion" or (phase == "start" and base not in COLLECTIVES):
             return list(self._module.called(instruction))
         return []
 
     def collective(self, name: str) -> _Path | None:
-        """The path of a row's collective; the row has its name or that of its fusion."""
+        """The path of a row's collective. The row has the name of the collective or its fusion."""
         for path in self._paths:
             if is_collective(path[-1].instruction) and name in (at.instruction.name for at in path):
                 return path
         return None
 
     def pair(self, row: Row, ranks: int) -> _Pair | None:
-        """A collective with the matmuls that it feeds, or whose results it sums; None if none."""
+        """A collective with the matmuls that it feeds or whose results it sums; None if none."""
         path = self.collective(row.name)
         if path is None:
             return None
@@ -189,7 +201,7 @@ class _Flow:
             block = sent / len(members[0])
             title, form = "multiply, then scatter", "matmul_reduce_scatter"
             added = 3 * block  # read the received sum and the product, write their sum
-            # Some compilers write a scatter as an all-reduce, and keep a slice of its result.
+            # Some compilers write a reduce-scatter as an all-reduce and a slice of its result.
             if row.kind == "all-reduce" and not row.op_name.endswith("reduce_scatter"):
                 title, form = "multiply, then reduce", "matmul_all_reduce"
         else:
@@ -203,7 +215,7 @@ class _Flow:
         return flops(self._module, *path[-1]) if of in _MATMULS else 0.0
 
     def _fed_by(self, source: Instruction) -> Iterator[tuple[_Path, int]]:
-        """The matmuls with an operand that comes from an instruction, and its number."""
+        """The matmuls with an operand that `source` makes, and the number of that operand."""
         for path in self._paths:
             if self._flops(path):
                 where, matmul = path[-1]
@@ -248,7 +260,7 @@ def _handed_on(where: Computation, instruction: Instruction) -> Instruction | No
 
 
 def _inputs(where: Computation, caller: Instruction) -> list[Instruction]:
-    """The operands of a call, or of the updates that bring them."""
+    """The operands of a call; if it has none, those that its updates bring."""
     if caller.operands:
         return where.operands(caller)
     updates = (user for user in where.users[caller.name] if user.opcode.endswith("-update"))

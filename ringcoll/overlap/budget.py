@@ -11,15 +11,15 @@ from ringcoll.overlap.transfers import COLLECTIVES
 
 #: The share that may be exposed if no limit is given.
 SHARE = 0.05
-#: The key of a limit on all collectives together, beside those on one kind each.
+#: The key of the limit on all collectives together. The other keys are kinds of collectives.
 TOTAL = "total"
-#: A limit: on all collectives, or by kind.
+#: A number limits all collectives together; a mapping has limits by kind.
 Limit = float | Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits by kind of collective, `TOTAL` for all; see `assert_overlapped`."""
+    """Limits by kind of collective; `TOTAL` is all together. See `assert_overlapped`."""
 
     shares: Mapping[str, float]
     seconds: Mapping[str, float]
@@ -34,7 +34,7 @@ class Budget:
         min_collectives: int,
         allow_unread: str | Iterable[str],
     ) -> "Budget":
-        """A budget of the arguments of `assert_overlapped`.
+        """The budget that the arguments of `assert_overlapped` make.
 
         Raises:
             TypeError, ValueError: as `assert_overlapped`.
@@ -57,10 +57,10 @@ class Budget:
         )
 
     def breaches(self, report: Report) -> list[str]:
-        """Sentences about everything in a report that breaks a limit.
+        """A sentence for each limit that a report breaks.
 
         Raises:
-            ValueError: seconds are limited, and the program has no times.
+            ValueError: seconds are limited, but the program has no times.
         """
         if self.seconds and not report.timed:
             raise ValueError(
@@ -118,17 +118,17 @@ def _named(kind: str) -> str:
 
 
 def share_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Shares by kind; `name` is for error messages.
+    """Check limits on shares, and return them by kind; `name` is for error messages.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: one is not between 0 and 1, or a kind is unknown.
+        TypeError: a limit is not a number.
+        ValueError: a limit is not between 0 and 1, or a kind is unknown.
     """
     return _limits(name, given, 1.0, "between 0 and 1; pass such as 0.05")
 
 
 def second_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Seconds by kind; raises like `share_limits`, but takes numbers above 1."""
+    """Check limits in seconds, and return them by kind; as `share_limits`, but also above 1."""
     return _limits(name, given, float_info.max, "0 or more, and finite")
 
 

@@ -1,4 +1,4 @@
-"""Draws timelines: compute above the wire."""
+"""Draw timelines, with compute above the wire."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def draw(timelines: Sequence[tuple[str, Sequence[Segment]]], path: Path) -> None
 
     Args:
         timelines: the title and the segments of each.
-        path: of the file; its ending says which format (svg, png).
+        path: the file; its ending says which format (svg, png).
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

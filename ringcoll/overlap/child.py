@@ -1,6 +1,6 @@
 """The separate process of `compile_for`: `python -m ringcoll.overlap.child FOLDER`.
 
-LIBTPU_INIT_ARGS make the compiler write a profile of the program that is compiled here.
+LIBTPU_INIT_ARGS is set for this process, so the compiler writes a profile of the program.
 """
 
 import json
@@ -32,7 +32,7 @@ def compile_exported(folder: Path) -> None:
     def call(*arguments: Any, **keywords: Any) -> Any:
         return exported.call(*arguments, **keywords)
 
-    call.__name__ = exported.fun_name  # names the module
+    call.__name__ = exported.fun_name  # the compiled module gets this name
     lowered = jax.jit(call).lower(*arguments, **keywords)
     program = from_compiled(lowered.compile(compiler_options=request["options"] or None))
     made = {

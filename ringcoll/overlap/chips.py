@@ -1,4 +1,4 @@
-"""The rates of chips: the constants of the model, which you may change."""
+"""The constants of the model: the rates of chips. A user can change them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from ringcoll.costs.prediction import predict
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One device as JAX counts devices: rates per second, clock in hertz, times in seconds.
+    """One device, as JAX counts devices: rates per second, clock in hertz, times in seconds.
 
     For another chip, or other constants: `dataclasses.replace(CHIPS["v5e"], hbm=700e9)`.
     """
 
     name: str
-    clock: float  # of the cycles that the compiler counts
+    clock: float  # cycles per second, for the cycles that the compiler counts
     link: float  # bytes, one way, of one link to a neighbour
     flops: float  # bf16
     hbm: float  # bytes
-    hop: float = 1e-6  # seconds for each link that a message passes, once it has started
+    hop: float = 1e-6  # seconds of latency for each link that a message passes
 
     @property
     def vmem(self) -> float:
-        """Bytes per second of the memory beside the core: a 4 KiB register in each cycle."""
+        """Bytes per second of the memory next to the core: a 4 KiB register in each cycle."""
         return 4096 * self.clock
 
 
@@ -51,13 +51,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU on a switch. What was measured on its machine prices its matmuls and its messages.
+    """A GPU on a switch. Measurements of its machine price its matmuls and its messages.
 
     For another rate of the memory: `dataclasses.replace(overlap.gpu("h100"), hbm=3e12)`.
 
     Attributes:
-        name: of a machine, as `ringcoll.cost.predict` takes it.
-        hbm: bytes per second of its memory.
+        name: the name of the machine, as `ringcoll.cost.predict` takes it.
+        hbm: bytes per second of the GPU's memory.
     """
 
     name: str
@@ -65,7 +65,10 @@ class Gpu:
 
     @property
     def vmem(self) -> float:
-        """A GPU's program names no memory beside the core: all is the main memory."""
+        """Bytes per second of the memory next to the core: that of the main memory.
+
+        A GPU's program does not name another memory.
+        """
         return self.hbm
 
     @property
@@ -74,12 +77,12 @@ class Gpu:
         return _device(self.name)
 
     def matmul(self, flops: float, width: float) -> float:
-        """The seconds of a matmul of so many FLOPs on elements of so many bytes."""
+        """The seconds of a matmul of this many FLOPs on elements of `width` bytes."""
         rate = self.device.matmul(width)
         return rate.start + flops * rate.delta
 
     def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float:
-        """The seconds of a built-in collective of these ranks, on as many hosts as they are on."""
+        """The seconds of a built-in collective between these ranks, on the hosts they are on."""
         members = sorted(set(ranks))
         local = self.device.ranks_a_host
         hosts = len({rank // local for rank in members})
@@ -88,7 +91,7 @@ class Gpu:
 
     @property
     def error(self) -> str:
-        """How far the matmuls of the machine are off their measurements, in words."""
+        """How far modelled matmuls of the machine are off their measurements, in words."""
         return " and ".join(
             f"{one.error:.0%} for {one.points} of {8 * width} bits"
             for width, one in sorted(self.device.matmuls.items())
@@ -101,7 +104,7 @@ def _device(name: str) -> Device:
 
 
 def gpu(name: str) -> Gpu | None:
-    """A GPU by a name of its machine, or by its `device.device_kind`; None if nobody measured it.
+    """The GPU of a machine's name or of a `device.device_kind`; None if it was not measured.
 
     >>> overlap.gpu("NVIDIA H100 80GB HBM3")
     Gpu(name='h100', hbm=3350000000000.0)
@@ -117,7 +120,8 @@ def chip(name: str) -> Chip | Gpu:
     """The constants of a chip.
 
     Args:
-        name: a key of `CHIPS`; a GPU of `ringcoll.cost`, as "h100"; or a `device.device_kind`.
+        name: a key of `CHIPS`; a GPU of `ringcoll.cost`, such as "h100"; or a
+            `device.device_kind`.
 
     Raises:
         ValueError: the chip is unknown.
@@ -133,5 +137,5 @@ def chip(name: str) -> Chip | Gpu:
     )
 
 
-#: The GPUs whose matmuls and collectives were measured, or are taken for those of their like.
+#: The GPUs whose matmuls and collectives were measured, on this GPU or on a similar one.
 GPUS = tuple(name for name in machines.MACHINES if gpu(name))

@@ -1,8 +1,8 @@
-"""Compiles for a machine that need not be here; for a TPU also with a profile of the code.
+"""Compile for a machine that need not be here; for a TPU also get a profile of the code.
 
 The compiler writes a profile if an option is set before it starts. A profile takes as long as ten
-compilations, and for some programs the compiler aborts. So a separate process does it; it gets the
-program by `jax.export`.
+compilations, and for some programs the compiler aborts. So a separate process makes the profile.
+It gets the program by `jax.export`.
 """
 
 import json
@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from ringcoll.overlap.program import Program, program_of, read_profile
 from ringcoll.overlap.topology import devices
 
-#: Seconds after which `compile_for` gives up a profile.
+#: Seconds after which `compile_for` stops waiting for a profile.
 PATIENCE = 900
 
 
@@ -36,12 +36,12 @@ def compile_for(
     """Compile a function for a topology.
 
     Args:
-        topology: that of the operands' mesh, such as "v5e:4x2" or "h200:8".
+        topology: the topology of the operands' mesh, such as "v5e:4x2" or "h200:8".
         function: a function, jitted or not.
         operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `overlap.mesh(topology)`.
-        profile: also get the static profile, in a separate process (slow; needs the package
-            flatbuffers of the extra tpu). If that fails, as for GPUs, the report says so, and
-            takes the compiler's estimates.
+        profile: whether to get the static profile too, in a separate process (slow; needs the
+            package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
+            says so and uses the compiler's estimates.
         compiler_options: as `lowered.compile` takes them.
 
     Returns:
@@ -49,7 +49,7 @@ def compile_for(
 
     Raises:
         ValueError: no operand is sharded over a mesh, or the function returns no array.
-        Exception: JAX or the compiler raises.
+        Exception: whatever JAX or the compiler raises.
 
     >>> chips = overlap.mesh("v5e:2x2")
     >>> x = jax.ShapeDtypeStruct((4, 128), "float32", sharding=jax.NamedSharding(chips, P("x")))
@@ -98,6 +98,7 @@ def _profiled(
     operands: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Program:
+    """The program with the profile that a separate process makes."""
     exported = export.export(jitted, platforms=["tpu"])(*operands)
     number = {device.id: i for i, device in enumerate(devices(topology))}
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Orders the chips of a mesh or torus so that neighbours on a ring are neighbours there."""
+"""Order the chips of a mesh or torus so that neighbours on a ring are physical neighbours."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -13,9 +13,9 @@ from ringcoll.overlap.network import Place
 def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
     """The places of a box in the order of a ring with the shortest steps.
 
-    All steps are one hop if the box has two axes or more, one of even size, or if its one axis is
-    a ring. Along a line steps are at most two hops: forward on every second place, and back on the
-    others.
+    All steps are one hop if the box has two or more axes and one of them has even size, or if its
+    only axis is a ring. Along a line, steps are at most two hops: the ring goes forward over every
+    second place, and back over the others.
 
         4 x 2   0 1 2 3      a line of 6   0 5 1 4 2 3
                 7 6 5 4
@@ -28,8 +28,8 @@ def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
     even = next((axis for axis in long if size[axis] % 2 == 0), None)
     if even is None:
         return list(_snake(size))
-    # Rows are along the even axis, columns along a path over all others. The order goes to and fro
-    # in all columns but the first, and back along the first.
+    # Rows are along the even axis, columns along a path over all other axes. The order goes back
+    # and forth over all columns but the first, and returns along the first.
     rest = [1 if axis == even else n for axis, n in enumerate(size)]
     columns, rows = list(_snake(rest)), size[even]
     order = [(0, 0)]
@@ -41,7 +41,7 @@ def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
 
 
 def _snake(size: Sequence[int]) -> Iterator[Place]:
-    """All places of a box, each a neighbour of the one before."""
+    """All places of a box in an order in which each is a neighbour of the one before."""
     if not size:
         yield ()
         return
@@ -51,11 +51,11 @@ def _snake(size: Sequence[int]) -> Iterator[Place]:
 
 
 def embed(size: Sequence[int], wrap: Sequence[bool], shape: Sequence[int]) -> np.ndarray | None:
-    """Places for the ranks of a logical mesh, each of its axes a ring of short steps.
+    """Places for the ranks of a logical mesh, so that each axis is a ring of short steps.
 
     The last logical axis is a box of chips, the one before it a box of these boxes, and so on. The
-    last axis sends most, so it gets the shortest steps; the one before it gets the shortest that
-    are left.
+    last axis usually sends most, so it gets the shortest steps; the axis before it gets the
+    shortest steps that are left.
 
         4 x 4 as (2, 8)   0 1 2 3
                           7 6 5 4
@@ -63,7 +63,7 @@ def embed(size: Sequence[int], wrap: Sequence[bool], shape: Sequence[int]) -> np
                           f e d c
 
     Returns:
-        An array of shape `(*shape, len(size))`; None if there is no such cut.
+        An array of shape `(*shape, len(size))`; None if the chips cannot be cut into such boxes.
     """
     best: list[np.ndarray] | None = None
     least: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ def embed(size: Sequence[int], wrap: Sequence[bool], shape: Sequence[int]) -> np
 
 
 def _cuts(size: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
-    """All ways to cut a box into one for each axis of a mesh, the last axis first."""
+    """All ways to cut `size` into a box for each axis of a mesh, the last axis first."""
     if not shape:
         if prod(size) == 1:
             yield []
@@ -96,7 +96,7 @@ def _cuts(size: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[list[tuple[
 
 
 def _steps(ring: np.ndarray, size: Sequence[int], wrap: Sequence[bool]) -> tuple[int, int]:
-    """The hops of the longest step of a ring, and of all steps."""
+    """The hops of the longest step of a ring, and of all steps together."""
     away = np.abs(np.roll(ring, -1, axis=0) - ring)
     hops = np.where(wrap, np.minimum(away, np.array(size) - away), away).sum(axis=1)
     return int(hops.max()), int(hops.sum())

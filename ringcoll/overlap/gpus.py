@@ -1,8 +1,8 @@
-"""GPUs without a GPU: the description that XLA's compiler needs, and devices to compile for.
+"""Compile for GPUs that need not be here: a description for XLA's compiler, and the devices.
 
 The plugin (the extra gpu) has the compiler. It needs neither CUDA nor a driver, because this file
-tells it what a driver would. It cannot time kernels to choose among them. So the order of the
-program is the real one, but its matmul kernels may not be.
+gives it the facts that a driver would give. It cannot measure kernels to choose among them. So a
+program has the same order as on the real GPU, but perhaps other matmul kernels.
 """
 
 import os
@@ -16,15 +16,15 @@ from jax.experimental import topologies
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the compiler must know of a GPU.
+    """What the compiler must know about a GPU.
 
     Attributes:
-        major: of its compute capability.
-        cores: how many.
+        major: the major number of its compute capability.
+        cores: the number of cores.
         clock: gigahertz.
         l2: bytes of the cache.
         size: bytes of the memory.
-        rate: bytes a second from the memory.
+        rate: bytes per second from the memory.
     """
 
     major: int
@@ -75,7 +75,7 @@ gpu_device_info {{
 
 
 def is_named(topology: str) -> bool:
-    """Whether a topology is of GPUs, such as "h200:8"."""
+    """Whether a topology names GPUs, such as "h200:8"."""
     return topology.partition(":")[0] in TARGETS
 
 
@@ -94,9 +94,9 @@ def devices(topology: str) -> list[Any]:
         raise ValueError(f"overlap: {topology!r} says not how many; name such as h200:8")
     asked = {
         "target_config": _TARGET.format(name=kind.upper(), **asdict(TARGETS[kind])),
-        "topology": f"1x1x{count}",  # slices x hosts of each x devices of each
+        "topology": f"1x1x{count}",  # slices x hosts of a slice x devices of a host
     }
-    # Without this the plugin loads only with CUDA, or if JAX_PLATFORMS leaves GPUs out.
+    # Without this, the plugin loads only if CUDA is here or JAX_PLATFORMS excludes GPUs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
         return list(topologies.get_topology_desc("", platform="cuda", **asked).devices)

@@ -1,4 +1,4 @@
-"""Reads scheduled HLO text: its computations, instructions, shapes and attributes.
+"""Read scheduled HLO text: its computations, instructions, shapes and attributes.
 
 The text of a compiled program (`compiled.as_text()`) lists the instructions of every
 computation in the order in which they are executed. This module knows no times.
@@ -36,7 +36,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `name = shapes opcode(operands), attributes`; a tuple's shapes are flat."""
+    """One line: `name = shapes opcode(operands), attributes`. The shapes of a tuple are flat."""
 
     name: str
     opcode: str
@@ -52,20 +52,20 @@ class Instruction:
 
     def attribute(self, key: str) -> str | None:
         """The value of an attribute, with its braces; None if there is none."""
-        # A backend_config may be written as a string, its quotes escaped.
+        # A backend_config may be written as a string with escaped quotes.
         found = re.search(rf'(?:^|[\s,{{])(?:\\?")?{key}(?:\\?")?[=:]\s*', self.attributes)
         if found is None:
             return None
         return _value(self.attributes, found.end()).strip('"')
 
     def number(self, key: str) -> int | None:
-        """The value of an attribute that is a whole number."""
+        """The value of an attribute if it is a whole number; None if not."""
         value = self.attribute(key)
         return int(value) if value is not None and re.fullmatch(r"-?\d+", value) else None
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The names of the computations that it runs, also a reduction's `to_apply`."""
+        """The names of the computations that it runs, including the `to_apply` of a reduction."""
         values = [self.attribute(key) for key in _CALLS]
         found = [name for value in values if value for name in re.findall(_NAME, value)]
         return tuple(name.lstrip("%") for name in found)
@@ -114,7 +114,7 @@ class Module:
     entry: Computation
     computations: dict[str, Computation]
     ranks: int = 1
-    tiled: bool = False  # whether its layouts are tiled, as only a TPU's are
+    tiled: bool = False  # whether its layouts are tiled, which only a TPU's are
 
     def called(self, instruction: Instruction) -> Iterator[Computation]:
         """The computations that an instruction runs."""
@@ -137,7 +137,7 @@ _NAME = r"[%\w.\-<>]+"
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _LINE = re.compile(rf"^\s+(ROOT )?({_NAME}) = ")
 _HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
-_STOP = r"^\}(?![)}\],])|^\}, execution_thread="  # no brace of an attribute
+_STOP = r"^\}(?![)}\],])|^\}, execution_thread="  # but not the brace of an attribute
 _STATEMENT = re.compile(rf"{_LINE.pattern}|{_HEAD.pattern}|{_STOP}")
 _OPEN, _CLOSE = "([{", ")]}"
 _ORDER = ", device_ids="  # between the axes of a mesh and the chosen axes
@@ -150,7 +150,7 @@ def parse(text: str) -> Module:
         text: `compiled.as_text()`.
 
     Raises:
-        HloError: the text is not HLO, or not scheduled, such as that of `lowered`.
+        HloError: the text is not HLO, or is not scheduled, such as the text of `lowered`.
     """
     head = re.search(r"^HloModule ([^\s,]+)(.*)$", text, re.MULTILINE)
     if head is None:
@@ -183,7 +183,7 @@ def parse(text: str) -> Module:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The statements of a text; a Pallas kernel has several lines."""
+    """The statements of a text; that of a Pallas kernel has several lines."""
     parts: list[str] = []
     for line in text.splitlines():
         if _STATEMENT.match(line):
@@ -241,7 +241,7 @@ def _end(text: str, start: int) -> int:
 
 
 def _value(text: str, start: int) -> str:
-    """The value that begins at `start`; `mesh['x'=8] {'x'}`, with or without device_ids, is one."""
+    """The value that begins at `start`; `mesh['x'=8] {'x'}` is one value, also with device_ids."""
     end = _end(text, start)
     if text.startswith("mesh[", start):
         if text.startswith(_ORDER, end):

@@ -1,4 +1,4 @@
-"""What a notebook shows of a report: its timeline, and its text."""
+"""How a notebook shows a report: its timeline, and its text."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -10,14 +10,14 @@ _WIDTH, _HIGH = 720.0, 26.0
 
 
 def as_html(text: str, advice: str, segments: Sequence[Segment], total: float) -> str:
-    """The timeline, if it took time, above the text of a report without its assumptions."""
+    """The timeline, if the program has times, above the text of a report without assumptions."""
     words = text.partition("\n\nassumed:")[0] + (f"\n{advice}" if advice else "")
     shown = f"<pre>{escape(words)}</pre>"
     return as_svg(segments, total) + shown if total else shown
 
 
 def as_svg(segments: Sequence[Segment], total: float) -> str:
-    """A strip of compute above a strip of the wire, over so many seconds, with a legend."""
+    """A strip of compute above a strip of the wire, `total` seconds long, with a legend."""
     parts, x = [], 0.0
     for kind, (row, colour, legend) in LOOKS.items():
         mine = [segment for segment in segments if segment.row == kind]
@@ -42,7 +42,7 @@ def as_svg(segments: Sequence[Segment], total: float) -> str:
 
 
 def _joined(segments: Sequence[Segment], total: float) -> Iterator[tuple[float, float]]:
-    """Where bars begin and end; those less than half a pixel apart are one."""
+    """Where bars begin and end, in pixels; bars less than half a pixel apart are joined."""
     start = stop = 0.0
     for segment in sorted(segments, key=lambda one: one.start):
         left, right = (_WIDTH * at / total for at in (segment.start, segment.stop))

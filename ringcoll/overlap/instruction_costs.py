@@ -22,10 +22,10 @@ SOURCES: Mapping[str, str] = {
 
 
 class Error(NamedTuple):
-    """The error of reports by estimates, against reports by the profile, over some programs.
+    """How far reports with the compiler's estimates are off reports with the profile.
 
-    Each field has the least and the most: compute and total in percent, the exposed share in
-    points.
+    `programs` is the number of programs compared. Each other field has the least and the largest
+    difference: compute and total in percent, the exposed share in points.
     """
 
     programs: int
@@ -44,9 +44,9 @@ class Error(NamedTuple):
         )
 
 
-#: Measured on 2026-11-22 with libtpu 0.0.52 and jax 0.12.0.1, rounded outwards: programs of
+#: Measured on 2026-11-22 with libtpu 0.0.52 and jax 0.12.0.1, rounded outwards: the programs of
 #: `python -m ringcoll overlap --profile` and `python -m benchmarks overlap --profile`, each once.
-#: (The compiler aborted on five more.) No factor corrects the estimates: the best one lowers the
+#: (For five more, the compiler aborted.) No factor corrects the estimates: the best one lowers the
 #: root mean square error of compute only from 5.8 to 4.0 % on v5p, and from 9.0 to 7.0 % on v6e.
 ERRORS: Mapping[str, Error] = {
     "v5e": Error(13, (0, 4), (-1, 4), (-2, 2)),
@@ -82,9 +82,9 @@ class Costs:
 
     Args:
         module: the program.
-        chip: where it runs; None counts FLOPs only.
-        profile: cycles by name of instruction, from the static profile; they count for all
-            instructions that do the same.
+        chip: the chip it runs on; None: only FLOPs are counted.
+        profile: cycles by name of instruction, from the static profile. They are used for every
+            instruction that does the same.
     """
 
     def __init__(self, module: Module, chip: Chip | Gpu | None, profile: Mapping[str, int]) -> None:
@@ -112,12 +112,12 @@ class Costs:
         if not (source and _is_narrow(computation, instruction)):
             roof = max(roof, work / self._chip.flops)
         seconds = cycles / self._chip.clock
-        # Cycles leave out the wait for the memory: an addition of large arrays has a third of its
-        # time in cycles. And some profiles have a fifth of the cycles of a matmul.
+        # Cycles leave out the wait for the memory: for an addition of large arrays they are a
+        # third of its time. And some profiles have only a fifth of the cycles of a matmul.
         return Cost(seconds, source, work) if seconds >= roof else Cost(roof, "roofline", work)
 
     def matmul(self, computation: Computation, instruction: Instruction, work: float) -> float:
-        """The seconds of so many FLOPs of the matmuls of an instruction on a GPU."""
+        """The seconds of the matmuls of an instruction on a GPU; `work` is their FLOPs."""
         assert isinstance(self._chip, Gpu)
         wide = width(self._module, computation, instruction)
         return self._chip.matmul(work, wide) if work else 0.0
@@ -137,7 +137,7 @@ class Costs:
 
     @cached_property
     def _alike(self) -> dict[str, int]:
-        """Cycles by signature: the compiler profiles one of several equal instructions."""
+        """Cycles by signature: the compiler profiles only one of several equal instructions."""
         return {
             self._signature(computation, instruction): self._profile[instruction.name]
             for computation in self._module.computations.values()
@@ -146,7 +146,7 @@ class Costs:
         }
 
     def _signature(self, computation: Computation, instruction: Instruction) -> str:
-        """A text that is equal for instructions that do the same: it has no names."""
+        """A text that is equal for instructions that do the same: names are left out."""
         shapes = [str(o.shapes) for o in computation.operands(instruction)]
         lines = [_nameless(instruction), *shapes]
         for body in self._module.called(instruction):
@@ -158,17 +158,18 @@ class Costs:
 
 
 def _nameless(instruction: Instruction) -> str:
+    """The opcode, shapes and attributes of an instruction, without names."""
     names = r"metadata=\{[^}]*\}|(calls|to_apply)=%?[\w.\-]+"
     attributes = re.sub(names, "", instruction.attributes)
     return f"{instruction.opcode}{instruction.shapes}{attributes}"
 
 
 def _is_narrow(computation: Computation, instruction: Instruction) -> bool:
-    """Whether it reads narrower numbers than bf16, which matrix units multiply faster."""
+    """Whether an instruction reads numbers narrower than bf16: matrix units are faster then."""
     shapes = [shape for operand in computation.operands(instruction) for shape in operand.shapes]
     return any(shape.bytes < 2 * shape.elements for shape in shapes)
 
 
 def memory_seconds(moved: Counter[int], chip: Chip | Gpu) -> float:
-    """The seconds that it takes to move bytes, by memory space (0 is main memory)."""
+    """The seconds to move these bytes; they are given by memory space (0 is main memory)."""
     return max(moved[0] / chip.hbm, sum(n for space, n in moved.items() if space) / chip.vmem)

@@ -1,4 +1,4 @@
-"""Finds the line of source that an instruction comes from, in the metadata of the text.
+"""Find the source line of an instruction in the metadata of the text.
 
 Newer texts start with tables of files, locations and frames, and instructions name a frame. In
 older texts an instruction names its file and line.
@@ -14,7 +14,7 @@ from ringcoll.overlap.hlo import Instruction, Module
 from ringcoll.overlap.transfers import is_collective
 
 _PACKAGE = Path(__file__).parents[1]
-#: The programs of `--example`, whose lines count as the user's.
+#: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 
 
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
     @property
     def short(self) -> str:
-        """Such as "train.py:41 psum"; for our collectives, with the round."""
+        """The line in short, such as "train.py:41 psum"; ringcoll's collectives add the round."""
         at = re.split(r"[/\\]", self.source)[-1]
         ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/[^/]*)?$", self.op_name)
         what = ours[1] + ours[2].replace("/", " ") if ours else self.op_name.rpartition("/")[2]
@@ -43,8 +43,8 @@ class Lines:
     """The lines of the instructions of one program.
 
     Args:
-        text: of the program.
-        module: the same, parsed.
+        text: the text of the program.
+        module: the same text, parsed.
     """
 
     def __init__(self, text: str, module: Module) -> None:
@@ -65,7 +65,7 @@ class Lines:
 
     @cached_property
     def _named(self) -> dict[str, Instruction]:
-        """Every instruction; the first computation that has a name counts."""
+        """Every instruction by name; if computations share a name, the first one counts."""
         computations = reversed(self._module.computations.values())
         return {n: i for computation in computations for n, i in computation.by_name.items()}
 
@@ -73,13 +73,13 @@ class Lines:
         inside = [inner for _, inner in self._module.within(instruction) if is_collective(inner)]
         collectives = inside or [instruction]
         lines = [self._line(one) for one in collectives]
-        # A compiler that rewrites a sum may drop its line, but keep that of its addition.
+        # A compiler that rewrites a sum may drop its line, but keep the line of its addition.
         lines += [self._of_addition(one) for one in collectives]
         lines.append(self._line(instruction))
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
 
     def _of_addition(self, instruction: Instruction) -> Line:
-        """The line of a sum's addition, with the name of the sum, which its parameters have."""
+        """The line of a sum's addition, with the sum's name, which the parameters still have."""
         for body in self._module.called(instruction) if is_collective(instruction) else ():
             names = [given.attribute("op_name") or "" for given in body.parameters.values()]
             return self._line(body.root)._replace(op_name=max(names, default=""))
@@ -96,13 +96,13 @@ class Lines:
             for frame in stack
             if frame[0] == _EXAMPLES or not frame[0].startswith(f"{_PACKAGE}/")
         ]
-        # Neither of an installed package, nor of no file on disk, such as <string>.
+        # Without installed packages, and without code that is in no file, such as <string>.
         users = [f for f in theirs if "site-packages" not in f[0] and not f[0].startswith("<")]
         file, line = next(iter([*users, *theirs, *stack]), ("", 0))
         return Line(file, line, op_name)
 
     def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
-        """File and line of a frame and of its callers, the innermost first."""
+        """The file and line of a frame and of its callers, the innermost first."""
         seen: set[int] = set()
         while frame in self._frames and frame not in seen:
             seen.add(frame)
@@ -120,7 +120,7 @@ def _part(head: str, title: str) -> str:
 
 
 def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
-    """Two numbers of each row of a table, by the number of the row; 0 where one is missing."""
+    """Two numbers of each row of a table, by the number of the row; 0 if one is missing."""
     rows = {}
     for number, fields in re.findall(r"^(\d+) \{(.*)\}$", part, re.M):
         found = [re.search(rf"\b{key}=(\d+)", fields) for key in keys]

@@ -1,4 +1,4 @@
-"""Reads from the text how often a loop runs."""
+"""Read from the text how often a loop runs."""
 
 import re
 
@@ -11,10 +11,11 @@ def called(module: Module, loop: Instruction, key: str) -> Computation:
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a `while` runs; None if the text does not tell.
+    """How often the body of a `while` runs; None if the text does not say.
 
-    It is `known_trip_count`. If the compiler wrote none, or a negative one, it is computed from a
-    counter that starts at a constant, grows by a constant and is compared with a constant.
+    The compiler may write it as `known_trip_count`. If there is none, or a negative one, it is
+    computed from a counter that starts at a constant, grows by a constant and is compared with a
+    constant.
     """
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
     if known and int(known[0]) >= 0:
@@ -38,10 +39,10 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruction, bool] | None:
-    """The counter, the limit, and whether the loop also runs when they are equal."""
+    """The counter, the limit, and whether the loop also runs if they are equal; None if unknown."""
     test = condition.root
     place = condition
-    if test.opcode == "fusion":  # the comparison is wrapped
+    if test.opcode == "fusion":  # the comparison is inside a fusion
         place = next(module.called(test))
     compare = place.root
     if compare.opcode != "compare":
@@ -59,7 +60,7 @@ def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruct
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """How much the body adds to element `index` of the carry."""
+    """How much the body adds to element `index` of the carry; None if it does something else."""
     total, at = 0, body.by_name.get(body.root.operands[index])
     while at is not None and at.opcode in ("add", "copy", "bitcast"):
         others = []
@@ -76,6 +77,7 @@ def _step(body: Computation, index: int) -> int | None:
 
 
 def _constant(computation: Computation, instruction: Instruction | None) -> int | None:
+    """The whole number that an instruction is; None if it is not a constant."""
     while instruction is not None and instruction.opcode in ("copy", "bitcast", "convert"):
         instruction = next(iter(computation.operands(instruction)), None)
     if instruction is None or instruction.opcode != "constant":

@@ -16,18 +16,18 @@ FAR = 2
 class Network:
     """Ranks on a mesh or torus; each has a link, both ways, to its neighbours on each axis.
 
-    `places[r]` is the place of rank r. Axis i is a ring if `wrap[i]`, else a line; its size is that
-    of the places. A message goes along one axis after the other, the shorter way; if both are as
-    short, ahead, as in `costs.routes`.
+    `places[r]` is the place of rank r. Axis i is a ring if `wrap[i]`, else a line; the places say
+    how long it is. A message goes along one axis after the other, each the shorter way. If both
+    ways are equally short, it goes ahead, as in `costs.routes`.
     """
 
     places: tuple[Place, ...]
     wrap: tuple[bool, ...]
-    stated: bool = True  # false: the devices are unknown, and the ranks are taken for a ring
+    stated: bool = True  # false: the devices are unknown, and the ranks are assumed to be a ring
 
     @classmethod
     def ring(cls, ranks: int) -> "Network":
-        """Ranks on a ring in their order: the assumption if the devices are unknown."""
+        """Ranks on a ring in their order: what is assumed if the devices are unknown."""
         return cls(tuple((r,) for r in range(ranks)), (True,), stated=False)
 
     @cached_property
@@ -45,7 +45,7 @@ class Network:
         return [(start + way * i) % size for i in range(length + 1)]
 
     def path(self, source: int, target: int) -> list[Link]:
-        """The directed links that a message from one rank to another goes over."""
+        """The directed links that a message from one rank to another passes."""
         at, stop = list(self.places[source]), self.places[target]
         visited = [tuple(at)]
         for axis in range(len(at)):
@@ -55,7 +55,7 @@ class Network:
         return list(pairwise(visited))
 
     def hops(self, source: int, target: int) -> int:
-        """How many links a message from one rank to another goes over."""
+        """How many links a message from one rank to another passes."""
         return len(self.path(source, target))
 
     @cached_property
@@ -72,9 +72,9 @@ class Network:
         return found
 
     def ports(self, group: Sequence[int]) -> int:
-        """The fewest links from a rank of a group to others of the group; at least one.
+        """The number of links from a rank to others of its group, for the rank with the fewest.
 
-        By any algorithm, a rank receives everything over these.
+        It is at least one. With any algorithm, a rank receives everything over these links.
         """
         members = {self.places[r] for r in group}
         return max(1, min(len(self._neighbours[place] & members) for place in members))
@@ -85,20 +85,21 @@ class Network:
         return sum(map(len, self._neighbours.values()))
 
     def crossings(self, group: Sequence[int]) -> int:
-        """The fewest links that the shards of a group cross until every member has all of them.
+        """The fewest links that the shards of a group cross until every member has all shards.
 
-        A shard crosses one link for each member it reaches, and all links to the farthest one.
+        A shard crosses at least one link for each member it reaches, and at least as many links
+        as the farthest member is away.
         """
         n, sides = len(group), zip(self.size, self.wrap, strict=True)
         if n - 1 >= sum(size // 2 if ring else size - 1 for size, ring in sides):
-            return n * (n - 1)  # no two ranks are farther apart
+            return n * (n - 1)  # no two ranks are more than n - 1 links apart
         return sum(max(n - 1, *(self.hops(a, b) for b in group)) for a in group)
 
     def between(self, group: Sequence[int]) -> frozenset[Link]:
         """The links that a collective of a group occupies.
 
-        A group along one axis occupies its row; a group that is a box, the links in the box. If
-        members are not neighbours, messages pass other ranks, and occupy their links too.
+        A group along one axis occupies its row. A group that is a box occupies the links in the
+        box. If members are not neighbours, messages pass other ranks and occupy their links too.
         """
         key = tuple(group)
         if key not in self._between:
@@ -134,13 +135,13 @@ class Network:
 
     def _way(self, start: Place, stop: Place) -> str:
         for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
-            if a != b:  # from the last place of a ring of more than two to the first is ahead
+            if a != b:  # on a ring, the step from the last place to the first goes ahead
                 ahead = (b > a) == (abs(b - a) == 1)
                 return f"axis {axis} {'+' if ahead else '-'}"
         return "port"
 
     def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
-        """The number of these messages that go over each link."""
+        """How many of these messages pass each link."""
         load: dict[Link, int] = {}
         for source, target in pairs:
             for link in self.path(source, target):

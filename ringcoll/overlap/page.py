@@ -1,4 +1,4 @@
-"""Timelines as one page: zoom, the line of source of each part, two programs on one axis."""
+"""Timelines as one page: zoom, the source line of each part, two programs on one axis of time."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,7 +13,8 @@ from ringcoll.overlap.tracks import tracks
 class Drawn(NamedTuple):
     """What is drawn of a report; times are in seconds.
 
-    rows are the collectives, the most exposed first: where, name, kind, times, wire, exposed.
+    rows are the collectives, the most exposed first: (at, name, kind, count, wire, exposed), as in
+    `Row`.
     """
 
     title: str
@@ -25,7 +26,7 @@ class Drawn(NamedTuple):
 
 
 def as_page(reports: Sequence[Drawn]) -> str:
-    """HTML: the timelines one above the other, with one axis of time."""
+    """HTML: the timelines one above the other, on one axis of time."""
     data = {
         "looks": [[kind, colour, legend] for kind, (_, colour, legend) in LOOKS.items()],
         "reports": [_report(made) for made in reports],

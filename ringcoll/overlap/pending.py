@@ -1,4 +1,4 @@
-"""Transfers under way, and the values of a program that hold their state."""
+"""Transfers that are under way, and the values of a program that hold their state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ringcoll.overlap.hlo import Computation, Instruction
 from ringcoll.overlap.transfers import Transfer
 
-#: Opcodes that pass on their first operand, and the state of a transfer in it.
+#: Opcodes that pass on their first operand and the transfer that it holds.
 _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-dependency")
 
 
@@ -15,9 +15,9 @@ _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-depend
 class Pending:
     """A transfer that is under way.
 
-    If `wire` is None, it is a copy in the chip's memory or, with flops > 0, a matmul on another
-    stream of a GPU; `queue` is where it waits for others of its kind. `before` has the sums of
-    compute, flops and matmuls when it began.
+    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on another
+    stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
+    compute, flops and matmuls at the time it began.
     """
 
     name: str
@@ -29,12 +29,12 @@ class Pending:
     before: dict[str, float] = field(default_factory=dict)
 
 
-#: The transfers in a value; a tuple holds those of its elements.
+#: The transfers that a value holds; a tuple holds those of its elements.
 Held = Pending | tuple["Held", ...] | None
 
 
 class Scope(NamedTuple):
-    """A computation that runs, and the transfers that its values hold, by name."""
+    """A running computation, and the transfers that its values hold, by name of the value."""
 
     computation: Computation
     held: dict[str, Held]

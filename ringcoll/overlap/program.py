@@ -1,4 +1,4 @@
-"""A compiled program as reports need it: its text, its sizes, the places of its ranks."""
+"""A compiled program as a report needs it: its text, its sizes, the places of its ranks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -42,10 +42,10 @@ def program_of(
     wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Program:
-    """The `Program` of the arguments of `report`.
+    """Make a `Program` from the arguments of `report`.
 
     Raises:
-        TypeError: `compiled` is no program, or `mesh` is no mesh.
+        TypeError: `compiled` is not a program, or `mesh` is not a mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(f"report: mesh must be a jax.sharding.Mesh, got {mesh!r}")
@@ -84,7 +84,7 @@ def from_compiled(compiled: Compiled) -> Program:
 def versions(platforms: Iterable[str]) -> dict[str, str]:
     """The versions of the installed packages that compile for platforms ("cpu", "tpu", "gpu").
 
-    jaxlib has the compiler for CPUs, libtpu that for TPUs, a plugin that for GPUs.
+    jaxlib has the compiler for CPUs, libtpu the one for TPUs, a plugin the one for GPUs.
     """
     needed = ["jax", "jaxlib"]
     for platform in platforms:
@@ -97,7 +97,7 @@ def versions(platforms: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-#: Names of packages with a compiler; `*` stands for a version of CUDA or ROCm.
+#: Names of packages that contain a compiler; `*` stands for a version of CUDA or ROCm.
 _COMPILERS = {"tpu": ("libtpu", "libtpu-nightly"), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 
@@ -107,7 +107,7 @@ def _shardings(compiled: Compiled) -> list[Any]:
 
 
 def _mesh_of(compiled: Compiled) -> Mesh | None:
-    """The mesh that a program was compiled for; None if its shardings name none."""
+    """The mesh that a program was compiled for; None if its shardings do not name one."""
     for sharding in _shardings(compiled):
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
             return sharding.mesh
@@ -115,11 +115,11 @@ def _mesh_of(compiled: Compiled) -> Mesh | None:
 
 
 def read_profile(directory: str | PathLike[str]) -> dict[str, int]:
-    """The cycles by name of instruction of a static profile.
+    """The cycles of a static profile, by name of instruction.
 
     Args:
-        directory: that of `LIBTPU_INIT_ARGS=--xla_jf_dump_static_llo_profile_to=DIR`, with the
-            profile of one program alone.
+        directory: the DIR of `LIBTPU_INIT_ARGS=--xla_jf_dump_static_llo_profile_to=DIR`. It must
+            have the profile of only one program.
 
     Raises:
         FileNotFoundError: there is no such directory.

@@ -1,4 +1,4 @@
-"""Reads a compiled program: `report`, and `assert_overlapped`."""
+"""Read a compiled program: `report` and `assert_overlapped`."""
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -28,20 +28,20 @@ def report(
     """Read a compiled program, and report how much of its communication is exposed.
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` returns, what `compile_for`
-            returns, or a string of scheduled HLO.
-        mesh: the mesh that it was compiled for; needed only where its shardings do not tell
-            (a string of HLO: without one, its ranks are taken for a ring, in order).
-        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` of other constants; needed only for a
-            string.
-        wrap: which axes of the chips' coordinates are rings; by default, by the kind of
-            chip and the size: see `topology.wraps`.
-        profile: cycles by name of instruction, or the directory of the static profile that
-            this very program was compiled with.
+        compiled: the result of `jax.jit(f).lower(...).compile()` or of `compile_for`, or a string
+            of scheduled HLO.
+        mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
+            string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
+        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` with other constants; needed only for
+            a string.
+        wrap: which axes of the chips' coordinates are rings; None: the kind of chip and the size
+            decide, see `topology.wraps`.
+        profile: cycles by name of instruction, or the directory of the static profile of this
+            same compilation.
 
     Raises:
         HloError: the text is not scheduled HLO, or does not fit the mesh.
-        TypeError: `compiled` is none of these.
+        TypeError: `compiled` is not a program, or `mesh` is not a mesh.
         ValueError: the chip is not known, or was not given.
 
     >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))
@@ -59,7 +59,7 @@ def report(
             "(or v5p, v6e, tpu7x), or the compiled program in place of its text"
         )
     if not module.tiled and not isinstance(chip, Gpu):
-        chip = gpu(program.kind or "")  # the text of a CPU program has no times
+        chip = gpu(program.kind or "")  # None for a CPU: its programs have no times
     network = program.network or Network.ring(_ranks(module))
     timeline = Timeline(module, network, chip, program.profile).run()
     return _report(program, module, network, chip, timeline)
@@ -202,28 +202,29 @@ def assert_overlapped(
 
     Args:
         compiled: as for `report`.
-        max_exposed: the largest share of the time that may be exposed; of a program without
-            times, the largest share of its collectives with no matmul under them. A mapping
-            limits kinds of collectives, as {"total": 0.05, "all-gather": 0.01}: "total" is all
-            of them together, and the share of a kind is what it adds to the total. Default:
-            0.05, or no limit if `max_exposed_seconds` is given.
-        max_exposed_seconds: the same in seconds of the whole program; for programs with times.
+        max_exposed: the largest share of the time that may be exposed; for a program without
+            times, the largest share of its collectives that may have no matmul under them. A
+            mapping limits kinds of collectives, such as {"total": 0.05, "all-gather": 0.01}:
+            "total" is all kinds together, and the share of a kind is what it adds to the total.
+            Default: 0.05, or no limit if `max_exposed_seconds` is given.
+        max_exposed_seconds: the same in seconds of the whole program; only for programs with
+            times.
         min_collectives: the least number of collectives that must send something; each counts
             once, however often it runs.
-        allow_unread: names that `Report.unread` may have. Compilers number names, so * and ?
-            stand for any characters, as in "while*".
+        allow_unread: names that `Report.unread` may contain. Compilers add numbers to names, so *
+            stands for any characters and ? for one character, as in "while*".
         mesh, chip, wrap, profile: as for `report`.
 
     Returns:
         The report.
 
     Raises:
-        AssertionError: more is exposed; or there are fewer collectives; or something could
-            not be read and is not allowed by name. The message ends with the report.
+        AssertionError: more is exposed; or fewer collectives send something; or something could
+            not be read and `allow_unread` does not name it. The message ends with the report.
         TypeError: a limit is not a number, or a name is not a string.
         ValueError: a share is not between 0 and 1; seconds are negative, infinite or not a
-            number; there is no such kind of collective; or seconds are limited, and the
-            program has no times.
+            number; there is no such kind of collective; or seconds are limited, but the program
+            has no times.
         HloError, TypeError, ValueError: as `report`.
 
     >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))

@@ -13,9 +13,9 @@ from ringcoll.overlap.page import Drawn, as_page
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.trace import as_trace
 
-#: How many rows are printed: those with the most exposed time.
+#: The most rows that are printed. If there are more, those with the most exposed time are.
 ROWS = 24
-#: Properties of a row for one run, beside its figures for the whole program.
+#: Properties of a row that are figures of one run.
 _EACH = ("compute_each", "flops_each", "exposed_each")
 
 
@@ -25,10 +25,10 @@ class Row:
 
     bytes, hops and wire (seconds) are of one run. The other figures are of the whole program.
     compute (seconds), flops and matmuls are those between start and done; bare is how often no
-    matmul is there; exposed is in seconds. Properties that end in `_each` are of one run.
+    matmul is between them; exposed is in seconds. Properties that end in `_each` are of one run.
 
-    source is the file and the line that it comes from. op_name is JAX's name of it. at is both in
-    short, such as "train.py:41 psum". They are "" where the text does not tell.
+    source is the file and line of the call. op_name is JAX's name of the operation. at is both in
+    short, such as "train.py:41 psum". They are "" if the text does not name them.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Row:
 class Report:
     """A program on one chip; see the package for the model. Times are in seconds.
 
-    `timed` is false for programs of CPUs and of GPUs that are not known, whose text has no times.
-    Then every time is 0, and `exposed_share` counts collectives instead of seconds.
-    `communication` is the time for which the busiest link is busy. `unread` are the names of
-    instructions whose communication or turns could not be read; the times may leave these out.
-    `versions` are those of the packages that compiled the program; there are none if only its text
-    was given. `advice` says what to change first.
+    `timed` is false for programs for CPUs and for GPUs that are not known: their text has no
+    times. Then every time is 0, and `exposed_share` counts collectives instead of seconds.
+    `communication` is how long the busiest link is busy. `unread` has the names of instructions
+    whose communication or number of turns could not be read; the times may leave these out.
+    `versions` are those of the packages that compiled the program; it is empty if only a text was
+    given. `advice` says what to change first.
     """
 
     name: str
@@ -100,7 +100,10 @@ class Report:
 
     @property
     def exposed_share(self) -> float:
-        """Exposed over total time; untimed: the share of collectives with no matmul under them."""
+        """Exposed time over total time.
+
+        Without times, it is the share of collectives that have no matmul under them.
+        """
         if self.timed:
             return self._share(self.exposed)
         return self._share(sum(row.bare for row in self.rows))
@@ -141,10 +144,11 @@ class Report:
     def to_perfetto(self, *below: "Report") -> str:
         """The timeline as JSON that ui.perfetto.dev and chrome://tracing open.
 
-        It has a track of the chip, where exposed time is, and one of each direction of its links.
+        It has a track for the chip, which shows exposed time too, and a track for each direction
+        of its links.
 
         Args:
-            below: reports that are processes of their own in the same file.
+            below: further reports for the same file, each shown as another process.
 
         Raises:
             ValueError: there are no times.
@@ -152,7 +156,7 @@ class Report:
         return as_trace([made._checked("to_perfetto") for made in (self, *below)])
 
     def to_html(self, *below: "Report") -> str:
-        """The timeline as one page that loads nothing: zoom, and the line of source of each part.
+        """The timeline as one page that loads nothing: zoom, and the source line of each part.
 
         Args:
             below: reports whose timelines are shown below this one, on the same axis of time.
@@ -163,7 +167,7 @@ class Report:
         return as_page([made._checked("to_html") for made in (self, *below)])
 
     def _checked(self, function: str) -> Drawn:
-        """What is drawn, if there are times."""
+        """What is drawn; an error if there are no times. `function` is for the message."""
         if self.chip is None:
             raise ValueError(
                 f"{function}: {self.name} has no times to draw, as a TPU's or a known GPU's has"
@@ -179,7 +183,7 @@ class Report:
         """Draw the timeline, compute above the wire, as SVG or PNG.
 
         Args:
-            path: of the file; its ending says which format.
+            path: the file; its ending says which format.
             below: reports whose timelines are drawn below this one, on the same axis of time.
 
         Raises:

@@ -10,20 +10,20 @@ from ringcoll.overlap.transfers import COLLECTIVES, is_collective
 
 
 class Action(Enum):
-    """What an instruction does to a transfer; COMPUTE if nothing."""
+    """What an instruction does to a transfer; COMPUTE if it does nothing to one."""
 
     COMPUTE = auto()
     START = auto()
     UPDATE = auto()
     DONE = auto()
     BLOCKING = auto()  # a collective that starts and ends
-    SPREAD = auto()  # a fusion with a collective: part of one under way, or blocking
+    SPREAD = auto()  # a fusion with a collective in it: a part of one under way, or a whole one
 
 
 class Role(NamedTuple):
     """An action, its computation, and its collective, if any.
 
-    `unread` says what communicates in an unknown way; "" if nothing does.
+    `unread` says what communicates in a way that cannot be priced; "" if nothing does.
     """
 
     phase: Action
@@ -44,7 +44,7 @@ _NAMED = re.compile("all-|collective-|reduce-scatter|ragged-all-")
 
 
 def role_of(module: Module, computation: Computation, instruction: Instruction) -> Role:
-    """The role of an instruction that is no loop, call or conditional."""
+    """The role of an instruction that is not a loop, call or conditional."""
     opcode = instruction.opcode
     base, _, last = opcode.rpartition("-")
     if opcode in COLLECTIVES:
@@ -77,7 +77,7 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
 
 
 def _unknown(instruction: Instruction) -> str:
-    """How an instruction communicates that no rule here prices; "" for all others."""
+    """What an instruction sends or waits for, if nothing here can price it; "" if there is none."""
     opcode = instruction.opcode
     base, _, last = opcode.rpartition("-")
     if opcode == "custom-call":

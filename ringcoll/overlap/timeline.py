@@ -1,4 +1,4 @@
-"""Simulates a scheduled program: one stream of instructions, and transfers beside it."""
+"""Simulate a scheduled program: one stream of instructions, and transfers at the same time."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from ringcoll.overlap.roles import Action, Role, role_of
 from ringcoll.overlap.transfers import Transfer, transfer
 from ringcoll.overlap.work import copied, flops
 
-#: Turns of a loop to simulate one by one, before equal turns are only counted.
+#: How many turns of a loop are simulated at least. After that, equal turns are only counted.
 TURNS = 16
 #: The beginnings of the opcodes of copies within a chip.
 _COPIES = ("copy", "slice", "dynamic")
-#: The queue of the matmuls on other streams of a GPU. They and its main stream take turns.
+#: The queue of the matmuls on other streams of a GPU. They take turns with the main stream.
 _MATMULS = "matmuls"
 #: Sums over all instructions, noted at the start of each transfer.
 _WORK = ("compute", "flops", "matmuls")
@@ -27,8 +27,8 @@ _WORK = ("compute", "flops", "matmuls")
 class Segment(NamedTuple):
     """A stretch of the timeline: `row` is compute, memory, exposed, wire or skipped.
 
-    label names an instruction; source and at are its line, as in `Row`. ways are the directions of
-    links that a transfer occupies, such as "axis 0 +".
+    label names an instruction; source and at are its source line, as in `Row`. ways are the
+    directions of the links that a transfer occupies, such as "axis 0 +".
     """
 
     row: str
@@ -45,8 +45,8 @@ class Timeline:
 
     Args:
         module: the program.
-        network: where its ranks are.
-        chip: where it runs; None counts only, and every time is 0.
+        network: the places of its ranks.
+        chip: the chip it runs on; None: collectives are only counted, and every time is 0.
         profile: cycles by instruction; see `Costs`.
     """
 
@@ -57,7 +57,7 @@ class Timeline:
         self.costs = Costs(module, chip, profile)
         self.now = 0.0
         self.tally: defaultdict[tuple, float] = defaultdict(float)
-        self.transfers: dict[str, tuple[Transfer, bool]] = {}  # and whether asynchronous
+        self.transfers: dict[str, tuple[Transfer, bool]] = {}  # the bool: is it asynchronous?
         self.segments: list[Segment] = []
         self.notes: set[str] = set()
         self.unread: set[str] = set()  # names of instructions whose times are unknown
@@ -75,12 +75,12 @@ class Timeline:
         return self
 
     def _leave_out(self, name: str, why: str) -> None:
-        """Note that an instruction's communication, or its turns, cannot be read."""
+        """Note that the communication of an instruction cannot be read."""
         self.unread.add(name)
         self.notes.add(f"{name} is not counted as communication: {why}")
 
     def _run(self, computation: Computation, given: Sequence[Held]) -> Held:
-        """Run a computation on operands that hold `given`; returns the transfers in its result."""
+        """Run a computation on operands that hold `given`; return the transfers in its result."""
         parameters = computation.parameters.items()
         scope = Scope(computation, {i.name: given[n] for n, i in parameters if n < len(given)})
         for instruction in computation.instructions:
@@ -97,7 +97,7 @@ class Timeline:
                 return self._run(bodies[0], given)
             case "conditional" if bodies:
                 self.notes.add("of a conditional, the branch with most exposed is taken")
-                for body in bodies:  # report what could not be read in any branch
+                for body in bodies:  # report what could not be read, of every branch
                     self.unread |= self._alone(body).unread
                     self.notes |= self._alone(body).notes
                 worst = max(bodies, key=lambda body: self._alone(body).rank)
@@ -108,7 +108,7 @@ class Timeline:
         return self._play(self._roles[key], scope, instruction)
 
     def _alone(self, computation: Computation) -> "Timeline":
-        """A computation run by itself."""
+        """The timeline of a computation that runs by itself."""
         if computation.name not in self._branches:
             alone = Timeline(self._module, self._network, self._chip, {})
             alone.costs, alone._roles, alone._branches = self.costs, self._roles, self._branches
@@ -122,7 +122,7 @@ class Timeline:
         return self.tally["exposed",], self.now, len(self.transfers)
 
     def _play(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
-        """Run one instruction; returns the transfers in its result."""
+        """Run one instruction; return the transfers in its result."""
         if role.unread:
             self._leave_out(instruction.name, role.unread)
         carries = None
@@ -143,6 +143,7 @@ class Timeline:
         return carries or scope.passed(instruction)
 
     def _start(self, instruction: Instruction, role: Role, synchronous: bool = False) -> Pending:
+        """Start a transfer, a copy or a matmul on another stream."""
         where, what = role.where, role.what
         pending = Pending(instruction.name, None, 0.0)
         if what is not None:
@@ -164,12 +165,12 @@ class Timeline:
                 self.notes.add("what runs on sparse cores, except collectives, is taken as free")
             elif self._chip:
                 if instruction.attribute("cross_program_prefetch_index") is not None:
-                    # The program before this one may fetch them, but that is unknown. In any case
-                    # the memory is busy with it once in each run.
+                    # The program before this one may fetch the weights, but that is unknown. In
+                    # any case the memory is busy with them once in each run.
                     self.notes.add("fetching weights at the start of a program is charged to it")
                 pending.seconds = memory_seconds(copied(where, instruction), self._chip)
         self._pending.append(pending)
-        if instruction.operands:  # else an update brings them
+        if instruction.operands:  # without operands, it begins at the update that brings them
             self._begin(pending)
         return pending
 
@@ -185,6 +186,7 @@ class Timeline:
         return wire
 
     def _begin(self, pending: Pending) -> None:
+        """Begin a pending transfer as soon as its queues are free."""
         # A matmul that still runs counts as under the transfer that starts now.
         beside = [other.flops for other in self._pending if other.flops]
         pending.before = {key: self.tally[key,] for key in _WORK}
@@ -213,7 +215,10 @@ class Timeline:
     def _find(
         self, scope: Scope, instruction: Instruction, collective: Instruction | None = None
     ) -> Pending | None:
-        """The transfer that an instruction waits for or continues; of a given collective's kind."""
+        """The transfer that an instruction waits for or continues; None if there is none.
+
+        With `collective`, it must be of the same kind.
+        """
         for pending in scope.pending(instruction):
             alike = pending.wire and collective and pending.wire.kind == collective.opcode
             if pending in self._pending and (collective is None or alike):
@@ -223,6 +228,7 @@ class Timeline:
         return None
 
     def _done(self, pending: Pending | None) -> None:
+        """Wait for a transfer, and count how much of it was exposed."""
         if pending is None:
             return
         self._pending.remove(pending)
@@ -258,7 +264,7 @@ class Timeline:
         self.now = start + cost.seconds
 
     def _loop(self, scope: Scope, instruction: Instruction) -> Held:
-        """Run a loop; transfers in its carry go on to the next turn, and out of the loop."""
+        """Run a loop. Transfers in its carry continue into the next turn and out of the loop."""
         turns = trip_count(self._module, scope.computation, instruction)
         if turns is None:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
@@ -290,7 +296,7 @@ class Timeline:
             if free > start:
                 self._free[queue] = free + later
         for pending in self._pending:
-            # A transfer that this turn began stands for that of the last turn.
+            # A transfer that this turn began stands for the one that the last turn begins.
             if pending not in older and pending.end is not None:
                 pending.end += later
                 for what in _WORK:

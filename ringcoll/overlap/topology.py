@@ -1,4 +1,4 @@
-"""Chips that need not be here: their devices, ordered meshes, and the hops of rings."""
+"""Topologies of chips that need not be here: devices, ordered meshes, and the hops of rings."""
 
 import os
 import re
@@ -18,7 +18,8 @@ from ringcoll.overlap import gpus
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import FAR, Network
 
-#: Variables that let libtpu start without a TPU, and quietly. They do not replace others.
+#: Variables with which libtpu starts without a TPU and without output. They are set only where
+#: the environment does not have them.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -35,12 +36,12 @@ def devices(topology: str) -> list[Any]:
     """The devices of a topology, to compile for; they need not be here.
 
     Args:
-        topology: a kind and a size, as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; of GPUs, how
-            many, as "h200:8": see `gpus.devices`.
+        topology: a kind and a size, such as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; for GPUs, a
+            kind and a number, such as "h200:8": see `gpus.devices`.
 
     Raises:
         ModuleNotFoundError: libtpu, or the plugin for GPUs, is not installed.
-        ValueError: libtpu knows no such topology.
+        ValueError: libtpu does not know the topology.
     """
     if gpus.is_named(topology):
         return gpus.devices(topology)
@@ -62,7 +63,7 @@ def devices(topology: str) -> list[Any]:
 
 
 def _check_name(topology: str) -> None:
-    """Refuse names by which libtpu would abort the process, or take another topology.
+    """Refuse names with which libtpu would abort the process or use another topology.
 
     Raises:
         ValueError: the name is one of these.
@@ -80,16 +81,17 @@ def _check_name(topology: str) -> None:
 
 
 def mesh(topology: str, **axes: int) -> Mesh:
-    """A mesh on a topology, ordered so that each axis is a ring of short steps, the last first.
+    """A mesh on a topology, ordered so that each axis is a ring of short steps.
 
-    (GPUs keep their order, because a switch connects those of a host.)
+    The last axis gets the shortest steps. GPUs keep their order, because a switch connects those
+    of a host.
 
     Args:
         topology: as for `devices`.
-        axes: name and size of each axis, major first; without any, one axis x of all.
+        axes: the name and size of each axis, major first; without any, one axis x of all devices.
 
     Raises:
-        ModuleNotFoundError, ValueError: as `devices`; or the sizes do not multiply to the
+        ModuleNotFoundError, ValueError: as `devices`; or the product of the sizes is not the
             number of devices.
 
     >>> dict(overlap.mesh("v5e:4x2", data=2, model=4).shape)
@@ -109,7 +111,7 @@ def mesh(topology: str, **axes: int) -> Mesh:
 
 
 def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
-    """TPU devices in an order that makes each axis of a mesh a ring of short steps."""
+    """TPU devices, ordered so that each axis of a mesh is a ring of short steps."""
     places = [_place(device) for device in found]
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]
     kind = KINDS.get(found[0].device_kind, "")
@@ -121,30 +123,30 @@ def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
 
 
 def _place(device: Any) -> tuple[int, ...]:
-    """The place of a device: its chip, and its core there (a step of one hop)."""
+    """The place of a device: its chip's coordinates, then its core (one hop from the others)."""
     return (*device.coords, getattr(device, "core_on_chip", 0))
 
 
 def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
-    """Which axes of a slice are rings, going by its kind and size.
+    """Which axes of a slice are rings; the kind of chip and the size decide.
 
-    For the axes of chips, see `slices.closed`; the last axis, the cores of a chip, is no ring.
+    For the axes of chips, see `slices.closed`. The last axis is the cores of a chip: not a ring.
     """
     return (*closed(2 if kind in FLAT else 3, size[:3]), False)
 
 
 def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
-    """The places of the ranks of a mesh; None if its devices have none, or are on a switch.
+    """The places of the ranks of a mesh; None if its devices are not TPUs.
 
     Args:
-        mesh: of TPU devices.
+        mesh: a mesh of TPU devices, or any other.
         wrap: which axes of the chips' coordinates are rings; None: see `wraps`.
 
     Raises:
-        ValueError: `wrap` has not one value for each axis of the coordinates.
+        ValueError: `wrap` does not have one value for each axis of the coordinates.
     """
     flat = list(mesh.devices.flat)
-    # The coords of a GPU are its slice, host and number, not a place on a network.
+    # A GPU's coords are its slice, host and number. They are not a place on a network.
     if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
         return None
     places = tuple(_place(device) for device in flat)
@@ -160,18 +162,20 @@ def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
 
 
 def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]:
-    """The physical hops of each step of a ring along an axis, from i to i + 1; the worst.
+    """The physical hops of each step of a ring along an axis, from i to i + 1.
+
+    If the mesh has several such rings, a step counts the hops of the ring where it is longest.
 
     Args:
-        mesh: of TPU devices.
+        mesh: a mesh of TPU devices.
         axis: the name of one of its axes.
         wrap: as for `network`.
 
     Warns:
-        UserWarning: a step is longer than two hops; all ranks wait for it in every round.
+        UserWarning: a step is longer than two hops. All ranks wait for it in every round.
 
     Raises:
-        ValueError: the mesh has no such axis, or its devices have no coordinates.
+        ValueError: the mesh does not have this axis, or its devices are not TPUs.
 
     >>> overlap.hops(overlap.mesh("v5e:4x2"), "x")  # eight chips in a ring
     [1, 1, 1, 1, 1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""Timelines as a trace, in the JSON that Perfetto and Chrome read."""
+"""Timelines as a trace: the JSON that Perfetto and Chrome read."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from ringcoll.overlap.page import Drawn
 from ringcoll.overlap.tracks import tracks
 
-#: Chrome's names of colours, by the row of a segment; of others it chooses.
+#: Chrome's names of colours, by the row of a segment. For other rows Chrome chooses.
 _COLOURS = {"exposed": "terrible", "memory": "bad", "skipped": "grey"}
 
 
 def as_trace(reports: Sequence[Drawn]) -> str:
-    """A process for each report, and in it a thread for each track; times are in microseconds."""
+    """A process for each report, with a thread for each track; times are in microseconds."""
     events = [event for pid, made in enumerate(reports, 1) for event in _events(pid, made)]
     totals = [
         {"name": made.title, "total_us": made.total * 1e6, "exposed_us": made.exposed * 1e6}

@@ -1,4 +1,4 @@
-"""The tracks of a timeline: one of the chip, and one of each direction of its links."""
+"""The tracks of a timeline: one for the chip, and one for each direction of its links."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,10 +14,10 @@ class Track(NamedTuple):
 
 
 def tracks(segments: Sequence[Segment]) -> list[Track]:
-    """The chip's, where exposed time is, and then the links', by direction.
+    """The track of the chip, which shows exposed time too, then the tracks of the links.
 
-    A transfer is on the track of every direction that it occupies. Where two transfers go in one
-    direction over other links at once, that direction has two tracks.
+    A transfer is on the track of every direction that it occupies. If two transfers go in one
+    direction over different links at the same time, that direction has two tracks.
     """
     found = _numbered("compute", [s for s in segments if s.row != "wire"])
     for way in sorted({way for segment in segments for way in segment.ways}):
@@ -31,7 +31,7 @@ def _numbered(name: str, segments: Sequence[Segment]) -> list[Track]:
 
 
 def dealt(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Deal segments into lanes without overlaps: both directions of a link may be busy at once."""
+    """Distribute segments over lanes so that segments in a lane do not overlap in time."""
     lanes: list[list[Segment]] = []
     for segment in sorted(segments, key=lambda s: s.start):
         free = (lane for lane in lanes if lane[-1].stop <= segment.start * (1 + 1e-9))

@@ -22,7 +22,7 @@ BUILT_IN = (
 )
 PERMUTE = "collective-permute"
 COLLECTIVES = (*BUILT_IN, PERMUTE)
-#: The same in `ringcoll.cost.predict`.
+#: Their names in `ringcoll.cost.predict`.
 _NAMES: Mapping[str, str] = {
     "all-gather": "all_gather",
     "reduce-scatter": "psum_scatter",
@@ -32,7 +32,7 @@ _NAMES: Mapping[str, str] = {
     "collective-broadcast": "pbroadcast",
     PERMUTE: "ppermute",
 }
-#: What all messages of a GPU share: its port to the switch, one message after the other.
+#: A GPU's port to the switch. All its messages share it, one after the other.
 PORT: Link = ((0,), (0,))
 
 
@@ -45,8 +45,9 @@ def is_collective(instruction: Instruction) -> bool:
 class Transfer:
     """One run of a collective.
 
-    bytes are what a rank sends. hops are those of the longest route (0 for a built-in collective,
-    which chooses its routes). links are occupied. seconds is 0 if no chip is given.
+    bytes are what a rank sends. hops are those of the longest route; 0 for a built-in collective,
+    which chooses its own routes. links are those that it occupies. seconds is 0 if no chip is
+    given.
     """
 
     kind: str
@@ -59,9 +60,9 @@ class Transfer:
 def transfer(
     computation: Computation, instruction: Instruction, network: Network, chip: Chip | Gpu | None
 ) -> Transfer:
-    """Price a collective. On GPUs it takes what was measured; the rest of this is about TPUs.
+    """Price a collective. On a GPU it takes the measured time. On a TPU:
 
-    A permute takes hops x bytes / rate of a link, one way, and a latency for each hop. If more
+    A permute takes hops x bytes / one-way rate of a link, plus a latency for each hop. If more
     messages than hops share a link, the bytes count once for each message. A built-in collective
     gets the least time that any algorithm could take: each rank receives over all its links to the
     group, without latency, and all links together carry what all ranks receive. It occupies the
@@ -73,7 +74,7 @@ def transfer(
     """
     kind = instruction.opcode.removesuffix("-start")
     operands = computation.operands(instruction)
-    if kind == RAGGED:  # the others are what it writes into, and integers
+    if kind == RAGGED:  # the other operands are the array it writes into, and sizes and offsets
         operands = operands[:1]
     sent = sum(operand.bytes for operand in operands)
     pairs = source_target_pairs(instruction)
@@ -97,11 +98,11 @@ def transfer(
     least = max(
         (b / network.ports(group) for b, group in zip(leaving, members, strict=True)), default=0.0
     )
-    # Groups whose members are far apart share links.
+    # Groups share links if their members are far apart.
     crossings = sum(network.crossings(group) for group in members)
     shard = max(leaving, default=0.0) / max(1, max(map(len, members), default=1) - 1)
     least = max(least, crossings * shard / max(1, network.link_count))
-    if kind.endswith("all-to-all"):  # no block serves two ranks, so each takes its own route
+    if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
@@ -114,7 +115,7 @@ def _on_gpus(
     members: Sequence[Sequence[int]],
     gpu: Gpu,
 ) -> Transfer:
-    """By measured collectives; of several groups, the slowest counts."""
+    """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in pairs for rank in pair if pair[0] != pair[1]}
         seconds = gpu.collective(_NAMES[kind], sent, ranks) if ranks else 0.0
@@ -135,7 +136,7 @@ def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
 
 
 def _sent(kind: str, operand: float, n: int) -> float:
-    """The bytes that a rank of n sends by a bandwidth-optimal algorithm."""
+    """The bytes that each of n ranks sends by a bandwidth-optimal algorithm."""
     if n == 1:
         return 0.0
     if kind == "all-gather":
@@ -150,9 +151,9 @@ def _sent(kind: str, operand: float, n: int) -> float:
 def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
     """The groups of ranks of a built-in collective.
 
-    They are written as lists `{{0,1},{2,3}}`; as an iota `[2,2]<=[4]`, perhaps with a transposition
-    `T(1,0)`; or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`, perhaps followed by an iota that
-    orders its ranks: `, device_ids=([2,2]T(1,0))`.
+    The text writes them as lists `{{0,1},{2,3}}`; as an iota `[2,2]<=[4]`, perhaps with a
+    transposition `T(1,0)`; or as axes of a mesh `mesh['a'=2,'b'=2] {'b'}`, perhaps with an iota
+    between them that orders the ranks of the mesh: `, device_ids=([2,2]T(1,0))`.
 
     Raises:
         HloError: they have another form.

@@ -1,4 +1,4 @@
-"""Counts the FLOPs and the moved bytes of an instruction from its text."""
+"""Count the FLOPs and the moved bytes of an instruction from its text."""
 
 import re
 from collections import Counter
@@ -19,9 +19,9 @@ FREE = frozenset(
 FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
-#: Opcodes that return each element of one operand, in another type, shape or place.
+#: Opcodes that return every element of their operand, in another type, shape or place.
 _RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
-#: In a fusion, opcodes that pass on a buffer, or send it.
+#: Opcodes that, in a fusion, pass on a buffer or send it.
 _PASSING = (
     *("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
     "collective-permute",
@@ -29,14 +29,14 @@ _PASSING = (
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether it costs nothing to run."""
+    """Whether an instruction takes no time."""
     if instruction.opcode == "custom-call":
         return instruction.attribute("custom_call_target") in FREE_TARGETS
     return instruction.opcode in FREE
 
 
 def flops(module: Module, computation: Computation, instruction: Instruction) -> float:
-    """The floating-point operations of its matmuls: two per multiply-add."""
+    """The floating-point operations of an instruction's matmuls: two per multiply-add."""
     if instruction.opcode == "convolution":
         return 2.0 * _multiply_adds(computation, instruction)
     if instruction.opcode == "dot" or _is_gemm(instruction):
@@ -54,7 +54,7 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
 
 
 def width(module: Module, computation: Computation, instruction: Instruction) -> float:
-    """The bytes of an element of the widest factor of its matmuls; 0 if it has none."""
+    """The bytes of an element of the widest operand of an instruction's matmuls; 0 without any."""
     inside = [(computation, instruction), *module.within(instruction)]
     factors = (
         operand.shapes[0]
@@ -66,7 +66,7 @@ def width(module: Module, computation: Computation, instruction: Instruction) ->
 
 
 def _is_gemm(instruction: Instruction) -> bool:
-    """Whether it calls the matmul of a library, as on GPUs and CPUs."""
+    """Whether an instruction calls a library's matmul, as on GPUs and CPUs."""
     target = instruction.attribute("custom_call_target") or ""
     return instruction.opcode == "custom-call" and re.search("gemm|matmul", target) is not None
 
@@ -74,8 +74,8 @@ def _is_gemm(instruction: Instruction) -> bool:
 def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
     """The multiply-adds of a convolution, without those on padding or holes of a dilation.
 
-    (A TPU writes a batched matmul as a convolution over a dilated batch. Most of its window is on
-    holes.)
+    (TPU programs have a batched matmul as a convolution over a dilated batch. Most of its window
+    is on holes.)
     """
     lhs, rhs = (operand.shapes[0].dims for operand in computation.operands(instruction)[:2])
     labels = re.split("_|->", instruction.attribute("dim_labels") or "bf_io->bf")
@@ -100,10 +100,10 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> Counter[int]:
-    """The bytes that it reads and writes, by memory space (0 is main memory).
+    """The bytes that an instruction reads and writes, by memory space (0 is main memory).
 
-    If an array is only sliced, the slice counts, also in nested fusions. If it is updated in place,
-    the update counts. Buffers that a fusion only passes on, or leaves to a transfer, do not count.
+    If an array is only sliced, only the slice counts, also in nested fusions. If it is updated in
+    place, only the update counts. Buffers that a fusion only passes on or sends do not count.
     """
     moved: Counter[int] = Counter()
     body = _body(module, instruction)
@@ -121,7 +121,7 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
         if part is not root and part.opcode in ("parameter", *_PASSING):
             continue
         if number and _is_gemm(instruction):
-            continue  # room for the library to work in
+            continue  # memory for the library's own use
         moved[shape.space] += round(shape.bytes * _part_written(module, inner, part))
     return moved
 
@@ -129,7 +129,7 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
 def copied(computation: Computation, start: Instruction) -> Counter[int]:
     """The bytes that an asynchronous copy or slice moves, by memory space.
 
-    The result of a copy-start is (copy, source, ...), that of any other (sources, result, ...).
+    The result of a copy-start is (copy, source, ...); of any other start, (sources, result, ...).
     """
     sources = computation.operands(start)
     place = 0 if start.opcode == "copy-start" else len(sources)
@@ -143,10 +143,11 @@ def copied(computation: Computation, start: Instruction) -> Counter[int]:
 def _part_read(
     module: Module, body: Computation, value: Instruction, elements: int, made: float
 ) -> float:
-    """The share of a value that a computation reads; the value has so many elements.
+    """The share of a value that a computation reads. The value has `elements` elements.
 
     A fusion computes only the elements that are used. If it copies, converts or transposes a value,
-    it reads only the elements used of the result. `made` is the used share of its own result.
+    it reads only the elements of which the result is used. `made` is the share of the
+    computation's own result that is used.
     """
     parts = [made] if value is body.root else []
     for user in body.users[value.name]:
@@ -161,7 +162,7 @@ def _part_read_by(
     module: Module, user: Instruction, value: Instruction, elements: int, asked: float
 ) -> float:
     """The share of a value that an instruction reads; `asked` is the used share of its result."""
-    if user.opcode in _PASSING:  # a computed value was read to compute it
+    if user.opcode in _PASSING:  # what a computed value needs was read to compute it
         return 0.0 if value.opcode == "parameter" else asked
     body = _body(module, user)
     if body:
@@ -179,7 +180,7 @@ def _part_read_by(
 
 
 def _part_written(module: Module, body: Computation, root: Instruction) -> float:
-    """The share of a result that is written; less than 1 if it is updated in place."""
+    """The share of a result that is written: less than 1 if it is updated in place."""
     while True:
         operands = body.operands(root)
         if inner := _body(module, root):

@@ -1,1 +1,1 @@
-"""Algorithms as data: moves, schedules and their proof, and the registry of algorithms. No JAX."""
+"""Algorithms as data: moves, schedules, their proof, and the registry. Nothing here imports JAX."""

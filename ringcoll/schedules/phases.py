@@ -1,4 +1,4 @@
-"""The phases of a collective: a schedule run forward, backward, or both, or in stages."""
+"""The phases of a collective: a schedule run forward, backward or both, or several stages."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,14 +13,14 @@ class Carries(Enum):
     """What the messages of a phase carry."""
 
     SHARDS = "shard"  # the sender keeps its copy
-    SUMS = "sum"  # the sender gives its sum away; the receiver adds it to its own
-    BLOCKS = "block"  # of an all-to-all, each with a slot
+    SUMS = "sum"  # the sender drops its sum; the receiver adds it to its own
+    BLOCKS = "block"  # blocks of an all-to-all; each has a slot
     VECTORS = "vector"  # whole vectors, which are added at the end of the phase
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The rounds of a schedule, whose messages carry one kind of data; sums run them backward."""
+    """A schedule whose messages carry one kind of data. With sums, it is run backward."""
 
     name: str
     carries: Carries
@@ -28,7 +28,7 @@ class Phase:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """The rounds in order. A move sends to rank r + shift what r holds of r - offset."""
+        """The rounds in order. A move sends to rank r + shift what r holds from r - offset."""
         if self.carries is not Carries.SUMS:
             return self.schedule.rounds
         return tuple(
@@ -38,11 +38,11 @@ class Phase:
 
     @property
     def shards(self) -> int:
-        """How many shards of the vector one shard of the schedule stands for."""
+        """How many shards of the vector one shard of the schedule is."""
         return self.schedule.size if self.carries is Carries.VECTORS else 1
 
     def along(self, rank: int, offset: int, sign: int = 1) -> int:
-        """The rank r + offset, or r - offset, digit by digit."""
+        """The rank `rank` + offset, or with sign -1 `rank` - offset, digit by digit."""
         for axis, digit in enumerate(digits(offset, self.schedule.shape)):
             rank = self.schedule.step(rank, axis, sign * digit)
         return rank
@@ -52,9 +52,9 @@ def phases(collective: str, built: Schedule | Stages) -> list[Phase]:
     """The phases of a collective, in order.
 
     Args:
-        collective: one of `algorithms.COLLECTIVES`, or a tour, whose two phases run in step.
+        collective: one of `algorithms.COLLECTIVES`, or "tour", whose two phases run in step.
         built: the result of `algorithms.build` for it. A stage is a gather of whole vectors
-            along its digit of the ranks.
+            along one digit of the ranks.
     """
     if isinstance(built, tuple):
         names = [f"stage {i} of {len(built)}" for i in range(1, len(built) + 1)]
@@ -71,5 +71,5 @@ def phases(collective: str, built: Schedule | Stages) -> list[Phase]:
 
 
 def of_tour(tour: Tour) -> list[Phase]:
-    """The phases of a tour: shards go out, and `delay` rounds later sums start to come home."""
+    """The phases of a tour: shards go out, and `delay` rounds later sums start to return."""
     return [Phase("out", Carries.SHARDS, tour.out), Phase("home", Carries.SUMS, tour.back)]

@@ -1,4 +1,4 @@
-"""The registry of algorithms, where collectives find them by name."""
+"""The registry in which collectives find algorithms by name."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
@@ -8,21 +8,21 @@ from typing import Any, TypeVar
 
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, ScheduleError, product
 
-#: Several gathers, one after the other, each along one digit of the ranks, major first.
+#: Several gathers that run one after the other, each along one digit of the ranks, major first.
 Stages = tuple[Schedule, ...]
-#: An algorithm as callers give it: a name, a schedule, or a function from a shape to one.
+#: An algorithm as callers give it: a name, a schedule or stages, or a function from a shape to one.
 Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
 
 # Algorithms by name. Only `listed` adds to these.
 #: All-gathers. Backward they are reduce-scatters; backward and then forward, all-reduces.
 GATHERS: dict[str, Callable[..., Schedule]] = {}
-#: All-reduces of whole vectors: gather along some of the ranks, add, and again.
+#: All-reduces of whole vectors: in each stage, gather along one digit of the ranks, then add.
 STAGED: dict[str, Callable[..., Stages]] = {}
-#: All-to-all.
+#: All-to-alls.
 ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
-#: From a gather to the name of its all-reduce, where that has its own name.
+#: The name of a gather's all-reduce, by the name of the gather, if the two differ.
 AS_ALL_REDUCE: dict[str, str] = {}
-#: From former names of all-reduces of whole vectors to their names.
+#: The names of all-reduces of whole vectors, by their former names.
 FORMER_NAMES: dict[str, str] = {}
 
 Kind = TypeVar("Kind", bound=Schedule)
@@ -40,9 +40,9 @@ def listed(
 
     Args:
         kind: `GATHERS`, `STAGED` or `ALL_TO_ALLS`.
-        name: its name, if not that of the function.
-        all_reduce: the name of a gather's all-reduce, if not that of the gather.
-        formerly: a former name of stages, still accepted.
+        name: its name; None: the name of the function.
+        all_reduce: the name of a gather's all-reduce; None: the name of the gather.
+        formerly: a former name of an all-reduce by stages, which is still accepted.
     """
 
     def add(function: Function) -> Function:
@@ -58,7 +58,7 @@ def listed(
 
 
 def along_each_axis(one_axis: Callable[..., Kind]) -> Callable[..., Kind]:
-    """Extend an algorithm for one axis to several, as a product."""
+    """Extend an algorithm for one axis to several axes, as a product."""
 
     @wraps(one_axis)
     def several(*shape: int, **options: int) -> Kind:
@@ -72,19 +72,19 @@ def along_each_axis(one_axis: Callable[..., Kind]) -> Callable[..., Kind]:
 
 
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
-#: Those that exchange blocks, by the same schedules.
+#: The collectives that exchange blocks. They run by the same schedules.
 EXCHANGES = ("all_to_all", "ragged_all_to_all")
-#: A gather whose shards are followed by partial results, which come home: see `schedules.tour`. It
-#: is drawn and priced as a collective is; layers run it.
+#: A gather in which a partial result follows each shard and returns to its owner: see
+#: `schedules.tour`. It is drawn and priced as a collective is; layers run it.
 TOUR = "tour"
-#: The collectives that schedules serve.
+#: The collectives that run by schedules.
 COLLECTIVES = ("all_gather", "psum_scatter", *ALL_REDUCES, *EXCHANGES)
-#: The names in the literature of collectives to which `jax.lax` gives others.
+#: Names in the literature, and the names of the same collectives in `jax.lax`.
 ALIASES: Mapping[str, str] = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}
 
 
 def in_lax(collective: str) -> str:
-    """The name that `jax.lax` has for a collective.
+    """The name of a collective in `jax.lax`.
 
     >>> algorithms.in_lax("reduce_scatter")
     'psum_scatter'
@@ -96,7 +96,7 @@ def names(collective: str) -> tuple[str, ...]:
     """The names of the algorithms of a collective.
 
     Raises:
-        ValueError: no such collective.
+        ValueError: there is no such collective.
 
     >>> "one_shot" in algorithms.names("psum"), "one_shot" in algorithms.names("all_gather")
     (True, False)
@@ -108,7 +108,7 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
     """The algorithms of a collective by name.
 
     Raises:
-        ValueError: no such collective.
+        ValueError: there is no such collective.
     """
     if collective not in (*COLLECTIVES, TOUR):
         raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
@@ -118,10 +118,10 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
 
 
 def listed_name(collective: str, name: str) -> str:
-    """The name that `names` lists for an algorithm that has several.
+    """The name that `names` lists for an algorithm that has several names.
 
-    All-reduces have former names, and a gather may also be named by its all-reduce. Any other
-    string is returned as it is.
+    Some all-reduces have former names, and the name of a gather's all-reduce also means the gather.
+    Any other string is returned unchanged.
 
     >>> algorithms.listed_name("psum", "exchange")
     'recursive_doubling'
@@ -139,18 +139,18 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     """The checked schedule (or stages) of a collective on axes of `shape`, major first.
 
     Args:
-        collective: one of `COLLECTIVES`, or `TOUR`, of which this is the gather.
+        collective: one of `COLLECTIVES`; or `TOUR`, which gives the gather of a tour.
         algorithm: a name (see `listed_name`), a `Schedule`, a tuple of stages, or a
-            function that makes one when called as `algorithm(*shape)`; hashable.
+            function that makes one when called as `algorithm(*shape)`. It must be hashable.
         shape: the sizes of the axes; a schedule may cut them into finer digits.
 
     Raises:
-        ValueError: no such collective or algorithm, a size below 1, or a schedule of
-            another kind or another number of ranks.
-        ScheduleError: (a ValueError) the schedule is wrong; or, a SizeError, there is none of
-            this shape.
-        TypeError, ScheduleError: the function that makes the schedule raised; its error is the
-            cause.
+        ValueError: there is no such collective or algorithm, a size is below 1, or the schedule
+            is of another kind or has another number of ranks.
+        ScheduleError: (a ValueError) the schedule is wrong; a SizeError: the algorithm has no
+            schedule for this shape.
+        TypeError, ScheduleError: the function that makes the schedule raised an exception, which
+            is the cause.
 
     >>> algorithms.build("all_gather", "ring", (4,)) == algorithms.ring(4)
     True
@@ -167,7 +167,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     if isinstance(algorithm, str):
         algorithm = library[listed_name(collective, algorithm)]
     made = _called(algorithm, shape) if callable(algorithm) else algorithm
-    # Any: the loop below checks what a caller made.
+    # The type is Any because the loop below checks what a caller's function returned.
     stages: tuple[Any, ...] = (
         made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
     )

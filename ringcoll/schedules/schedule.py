@@ -1,7 +1,7 @@
 """A collective algorithm as plain data: rounds of moves, and their proof.
 
-An all-gather on n ranks is a list of rounds; a round is a few moves that happen at
-once; a move is `(shift, offsets)`: *every rank r sends to rank r + shift the shards it
+An all-gather on n ranks is a list of rounds. A round is a few moves that happen at the
+same time. A move is `(shift, offsets)`: *every rank r sends to rank r + shift the shards it
 holds from the ranks r - offset*. Each rank starts with offset 0, its own shard:
 
     ring, n = 4         (+1, [0])               (+1, [1])      (+1, [2])
@@ -33,16 +33,16 @@ _WHOLE = (int, np.integer)
 
 
 class ScheduleError(ValueError):
-    """The error of a schedule that is wrong; it says where."""
+    """A schedule is wrong; the message says where."""
 
 
 class SizeError(ScheduleError):
-    """An algorithm has no schedule for a number of ranks; its docstring says so under `Raises:`."""
+    """An algorithm has no schedule for this number of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Every rank r sends to r + shift, along one axis, its shards of r - offset."""
+    """Every rank r sends to rank r + shift, along one axis, the shards it holds from r - offset."""
 
     shift: int
     offsets: tuple[int, ...]
@@ -59,6 +59,7 @@ def digits(rank: int, shape: Sequence[int]) -> list[int]:
 
 
 def _hashable(move: Any) -> Move:
+    """A move with its offsets as a tuple."""
     if not isinstance(move, Move):
         raise ScheduleError(f"a round holds {move!r}, which is no Move")
     offsets = _as_tuple(f"the offsets of {move!r}", move.offsets)
@@ -75,10 +76,10 @@ def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rounds of moves on ranks of `shape`, in `lanes` lanes of an equal payload each.
+    """Rounds of moves on ranks of `shape`, in `lanes` lanes that carry equal shares.
 
-    A lane is a schedule that carries its share of every shard; the lanes run in
-    lockstep, so that the moves of one round can use different links.
+    A lane is a schedule that carries its share of every shard. The lanes run in step, so the
+    moves of one round can use different links.
     """
 
     shape: tuple[int, ...]
@@ -110,13 +111,13 @@ class Schedule:
         return prod(self.shape)
 
     def step(self, rank: Ranks, axis: int, shift: int) -> Ranks:
-        """The rank that is `shift` further along `axis`; an array of ranks gives an array."""
+        """The rank that is `shift` ahead along `axis`; an array of ranks gives an array."""
         stride = prod(self.shape[axis + 1 :])
         digit = rank // stride % self.shape[axis]
         return rank + ((digit + shift) % self.shape[axis] - digit) * stride
 
     def arrivals(self, move: Move) -> tuple[int, ...]:
-        """The offsets, seen from the receiver, of the shards that `move` brings."""
+        """The offsets of the shards that `move` brings, as the receiver counts them."""
         return tuple(self.step(o, move.axis, move.shift) for o in move.offsets)
 
     def numbered_moves(self) -> Iterator[tuple[int, Move]]:
@@ -128,17 +129,18 @@ class Schedule:
     def check(self, offsets: Collection[int] | None = None) -> "Schedule":
         """Prove that it is an all-gather (and backward a reduce-scatter), or say what is wrong.
 
-        Every move sends only what is held when its round starts, each offset arrives
-        at most once in each lane, and at the end all that must be are held.
+        Every move sends only what a rank holds when the round starts. Each offset arrives at most
+        once in each lane. At the end a rank holds all the offsets that must arrive.
 
         Args:
-            offsets: those that must arrive; None for all.
+            offsets: the offsets that must arrive; None for all.
 
         Raises:
-            ScheduleError: with the round, the offset and the lane.
+            ScheduleError: something is wrong; the message has the round, the offset and the lane.
         """
         self._check_moves()
-        # By lane, then by offset: the round in which it arrived. Memory grows with the moves only.
+        # By lane, then by offset: the round in which it arrived. A lane without moves takes no
+        # memory.
         came: defaultdict[int, dict[int, int]] = defaultdict(lambda: {0: 0})
         for number, move in self.numbered_moves():
             of_lane = came[move.lane]
@@ -166,6 +168,7 @@ class Schedule:
         return range(min(self.lanes, 1 + sum(map(len, self.rounds))))
 
     def _check_moves(self) -> None:
+        """Refuse a move with a number that is out of range."""
         if self.lanes < 1:
             raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
         for number, move in self.numbered_moves():
@@ -190,10 +193,10 @@ class Schedule:
 
 
 class AllToAllSchedule(Schedule):
-    """The same data read as an all-to-all: slot d of rank r is the block for rank r + d.
+    """The same data, read as an all-to-all: slot d of rank r is the block for rank r + d.
 
-    A move sends the slots in `offsets`; a slot keeps its number on the way and must
-    travel exactly its number in all.
+    A move sends the slots in `offsets`. A block keeps its slot on the way, and the shifts on its
+    way must add up to the number of its slot.
     """
 
     def check(self, offsets: Collection[int] | None = None) -> "AllToAllSchedule":
@@ -202,7 +205,7 @@ class AllToAllSchedule(Schedule):
         All blocks must arrive: `offsets` is not used.
 
         Raises:
-            ScheduleError: with the slot and how far it went.
+            ScheduleError: a block ends elsewhere; the message has the slot and where it ends.
         """
         self._check_moves()
         went: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by lane, then by slot
@@ -231,7 +234,7 @@ Kind = TypeVar("Kind", bound=Schedule)
 
 
 def in_lanes(*schedules: Kind) -> Kind:
-    """Run schedules of one lane and one shape at the same time; each carries its share.
+    """Run schedules at the same time, each as a lane. All have one shape, and one lane each.
 
     Raises:
         ScheduleError: they differ in shape, or one has several lanes.
@@ -250,9 +253,10 @@ def in_lanes(*schedules: Kind) -> Kind:
 
 
 def staggered(schedule: Kind, lanes: int) -> Kind:
-    """A schedule of one lane, in lanes of which each starts a round after the one before.
+    """Run a schedule of one lane in several lanes, each one round later than the lane before.
 
-    So a message of every round of the schedule is on the wire at once, each of another lane.
+    So messages of all rounds of the schedule are on the wire at the same time, each in another
+    lane.
 
     >>> from ringcoll.schedules.schedule import staggered
     >>> [len(moves) for moves in staggered(algorithms.recursive_doubling(8), 4).rounds]
@@ -263,11 +267,11 @@ def staggered(schedule: Kind, lanes: int) -> Kind:
 
 
 def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
-    """One schedule for each axis: gather along the first, then gather all of that along the next.
+    """A schedule over several axes: gather along the first, then gather the result along the next.
 
     Args:
-        schedules: one for each axis (or run of axes), major first, of equal lanes.
-        order: which of them run, and in which order; by default all, in the order given.
+        schedules: one for each axis (or run of axes), major first; all have as many lanes.
+        order: the indices of those that run, in the order in which they run; None for all.
 
     Raises:
         ScheduleError: they differ in their number of lanes.
@@ -298,10 +302,10 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
 
 @lru_cache(maxsize=512)
 def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
-    """The rounds in runs (start, stop): single rounds, and long runs of forwarding.
+    """Cut the rounds into runs (start, stop): single rounds, and long runs that only forward.
 
-    In a run of more than `unroll_up_to` rounds, every move sends exactly the shards that arrived
-    by it in the round before.
+    In a run of more than `unroll_up_to` rounds, every move sends exactly the shards that the same
+    move brought in the round before.
     """
     runs, start = [], 0
     while start < len(schedule.rounds):
@@ -315,5 +319,6 @@ def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
 
 
 def _forwards(schedule: Schedule, number: int) -> bool:
+    """Whether the moves of a round send exactly what they brought in the round before."""
     before, moves = schedule.rounds[number - 1], schedule.rounds[number]
     return moves == tuple(replace(m, offsets=schedule.arrivals(m)) for m in before)

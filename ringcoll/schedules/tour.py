@@ -1,9 +1,9 @@
-"""A tour: shards are gathered, and a partial result for each of them follows it and comes home.
+"""A tour: shards are gathered, and a partial result follows each shard and returns to its owner.
 
 A tour runs two gathers of the same ranks in step. `out` brings the shards. `back`, run backward,
-takes the partial results: every rank that was visited by a shard adds to its partial result. On a
-ring, `back` is the ring of the other direction. So the partial result of a shard visits the same
-ranks as the shard, one round later, and one more hop brings it home:
+carries the partial results: every rank that a shard visits adds to the shard's partial result. On
+a ring, `back` is the ring of the other direction. So the partial result of a shard visits the same
+ranks as the shard, one round later, and one more hop brings it to the owner ("home"):
 
     n = 4, rank r       out brings    rank r adds to, and sends on
     time 1              r - 1         (its own)
@@ -12,7 +12,7 @@ ranks as the shard, one round later, and one more hop brings it home:
     time 4                            r - 2 is sent; r - 3
     time 5                            r - 3 is sent, and is at home
 
-The backward pass of ring attention is one: keys and values travel with their gradients.
+The backward pass of ring attention is a tour: keys and values travel with their gradients.
 """
 
 from collections import defaultdict
@@ -34,8 +34,8 @@ class Tour:
     def delay(self) -> int:
         """How many rounds of `out` start before the first round of `back`.
 
-        A shard that arrives in round t is visited while round t + 1 is on the wire, so what a rank
-        adds for it can be sent from round t + 2 on.
+        A rank works on a shard that arrived in round t while round t + 1 is on the wire. So it can
+        send what it adds for that shard from round t + 2 on.
         """
         there, home = _rounds_of(self.out), _rounds_of(self.back)
         last = max((there[key] + home[key] for key in there), default=-1)
@@ -48,7 +48,7 @@ class Tour:
 
     @property
     def waiting(self) -> int:
-        """How many partial results of other ranks one rank holds at once, at most."""
+        """The most partial results of other ranks that one rank holds at the same time."""
         there, home = _rounds_of(self.out), _rounds_of(self.back)
         change: defaultdict[int, int] = defaultdict(int)
         for key in there:
@@ -67,7 +67,7 @@ class Tour:
             offsets: the shards that must arrive; None for all.
 
         Raises:
-            ScheduleError: with the round and the offset.
+            ScheduleError: something is wrong; the message has the round and the offset.
         """
         if (self.out.shape, self.out.lanes) != (self.back.shape, self.back.lanes):
             raise ScheduleError("a tour takes two gathers of one shape and number of lanes")
@@ -87,25 +87,28 @@ class Tour:
 
 @lru_cache(maxsize=512)
 def tour(schedule: Schedule, offsets: frozenset[int] | None = None) -> Tour:
-    """The tour by a gather: back the other way round, or back by the same way, if that is shorter.
+    """The tour of a gather. `back` is the gather in the other direction or the same gather.
+
+    Of these two, the tour with fewer rounds is taken; if they tie, the one that holds less.
 
     Args:
         schedule: the gather.
-        offsets: the shards that any rank needs, beside its own; None for all.
+        offsets: the shards that a rank needs besides its own; None for all.
     """
     ways = [way for way in (walked_back(schedule), schedule) if way is not None]
     if offsets is not None:
         schedule, ways = cut(schedule, offsets), [cut(way, offsets) for way in ways]
-    visited = _rounds_of(schedule).keys()  # also those that are only forwarded
+    visited = _rounds_of(schedule).keys()  # including those that are only forwarded
     tours = [Tour(schedule, back) for back in ways if visited <= _rounds_of(back).keys()]
     best = min(tours, key=lambda made: (made.rounds, made.waiting))
     return best.check(offsets)
 
 
 def walked_back(schedule: Schedule) -> Schedule | None:
-    """The gather whose shards walk the other way round, if each lane is one walk from rank to rank.
+    """The gather whose shards take the same walk in the other direction; None if there is none.
 
-    The last step of the walk has to be along one axis from home, as on a ring.
+    In each lane, a shard must walk from rank to rank, one rank a round. The walk must end one step
+    along one axis from its start, as on a ring.
     """
     rounds: list[list[Move]] = [[] for _ in schedule.rounds]
     for lane in range(schedule.lanes):
@@ -130,7 +133,7 @@ def walked_back(schedule: Schedule) -> Schedule | None:
 
 @lru_cache(maxsize=512)
 def cut(schedule: Schedule, offsets: frozenset[int]) -> Schedule:
-    """A gather of the shards of these offsets alone: what no rank needs or forwards is not sent.
+    """A gather of only the shards of these offsets. It sends nothing that no rank needs.
 
     >>> from ringcoll.schedules.tour import cut
     >>> len(cut(algorithms.ring(8), frozenset({1, 2})).rounds)

@@ -1,13 +1,13 @@
 """The tree of additions that a schedule makes, and the one tree that does not depend on n.
 
-a + b is the same to the bit as b + a, but (a + b) + c is not a + (b + c). So the bits of a sum are
-those of its tree of additions. Where ranks hold consecutive leaves of one balanced binary tree,
-each adds the lower levels by itself, and a schedule adds the upper ones:
+a + b has the same bits as b + a, but (a + b) + c may differ from a + (b + c). So the bits of a sum
+depend on its tree of additions. If ranks hold consecutive leaves of one balanced binary tree, each
+rank adds the lower levels by itself, and a schedule adds the upper levels:
 
     ((0, 1), (2, 3))    four ranks        ring, n = 4, for rank 0:    (0, (1, (2, 3)))
        (0, 1)           two, each with two leaves
 
-Trees are read off a schedule as the proof of `Schedule.check` is: by running it on symbols.
+The tree of a schedule is found by running the schedule on symbols.
 """
 
 from functools import lru_cache
@@ -17,12 +17,12 @@ from typing import Any
 from ringcoll.schedules.registry import AS_ALL_REDUCE, GATHERS, STAGED, Algorithm, Stages, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError, digits
 
-#: A rank, or a sum of two trees. The tree that has the lowest rank stands first.
+#: A rank, or a sum of two trees. The tree with the lowest rank is the first.
 Tree = int | tuple[Any, Any]
 
 
 def balanced(ranks: int, first: int = 0) -> Tree:
-    """The balanced tree over consecutive ranks, a power of two of them: nearest first.
+    """The balanced tree over consecutive ranks; their number is a power of two.
 
     >>> precision.balanced(4)
     ((0, 1), (2, 3))
@@ -39,8 +39,8 @@ def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
     Args:
         schedule: a gather, which runs backward; or stages, each of which adds the vectors that
             it gathered by a balanced tree.
-        rank: whose sum.
-        lane: of the schedule.
+        rank: the rank whose sum it is.
+        lane: the lane of the schedule.
 
     Returns:
         Nested pairs of ranks.
@@ -63,10 +63,11 @@ def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
 def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
     """Prove that every rank's sum, in every lane, is the balanced tree, or say which is not.
 
-    So n = 1, 2, 4 and 8 ranks that hold 8, 4, 2 and 1 leaves make one tree of 8 leaves.
+    Then 1, 2, 4 and 8 ranks, which hold 8, 4, 2 and 1 leaves each, add 8 leaves by the same tree.
 
     Raises:
-        ScheduleError: with the rank and its tree; or the ranks are not a power of two.
+        ScheduleError: a rank has another tree, which the message shows; or the number of ranks is
+            not a power of two.
 
     >>> precision.check_balanced(algorithms.recursive_doubling(8)).size
     8
@@ -88,7 +89,7 @@ def is_balanced(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -
     """Whether a collective by this algorithm adds by the balanced tree.
 
     Raises:
-        ValueError: as `build`, but for a size that the algorithm does not have.
+        ValueError: as `build`; if the algorithm has no schedule for the size, it returns False.
     """
     try:
         check_balanced(build(collective, algorithm, shape))
@@ -98,14 +99,14 @@ def is_balanced(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -
 
 
 def balanced_algorithms(collective: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The names of those algorithms that add by the balanced tree on axes of `shape`."""
+    """The names of the algorithms that add by the balanced tree on axes of `shape`."""
     staged = () if collective == "psum_scatter" else tuple(STAGED)
     names = [AS_ALL_REDUCE.get(name, name) if staged else name for name in GATHERS]
     return tuple(name for name in (*names, *staged) if is_balanced(collective, name, shape))
 
 
 def _backward(schedule: Schedule, rank: int, lane: int) -> Tree:
-    """The schedule run backward on symbols: offset o is the partial sum at rank + o."""
+    """Run the schedule backward on symbols: `sums[o]` is the partial sum at rank + o."""
     sums: dict[int, Tree] = {o: _further(schedule, rank, o) for o in range(schedule.size)}
     for moves in reversed(schedule.rounds):
         before = dict(sums)
@@ -117,13 +118,14 @@ def _backward(schedule: Schedule, rank: int, lane: int) -> Tree:
 
 
 def _further(schedule: Schedule, rank: int, offset: int) -> int:
+    """The rank at this offset from `rank`, digit by digit."""
     for axis, digit in enumerate(digits(offset, schedule.shape)):
         rank = schedule.step(rank, axis, digit)
     return rank
 
 
 def _of_stage(sums: list[Tree], rank: int, size: int, inner: int) -> Tree:
-    """The sum of the ranks that differ from this one in a digit of `size` alone."""
+    """The sum over the ranks that differ from this one only in the digit of this stage."""
     first = rank - rank // inner % size * inner
     return _in_pairs([sums[first + i * inner] for i in range(size)])
 

@@ -1,8 +1,8 @@
-"""Machines as data: a file beside this one for each, with the source of every figure.
+"""Machines as data: each has a file in this folder, with the source of every figure.
 
-`find` gets one by name. `DEVICES` and `SWITCHES` are their models. Curves, the measured seconds of
-collectives on a number of ranks, and the rates of GPUs' matmuls are written by
-`python -m benchmarks machines`; other rates by hand.
+`find` gets a machine by name. `DEVICES` and `SWITCHES` are the models of all machines. `python -m
+benchmarks machines` writes the curves (measured seconds of collectives on a number of ranks) and
+the rates of GPUs' matmuls. Other rates are written by hand.
 """
 
 import json
@@ -21,15 +21,15 @@ from ringcoll.io.strict_json import parsed
 
 __all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "Matmuls", "find"]
 
-#: The bytes of an element of the dtypes of measured matmuls.
+#: The bytes of an element, for the dtypes of measured matmuls.
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Matmuls:
-    """Matmuls of one width of elements: they take start seconds, and delta a FLOP.
+    """Matmuls on elements of one width: they take start seconds, plus delta seconds per FLOP.
 
-    error is the median of |modelled / measured - 1| over so many points.
+    error is the median of |modelled / measured - 1|; points is the number of measurements.
     """
 
     start: float
@@ -43,18 +43,21 @@ class Device:
     """A machine, or a network between hosts.
 
     Attributes:
-        name: of its file.
-        what: in words.
+        name: the name of its file.
+        what: a description in words.
         also: other names for it; JAX's `device_kind` is one of them.
         model: its rates.
-        ranks_a_host: as many ranks are joined by one switch; 0 on a torus.
+        ranks_a_host: the number of ranks that one switch connects; 0 on a torus.
         between: the network between its hosts; "" if none is known.
-        like: a device whose curves and matmuls stand in where it has none; "" for none.
+        like: a similar device, whose curves and matmuls are used where this one has none; "" for
+            none.
         switch_adds: whether the switch adds in an all-reduce (NVLink SHARP).
-        built_in_share: of the links that a group of ranks has, what a built-in collective gets.
-        curves: by collective, whether ranks are on several hosts, and their number.
-        matmuls: measured, by the bytes of an element; empty if nobody measured any.
-        error: of its curves, the median of their median errors; that of its like if it is larger.
+        built_in_share: the share of a link's bytes per second that a built-in collective gets.
+        curves: measured seconds of collectives. The first key is the collective and whether its
+            ranks are on several hosts; the second is the number of ranks.
+        matmuls: measured rates of matmuls, by the bytes of an element; empty if there are none.
+        error: the median of the curves' median errors. It is that of `like` if the matmuls are
+            from there and its error is larger.
     """
 
     name: str
@@ -71,15 +74,16 @@ class Device:
     error: float
 
     def matmul(self, width: float) -> Matmuls:
-        """The rates of matmuls of elements of so many bytes.
+        """The rates of matmuls on elements of `width` bytes.
 
-        Of elements that nobody measured, those of the next wider ones; else the machine's own.
+        If this width was not measured, they are those of the next wider one, or else of the widest.
+        If no matmul was measured, they come from the model.
         """
         known = self.matmuls or {2: Matmuls(self.model.start, self.model.delta, 0.0, 0)}
         return known[min((w for w in known if w >= width), default=max(known))]
 
     def hosts(self, ranks: int) -> int:
-        """The fewest hosts among which so many ranks divide."""
+        """The fewest hosts that hold this many ranks, with the same number on each."""
         if not self.ranks_a_host:
             return 1
         least = -(-ranks // self.ranks_a_host)
@@ -87,7 +91,7 @@ class Device:
 
 
 def device_of(data: Mapping[str, Any]) -> Device:
-    """A machine from the contents of its file.
+    """Make a machine from the contents of its file.
 
     Raises:
         KeyError: a field is missing.
@@ -132,7 +136,7 @@ def _with_matmuls(model: Model, matmuls: Mapping[int, Matmuls]) -> Model:
 
 def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
     def each(name: str) -> float:
-        """Seconds of one, of a rate a second; 0 where there is no figure."""
+        """The seconds of one unit, from a rate per second; 0 if there is no such rate."""
         return 1 / rates[name] if name in rates else 0.0
 
     memory = each("memory_bytes_per_second")
@@ -186,7 +190,7 @@ def contents(path: Path) -> dict[str, Any]:
 def _load() -> dict[str, Device]:
     found = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
     devices = {device.name: device for device in found}
-    for device in found:  # where a device has no permutes or matmuls, those of its like stand in
+    for device in found:  # a device without permutes or matmuls gets those of its `like`
         like = devices.get(device.like)
         if like and not device.model.wire:
             device = replace(device, model=replace(device.model, wire=like.model.wire))
@@ -207,26 +211,26 @@ DEVICES: Mapping[str, Model] = MappingProxyType(
 SWITCHES: Mapping[str, Model] = MappingProxyType(
     {name: device.model for name, device in MACHINES.items() if not device.model.axes}
 )
-#: The TPUs, as `device.device_kind` calls them.
+#: The names of the TPUs by `device.device_kind`.
 KINDS: Mapping[str, str] = MappingProxyType(
     {kind: name for name in DEVICES for kind in MACHINES[name].also if kind.startswith("TPU")}
 )
 
 
 def _plain(name: str) -> str:
-    """Without what spellings differ in: case, blanks, signs."""
+    """A name without case, blanks and signs, so that different spellings are equal."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 _NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.also)}
 
 
-#: Words that say no more about a machine than its name does.
+#: Words that may stand with the name of a machine and that say nothing more.
 _MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx", "dgx", "nvl72"}
 
 
 def _named(name: str) -> str:
-    """The machine of a name, however it is spelled; "" if there is none."""
+    """The machine that a name means, in any spelling; "" if there is none."""
     known = _NAMES.get(_plain(name), "")
     rest = {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _MORE}
     rest = {word for word in rest if not re.fullmatch(r"\d+gb|hbm\d\w*", word)}
@@ -235,10 +239,10 @@ def _named(name: str) -> str:
 
 
 def find(name: str) -> Device:
-    """A machine by its name, or by another name that its file gives it; or by the path of a file.
+    """A machine by its name, by another name that its file gives it, or by the path of a file.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such machine.
 
     >>> machines.find("NVIDIA H100 80GB HBM3").name
     'h100'
@@ -255,16 +259,16 @@ def find(name: str) -> Device:
 
 
 def path_of(name: str) -> Path:
-    """The file of a machine, which is named as for `find`."""
+    """The path of a machine's file; `name` is as for `find`."""
     known = _named(name)
     return FOLDER / f"{known}.json" if known else Path(name)
 
 
 def read(path: str) -> Device:
-    """A machine from a file.
+    """Read a machine from a file.
 
     Raises:
-        ValueError: there is no such file, or it is not of a machine.
+        ValueError: there is no such file, or it is not the file of a machine.
     """
     try:
         return _checked(device_of(contents(Path(path))))
@@ -278,10 +282,11 @@ def read(path: str) -> Device:
 
 
 def _checked(device: Device) -> Device:
-    """A machine whose figures can be multiplied.
+    """Refuse a machine whose figures make no sense.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: a rate is negative or infinite, a curve falls or has one rank, or `like` is not
+            a machine.
     """
     model = device.model
     rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
