@@ -3,20 +3,21 @@
 # Lesson 1: a ring, by hand
 
 Ranks sit in a circle, and each has one shard. An all-gather gives every rank all shards. In a
-ring, a rank sends to the next rank only. Each rank passes on the shard that came last, n - 1
-times. Then every shard has been on every rank.
+ring, a rank sends to the next rank only. In each round, every rank passes on the shard that it
+received last. After n - 1 rounds, every rank has all shards.
 
-    what came, oldest first      after one round      after two      after three
+    received, oldest first       after one round      after two      after three
     rank 0: a                    a d                  a d c          a d c b
     rank 1: b                    b a                  b a d          b a d c
     rank 2: c                    c b                  c b a          c b a d
     rank 3: d                    d c                  d c b          d c b a
 
-Read a row: the shard that came to rank r in round k started at rank r - k. So a rank knows where
-each shard comes from, and sends nothing but shards.
+Read a row: the shard that rank r receives in round k started at rank r - k. So a rank knows whose
+shard arrives, and a message needs nothing but the shard.
 
-`start` makes eight CPU devices, which are the ranks: it runs on any machine. `claim` prints a
-statement, or fails if it is wrong. `messages` counts what a compiled program sends.
+`start` makes eight virtual CPU devices, which are the ranks. So the lesson runs on any machine.
+`claim` prints a statement, or fails if it is wrong. `messages` counts the messages of a compiled
+program.
 """
 
 # %%
@@ -69,8 +70,8 @@ draw.plan("all_gather", "ring", (4,))
 """
 ## In JAX
 
-In `shard_map` one program runs on all ranks. `axis_index` is the number of the rank, and
-`ppermute` sends, by a list of (from, to).
+In `shard_map` one program runs on all ranks. `axis_index` is the number of the rank. `ppermute`
+sends a message for each pair (from, to) of a list.
 """
 
 
@@ -97,15 +98,15 @@ by_hand, built_in = compiled(all_gather), compiled(partial(lax.all_gather, axis_
 held = np.asarray(by_hand(x)).reshape(8, 24)
 print("rank 5 holds", held[5])
 claim("in JAX, every one of 8 ranks holds all 8 shards, in order", (held == np.asarray(x)).all())
-claim("as by lax.all_gather", np.array_equal(by_hand(x), built_in(x)))
-claim("in 7 messages a rank", messages(by_hand) == 7)
+claim("lax.all_gather gives the same", np.array_equal(by_hand(x), built_in(x)))
+claim("each rank sends 7 messages", messages(by_hand) == 7)
 
 # %% [markdown]
 """
 ## Exercise 1: the other way round
 
-Let the shards travel from rank r to rank r - 1. Two lines of `all_gather` change: who sends to
-whom, and the order in which what came is put together.
+Let the shards travel from rank r to rank r - 1. Two lines of `all_gather` change: the list of
+pairs, and the line that puts the shards in order.
 """
 
 
@@ -119,7 +120,7 @@ def the_other_way(x: Array) -> Array:
     return jnp.stack(came)[(jnp.arange(n) - rank) % n]  # came[k] started at rank r + k
 
 
-claim("the other way round: the same", np.array_equal(compiled(the_other_way)(x), built_in(x)))
+claim("the other way round, the same", np.array_equal(compiled(the_other_way)(x), built_in(x)))
 
 # %% [markdown]
 """
@@ -142,4 +143,4 @@ with_halo = compiled(halo)
 shards = np.arange(24.0).reshape(8, 3)
 wanted = np.concatenate([np.roll(shards, 1, 0), shards, np.roll(shards, -1, 0)], axis=1)
 claim("each rank has its neighbours' shards", np.array_equal(with_halo(x), wanted.reshape(-1)))
-claim("in 2 messages, whatever n is", messages(with_halo) == 2)
+claim("that takes 2 messages, for any n", messages(with_halo) == 2)

@@ -3,16 +3,16 @@
 # Lesson 2: the same ring, as data
 
 In lesson 1 every rank does the same, so one short list describes them all. A move is
-`(shift, offsets)`: *every rank r sends to rank r + shift the shards it holds from the ranks
-r - offset*. Moves that happen at once are a round; rounds are a schedule. At first a
-rank holds offset 0, its own shard.
+`(shift, offsets)`: *every rank r sends to rank r + shift the shards that it holds from the ranks
+r - offset*. Moves that happen at once are a round. A list of rounds is a schedule. At first a rank
+holds offset 0, its own shard.
 
     a ring of 4     round 1: (+1, [0])                round 2: (+1, [1])     round 3: (+1, [2])
     two-ended       round 1: (+1, [0]), (-1, [0])     round 2: (+1, [1])
     Bruck           round 1: (+1, [0])                round 2: (+2, [0, 1])
 
-A list can be proved correct without running it, and code that runs one list runs them all. To see
-which rank holds what after each round:
+We can prove a list correct without running it. Code that runs one list runs them all. This command
+shows what each rank holds after each round:
 `python -m ringcoll draw all_gather --algorithm bruck -n 4`.
 """
 
@@ -50,7 +50,7 @@ def refusal(schedule: Schedule) -> str:
 
 N = 8
 ring = Schedule((N,), tuple((Move(+1, (t,)),) for t in range(N - 1)))
-claim("the ring is proved, on no device at all", refusal(ring) == "nothing")
+claim("the ring is proved, without a device", refusal(ring) == "nothing")
 claim("the library has the same list", ring == algorithms.ring(N))
 
 # %% [markdown]
@@ -61,19 +61,19 @@ Here are three wrong schedules, and the errors of `check`:
 # %%
 first, second, *rest = ring.rounds
 broken = {
-    "a round too few": (first, second, *rest[:-1]),
-    "two rounds swapped": (second, first, *rest),
-    "a round twice": (first, first, *rest),
+    "one round is missing": (first, second, *rest[:-1]),
+    "two rounds are swapped": (second, first, *rest),
+    "one round is there twice": (first, first, *rest),
 }
 for fault, rounds in broken.items():
     words = refusal(Schedule((N,), rounds))
-    claim(f"refused, {fault}: {words}", words != "nothing")
+    claim(f"refused, because {fault}: {words}", words != "nothing")
 
 # %% [markdown]
 """
 ## One engine for all lists
 
-`ringcoll.lax` is `jax.lax`; its collectives also take an algorithm: a name, or any schedule.
+`ringcoll.lax` is `jax.lax`, but its collectives also take an algorithm: a name, or any schedule.
 """
 
 
@@ -101,7 +101,7 @@ for name, schedule in {"our ring": ring, **others}.items():
 
 # %% [markdown]
 """
-A notebook draws a schedule:
+A notebook shows a schedule as a picture:
 """
 
 # %%
@@ -111,8 +111,8 @@ algorithms.bruck(4)
 """
 ## Exercise 1: a ring backward
 
-Write the schedule of a ring in which every rank sends to rank r - 1. Let `check` prove it, and
-gather by it.
+Write the schedule of a ring in which every rank r sends to rank r - 1. Prove it with `check`, then
+gather with it.
 """
 
 # %% tags=["solution"]
@@ -124,9 +124,9 @@ claim("and gathers", gathers(gather_by(backward)))
 """
 ## Exercise 2: the long way first
 
-Bruck's messages go 1, 2, then 4 ranks far. Write a schedule for 8 ranks that goes 4, 2, then 1
-far, in three rounds. Does it send more shards than Bruck's? (Offsets tell what a rank holds: after
-the first round, these are 0 and 4.)
+Bruck's messages travel 1, 2, then 4 ranks. Write a schedule for 8 ranks whose messages travel 4, 2,
+then 1 ranks, in three rounds. Does it send more shards than Bruck's? (After the first round of your
+schedule, a rank holds the offsets 0 and 4.)
 """
 
 # %% tags=["solution"]

@@ -2,17 +2,17 @@
 """
 # Lesson 3: backward
 
-A reduce-scatter is the other half of most algorithms. Every rank has a vector of n shards, and
-rank r ends with the sum over the ranks of shard r (`psum_scatter` in `jax.lax`). It needs no new
-schedule. Read the schedule of the all-gather from its end, and turn every arrow round. Where the
-all-gather copied a shard from rank a to rank b, rank b now sends a partial sum to rank a, which
-adds it.
+A reduce-scatter adds what an all-gather copies. Every rank has a vector of n shards, and rank r
+ends with the sum over the ranks of shard r (`psum_scatter` in `jax.lax`). It needs no new schedule.
+Run the schedule of the all-gather from its last round to its first, and reverse every message.
+Where the all-gather copied a shard from rank a to rank b, rank b now sends a partial sum to rank a,
+which adds it.
 
     all-gather       rank 0: a      ->   rank 1: a    ->   rank 2: a     a shard is copied
-    reduce-scatter   rank 0: a+b+c  <-   rank 1: b+c  <-   rank 2: c     the copies come home
+    reduce-scatter   rank 0: a+b+c  <-   rank 1: b+c  <-   rank 2: c     a sum grows on its way
 
-As matrices the two are each other's transpose, so each is the other's gradient. JAX knows that:
-it transposes a `ppermute` by sending in the other direction.
+As a matrix, each of the two is the transpose of the other. So each is the gradient of the other.
+JAX knows that: it transposes a `ppermute` by sending in the other direction.
 """
 
 # %%
@@ -35,7 +35,8 @@ vectors = rng.integers(-9, 10, (N, N)).astype(np.float32)  # vectors[r]: rank r'
 """
 ## As lists
 
-`partial[r][o]` is rank r's partial sum for rank r - o. The rounds run from the last to the first.
+`partial[r][o]` is the partial sum for rank r - o that rank r holds. The rounds run from the last to
+the first.
 """
 
 
@@ -54,7 +55,7 @@ def reduce_scatter(schedule: Schedule, vectors: np.ndarray) -> list[float]:
 
 for name in ("ring", "two_ended", "bruck"):
     sums = reduce_scatter(algorithms.GATHERS[name](N), vectors)
-    claim(f"{name} from its end is a reduce-scatter", np.array_equal(sums, vectors.sum(0)))
+    claim(f"{name}, run backward, is a reduce-scatter", np.array_equal(sums, vectors.sum(0)))
 
 # %%
 draw.plan("reduce_scatter", "ring", (4,))
@@ -63,7 +64,7 @@ draw.plan("reduce_scatter", "ring", (4,))
 """
 ## As a gradient
 
-Lesson 1's ring says nothing about a gradient. JAX finds it.
+Lesson 1's ring has no code for its gradient. JAX derives the gradient.
 """
 
 
@@ -90,14 +91,14 @@ print("their sums, one on each rank:", backward(ct))
 claim("JAX transposes it to a reduce-scatter", np.array_equal(backward(ct), vectors.sum(0)))
 there, back = (str(jax.make_jaxpr(f)(y)) for f, y in ((forward, x), (backward, ct)))
 claim(
-    "in 7 ppermutes, as it was forward",
+    "that takes 7 ppermutes, as many as forward",
     there.count("ppermute[") == back.count("ppermute[") == N - 1,
 )
-claim("each reversed", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
+claim("each is reversed", "(0, 1)" in there and "(1, 0)" in back and "(0, 1)" not in back)
 
 # %% [markdown]
 """
-In the library the gradient of one is the other, by the same schedule.
+In the library, the gradient of an all-gather is a reduce-scatter by the same schedule.
 """
 
 # %%
@@ -108,7 +109,7 @@ bruck = jax.shard_map(
 )
 gradient = jax.jit(lambda ct: jax.vjp(bruck, x)[1](ct)[0]).lower(ct).compile()
 claim("Bruck's gradient too is a reduce-scatter", np.array_equal(gradient(ct), vectors.sum(0)))
-claim("in 3 messages, as forward", messages(gradient) == 3)
+claim("it takes 3 messages, as many as forward", messages(gradient) == 3)
 
 # %% [markdown]
 """
@@ -116,14 +117,15 @@ claim("in 3 messages, as forward", messages(gradient) == 3)
 
 Write the reduce-scatter as a ring, with `ppermute` and additions. A rank's operand is its vector of
 n shards. A partial sum travels from rank r to rank r + 1, and each rank adds its own shard to it.
-For whom must rank r start a sum, so that the sum ends at its rank after n - 1 messages?
+After n - 1 messages, each sum must be on the rank that wants it. So which rank's sum does rank r
+start?
 """
 
 
 # %% tags=["solution"]
 def scatter_by_hand(x: Array) -> Array:
     rank = lax.axis_index("x")
-    total = x[(rank - 1) % N]  # a sum for rank r - 1: the farthest, if it goes to r + 1 first
+    total = x[(rank - 1) % N]  # for rank r - 1, which the ring reaches last
     for step in range(1, N):
         total = lax.ppermute(total, "x", [(r, (r + 1) % N) for r in range(N)])
         total = total + x[(rank - 1 - step) % N]
@@ -137,9 +139,9 @@ claim("a ring of sums is a reduce-scatter", np.array_equal(scattered(ct), vector
 """
 ## Exercise 2: the gradient of a reduce-scatter
 
-What is the gradient of `ringcoll.psum_scatter(x, "x", tiled=True, algorithm="two_ended")`, and in
-how many messages? Say it first. Then pull the cotangent 0, 1, ..., 7 back (rank r has the number
-r), and count.
+What is the gradient of `ringcoll.psum_scatter(x, "x", tiled=True, algorithm="two_ended")`, and how
+many messages does it take? Answer first. Then pull back the cotangent 0, 1, ..., 7 (rank r has the
+number r), and count the messages.
 """
 
 # %% tags=["solution"]
@@ -152,5 +154,5 @@ numbers = jax.device_put(jnp.arange(float(N)), P("x"))
 
 gathered = jax.jit(lambda ct_of_sums: jax.vjp(scatter, ct)[1](ct_of_sums)[0])
 program = gathered.lower(numbers).compile()
-claim("an all-gather", (np.asarray(program(numbers)).reshape(N, N) == np.arange(N)).all())
-claim("in 7 messages, in 4 rounds, by the same schedule", messages(program) == N - 1)
+claim("it gathers", (np.asarray(program(numbers)).reshape(N, N) == np.arange(N)).all())
+claim("that takes 7 messages in 4 rounds, by the same schedule", messages(program) == N - 1)

@@ -2,18 +2,19 @@
 """
 # Lesson 4: all-reduce, by few bytes or by few rounds
 
-Every rank needs the sum of all ranks' vectors: `psum` in `jax.lax`. One way is a reduce-scatter,
-then an all-gather: 2(n - 1) rounds of 1/n of the vector. No algorithm sends fewer bytes
-(Patarasuk and Yuan, 2009). Another way is to swap whole vectors with the partner 4, 2, 1 away and
-to add them: log2 n rounds, but of whole vectors. A message costs alpha, a byte beta:
+An all-reduce gives every rank the sum of all ranks' vectors: `psum` in `jax.lax`. One way is a
+reduce-scatter, then an all-gather: 2(n - 1) rounds, each with 1/n of the vector. No algorithm sends
+fewer bytes (Patarasuk and Yuan, 2009). Another way has log2 n rounds: in each, a rank swaps its
+whole vector with a partner, and adds what it receives. On 8 ranks the partners are 4, 2 and 1 ranks
+away. A message costs alpha seconds, and a byte costs beta seconds:
 
     ring                  14 alpha + 1.75 vectors beta        (n = 8)
     recursive doubling     3 alpha +    3 vectors beta
 
-So the first is best for large vectors, and the second for small ones. `python -m ringcoll cost
-all_reduce -n 8` compares all algorithms. (The second has also been called *exchange*.) A third way
-looks simplest: whole vectors travel round the ring, and every rank adds each one that arrives. This
-lesson shows what is wrong with it.
+So the ring is best for large vectors, and recursive doubling for small ones. `python -m ringcoll
+cost all_reduce -n 8` compares all algorithms. A third way looks simplest: whole vectors travel
+round the ring, and every rank adds each vector that arrives. This lesson shows what is wrong with
+it.
 """
 
 # %%
@@ -34,8 +35,8 @@ N = 8
 
 # %% [markdown]
 """
-Here is the ring on four ranks, a column for each shard. In three rounds every rank gets the sum of
-one shard; in three more the sums reach all ranks:
+Here is the ring on four ranks, with a column for each shard. After three rounds every rank has the
+sum of one shard. After three more, every rank has all sums:
 """
 
 # %%
@@ -43,7 +44,7 @@ draw.plan("all_reduce", "ring", (4,))
 
 # %% [markdown]
 """
-And the swaps, of whole vectors:
+Here is recursive doubling, which swaps whole vectors:
 """
 
 # %%
@@ -51,10 +52,10 @@ draw.plan("all_reduce", "recursive_doubling", (4,))
 
 # %% [markdown]
 """
-## What each pays
+## What each costs
 
-`price` counts in shards, and a vector has n of them. Here the ranks are on a switch, where a rank
-has one port and every message starts after the one before.
+`price` counts in shards, and a vector has n of them. Here the ranks are on a switch. Each rank has
+one port, so its messages start one after the other.
 """
 
 # %%
@@ -69,8 +70,8 @@ price("psum", "recursive_doubling", (N,))
 """
 ## Where they cross
 
-Seconds are modelled, with the rates of v5e chips: those that the first line of `python -m ringcoll
-cost` prints; additions take time too. `cost.fastest` finds the crossing to the byte.
+Seconds are modelled, with the rates of v5e chips. The first line of `python -m ringcoll cost`
+prints these rates. Additions take time too. `cost.fastest` finds the crossing to the byte.
 """
 
 # %%
@@ -81,7 +82,7 @@ def microseconds(paid: Price, vector_bytes: float) -> float:
 
 
 def crossings(network: tuple[int, ...] | None) -> list[cost.Range]:
-    """Which one is the fastest at which sizes, on a physical ring, or on a switch (None)."""
+    """The fastest algorithm at each size, on a physical ring or on a switch (None)."""
     paid = {name: price("psum", name, (N,), network) for name in ("ring", "recursive_doubling")}
     times = {name: partial(microseconds, one) for name, one in paid.items()}
     return cost.fastest(times, 2**10, 2**32)
@@ -99,14 +100,15 @@ claim(
 # %% [markdown]
 """
 `python -m ringcoll cost all_reduce -n 8 --network switch --algorithm ring,recursive_doubling`
-prints the same crossing. Chips of a TPU are no switch. On a physical ring a message to a partner 4
-away passes 4 links, and the messages of all ranks share them. So the second way costs more bytes on
-the busiest link, and the crossing is earlier (without `--network`, the command prints it too):
+prints the same crossing. But no switch connects the chips of a TPU. On a physical ring, a message
+to a partner 4 ranks away passes 4 links, and the messages of all ranks share these links. So
+recursive doubling puts more bytes on the busiest link, and the crossing is at a smaller size. The
+command prints that crossing if you leave out `--network`.
 """
 
 # %%
 by_links = price("psum", "recursive_doubling", (N,), network=(N,))
-claim("7 vectors on the busiest link, in place of 3", by_links.link / N == 7)
+claim("the busiest link carries 7 vectors instead of 3", by_links.link / N == 7)
 in_a_ring = crossings((N,))[1]
 claim(
     f"there the ring is faster from {in_a_ring.least / 1024:.4g}K on", in_a_ring.least < large.least
@@ -116,7 +118,7 @@ claim(
 """
 ## The bits of a sum
 
-Now sums of floats. Their last bits depend on the order of additions.
+The last bits of a float sum depend on the order of its additions.
 """
 
 
@@ -154,14 +156,14 @@ claim("psum by a ring is its two halves", np.array_equal(by_ring, of_each_rank(t
 claim("by the ring all ranks have the same bits", different(by_ring) == 1)
 claim("by recursive doubling too", different(by_doubling) == 1)
 rotated = different(of_each_rank(rotate_and_add))
-claim(f"rotate and add: {rotated} different sums, as each adds in its own order", rotated > 1)
+claim(f"rotate and add: {rotated} different sums, one order of additions each", rotated > 1)
 
 # %% [markdown]
 """
 ## Exercise 1: more ranks
 
-On 64 ranks and a switch, is the crossing at more bytes or at fewer than on 8? Guess, then compute.
-(Both ways start more messages. The ring starts many more.)
+On 64 ranks on a switch, is the crossing at more bytes than on 8 ranks, or at fewer? Guess, then
+compute. (Both ways start more messages than on 8 ranks. The ring starts many more.)
 """
 
 # %% tags=["solution"]
@@ -178,8 +180,8 @@ claim(f"at more: {more.least / 1024:.4g}K", more.name == "ring" and more.least >
 ## Exercise 2: the best of both
 
 `"halving_doubling"` (Rabenseifner) is a reduce-scatter by halves and an all-gather by doubling: few
-rounds, and few bytes. On 8 ranks and a switch, how many messages and how many vectors does it
-send, and at which sizes is it the fastest of the three? Then look at the same on a physical ring.
+rounds, and few bytes. On 8 ranks on a switch, how many messages and how many vectors does it send,
+and at which sizes is it the fastest of the three? Then answer the same for a physical ring.
 """
 
 # %% tags=["solution"]

@@ -1,17 +1,17 @@
 # %% [markdown]
 """
-# Lesson 5: multiply while it travels
+# Lesson 5: multiply while a shard travels
 
-A layer often gathers x, whose rows are on all ranks, and multiplies the whole x by its w. But a
-product does not need the whole x: each shard gives its own rows of the result. So send a shard
-on, and multiply it while the next shard travels.
+Often the rows of a layer's operand x are sharded over ranks. The layer gathers x, and multiplies
+the whole x by its weight w. But a product does not need the whole x: each shard gives its own rows
+of the result. So a rank sends a shard on, and multiplies it while the next shard travels.
 
     gather, then multiply   wire |1|2|3|           by a ring   wire    |1 |2 |3 |
                             chip       |0|1|2|3|               chip    |0 |1 |2 |3|
 
-Products and messages overlap, so the shorter of the two takes no extra time; and the gathered x
-is never held. The gradient of x is such a ring too, backward: each product is added to a sum that
-travels past.
+Products and messages overlap, so the shorter of the two takes no extra time. No rank ever holds the
+whole x. The gradient of x comes from the same ring, run backward: each rank adds its product to a
+partial sum that travels around the ring.
 """
 
 # %%
@@ -36,9 +36,9 @@ jax.set_mesh(jax.make_mesh((N,), ("x",)))
 
 # %% [markdown]
 """
-## Three ways to one product
+## Three ways to compute one product
 
-On each rank `x: [M/N, K]` and `w: [K, F/N]` give `[M, F/N]`.
+On each rank the product of `x: [M/N, K]` and `w: [K, F/N]` is `[M, F/N]`.
 """
 
 # %%
@@ -54,7 +54,7 @@ def by_hand(x: Array, w: Array) -> Array:
         shard = x
         if step < N - 1:
             x = lax.ppermute(x, "x", [(r, (r + 1) % N) for r in range(N)])  # send first
-        products.append(shard @ w)  # meanwhile
+        products.append(shard @ w)  # while it travels
     origins = (lax.axis_index("x") - jnp.arange(N)) % N
     return jnp.stack(products)[origins].reshape(-1, w.shape[1])
 
@@ -87,7 +87,7 @@ def over_ranks(matmul: Matmul) -> Matmul:
 
 
 def held(program: Compiled) -> float:
-    """Memory beside operands and result, in shards of x."""
+    """Temporary memory (no operands, no result), in shards of x."""
     memory: Any = program.memory_analysis()
     return memory.temp_size_in_bytes / (4 * M // N * K)
 
@@ -101,10 +101,10 @@ y = x @ w
 for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
     program, gradients = compiled(matmul), compiled_gradients(matmul)
     claim(f"{name}: the product", np.array_equal(program(*operands), y))
-    claim("in 7 messages", messages(program) == N - 1)
+    claim("it takes 7 messages", messages(program) == N - 1)
     made = gradients(*operands)
-    claim("and its gradients", all(map(np.array_equal, made, (y @ w.T, x.T @ y))))
-    claim("in 7 more, of sums that pass by", messages(gradients) == 2 * (N - 1))
+    claim("the gradients", all(map(np.array_equal, made, (y @ w.T, x.T @ y))))
+    claim("they take 7 more, of partial sums", messages(gradients) == 2 * (N - 1))
 
 # %% [markdown]
 """
@@ -114,16 +114,17 @@ for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
 # %%
 gathered, ring = held(compiled(plain)), held(compiled(ours))
 print(f"compiled: plain holds {gathered:.1f} shards of x, ours {ring:.1f}")
-claim("the gathered x is never held", ring < N)
+claim("ours never holds the whole x", ring < N)
 
 # %% [markdown]
 """
 ## Exercise 1: the other matmul
 
-In a layer's second product each rank has columns of x and rows of w, so its product is a term of
-every sum: `x: [M, K/N]`, `w: [K/N, F]`, and rank r wants `[M/N, F]`, its rows of the sum. Write it
-as a ring: a partial sum travels (lesson 3, exercise 1), and each rank multiplies the rows that it
-adds just before it needs them. How many rows does it multiply at a time?
+In a layer's second product each rank has columns of x and rows of w: `x: [M, K/N]`, `w: [K/N, F]`.
+So the product of a rank is one term of the sum over ranks. Rank r wants its rows of that sum:
+`[M/N, F]`. Write this as a ring. A partial sum travels (lesson 3, exercise 1). Each rank computes
+the rows that it adds to the sum just before it adds them. How many rows of x does it multiply at a
+time?
 """
 
 
@@ -145,19 +146,19 @@ mapped = jax.shard_map(scattered, in_specs=(P(None, "x"), P("x", None)), out_spe
 cut = jax.device_put((x, w), (P(None, "x"), P("x", None)))
 program = jax.jit(mapped).lower(*cut).compile()
 claim("a ring of sums: the product", np.array_equal(program(*cut), y))
-claim("in 7 messages", messages(program) == N - 1)
+claim("it takes 7 messages", messages(program) == N - 1)
 
 # %% [markdown]
 """
 ## Exercise 2: how much work hides a hop
 
 A shard of m rows and k columns in bf16 takes 2 m k beta seconds to travel. Its product with f
-columns takes 2 m k f delta seconds (`cost.DEVICES["v5e"]` has beta, seconds a byte, and delta,
-seconds an operation). From how many columns on does the product hide the hop? Do m and k matter?
+columns takes 2 m k f delta seconds. (`cost.DEVICES["v5e"]` has beta, seconds per byte, and delta,
+seconds per operation.) How large must f be for the product to hide the hop? Do m and k matter?
 """
 
 # %% tags=["solution"]
 v5e = cost.DEVICES["v5e"]
 least = v5e.beta / v5e.delta  # 2 m k drops out
-print(f"from {least:.0f} columns on, whatever m and k are")
+print(f"{least:.0f} columns or more, for any m and k")
 claim("a rank of a large model has about as many", 4000 < least < 5000)

@@ -2,17 +2,17 @@
 """
 # Lesson 6: reading the compiled program
 
-A transfer *could* hide under a product, but the compiler decides whether it does. Its decision is
-in the text of the compiled program. There a transfer is a pair, its start and its done, and the
-chip waits at the done:
+A transfer *can* be hidden under a product, but the compiler decides whether it is. Its decision is
+in the text of the compiled program. There a transfer is a pair of instructions, a start and a done.
+The chip waits at the done if the transfer has not ended:
 
     collective-permute-start   the shard leaves
-    fusion                     the product, meanwhile
-    collective-permute-done    it has arrived, or the chip waits: that is exposed
+    fusion                     the product, while the shard travels
+    collective-permute-done    the chip waits for the shard: this wait is exposed
 
 `ringcoll.overlap` reads that text, and adds up the times. The compiler for TPUs needs no TPU
-(`pip install "ringcoll[tpu]"`). Most figures below are for eight v5e chips that are not here, so
-they are compiled and not measured. `help(ringcoll.overlap)` describes the model.
+(`pip install "ringcoll[tpu]"`). Most figures below are for eight v5e chips. They come from compiled
+programs, not from a measurement. `help(ringcoll.overlap)` describes the model.
 """
 
 # %%
@@ -63,14 +63,15 @@ def compiled(matmul: Callable[[Array, Array], Array], mesh: Mesh, m: int, k: int
 
 cpus = overlap.report(compiled(ours, jax.make_mesh((8,), ("x",)), 512, 512, 512))
 claim("for CPUs: 7 messages", [row.count for row in cpus.rows] == [1] * 7)
-claim("and no product under any: a CPU waits for each", cpus.exposed_share == 1)
+claim("no message is hidden: a CPU waits for each", cpus.exposed_share == 1)
 
 # %% [markdown]
 """
-## For TPUs that are not here
+## For TPUs, without a TPU
 
-`overlap.mesh` has eight chips, ordered so that successive ranks are neighbours. Without the
-compiler for TPUs, the cells from here on print how to install it, or nothing.
+`overlap.mesh` has eight chips, ordered so that successive ranks are neighbours. If the compiler for
+TPUs is not installed, the next cell prints how to install it, and the cells after that print
+nothing.
 """
 
 # %%
@@ -86,13 +87,13 @@ if mesh:
         reports[matmul] = overlap.report(program)
         print(str(reports[matmul]).partition("\nassumed:")[0])
     gathered, ring = (reports[matmul].exposed_share for matmul in (plain, ours))
-    claim(f"for TPUs, plain: the chip waits for {gathered:.0%} of the time", gathered > 0.2)
-    claim(f"ours: for {ring:.0%}", ring < 0.02)
+    claim(f"for TPUs, plain: the chip waits {gathered:.0%} of the time", gathered > 0.2)
+    claim(f"ours: it waits {ring:.0%} of the time", ring < 0.02)
 
 # %% [markdown]
 """
-A notebook draws a report: what the chip does above, what the wire does below. First gather, then
-multiply; then ours.
+A notebook shows a report as a picture: the chip is above, the wire below. The first picture is the
+plain program, the second is ours.
 """
 
 # %%
@@ -105,8 +106,9 @@ reports.get(ours)
 """
 ## The text itself
 
-This is our program, compiled last, to read for yourself. The rounds are a loop of two rounds a
-turn, so the text has two. (A product is a fusion of kind kOutput.)
+These are the starts, dones and products of our program, in the order of its text. The rounds are a
+loop, and each turn of the loop has two rounds. So the text shows two rounds. (A product is a fusion
+of kind kOutput.)
 """
 
 # %%
@@ -115,7 +117,7 @@ if mesh:
     found = re.findall("|".join(map(re.escape, words)), program.as_text())
     story = " ".join(words[word] for word in found)
     print(story.replace("done ", "done\n"))
-    claim("from each start to its done is a product", story.count("start multiply done") == 2)
+    claim("a product is between each start and its done", story.count("start multiply done") == 2)
     sent = sum(row.count for row in reports[ours].rows)  # the last shard returns to its rank
     starts = found.count("permute-start(")
     claim(f"{starts} starts in a loop of 4 turns send {sent} times", sent == 8)
@@ -124,9 +126,10 @@ if mesh:
 """
 ## Exercise 1: count before you compile
 
-`algorithm="two_ended"` sends to both neighbours at once, and `"bruck"` doubles. How many messages
-does a rank send by each, on 8 ranks? Say it, then count in the compiled program for CPUs. (For the
-second one, `all_gather_matmul` multiplies several shards a round.)
+`algorithm="two_ended"` sends to both neighbours at once, and `"bruck"` doubles the shards held in
+each round. How many messages does a rank send with each, on 8 ranks? Answer first, then count in
+the compiled program for CPUs. (With `"bruck"`, `all_gather_matmul` multiplies several shards per
+round.)
 """
 
 # %% tags=["solution"]
@@ -142,15 +145,15 @@ for algorithm, count in {"two_ended": 7, "bruck": 3}.items():
 """
 ## Exercise 2: a test
 
-Write the lesson as a test for CI, by `overlap.assert_overlapped`: it passes for `ours` and fails
-for `plain`, if more than a tenth of the time is exposed. (This needs the compiler for TPUs. For
-CPUs both fail: every message is exposed there.)
+Turn this lesson into a test for CI, with `overlap.assert_overlapped`. Allow a tenth of the time to
+be exposed: then the test passes for `ours` and fails for `plain`. (This needs the compiler for
+TPUs. For CPUs both fail, because every message is exposed there.)
 """
 
 
 # %% tags=["solution"]
 def refusal(matmul: Callable[[Array, Array], Array], mesh: Mesh) -> str:
-    """What the test says of a program; "" if it passes."""
+    """The error of the test for a program; "" if it passes."""
     try:
         overlap.assert_overlapped(compiled(matmul, mesh, 4096, 4096, 40960), max_exposed=0.1)
     except AssertionError as error:

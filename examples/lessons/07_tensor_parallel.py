@@ -2,17 +2,17 @@
 """
 # Lesson 7: a layer over eight ranks
 
-An MLP is two products. Cut the first kernel by columns and the second by rows. Then nothing has
-to be sent between the two: a rank computes its own features, and its rows of the second kernel
-need only these. Lesson 5 hides the rest: tokens are gathered under the first product, and the sum
-over ranks is scattered under the second.
+An MLP is two products. Cut the first kernel by columns and the second by rows. Then nothing is sent
+between the two products: a rank computes its own features, and its rows of the second kernel need
+only these. The matmuls of lesson 5 hide the messages before and after: tokens are gathered under
+the first product, and the sum over ranks is scattered under the second.
 
     tokens of rank r       features of rank r        tokens of rank r
     x: [s/n, d]    @up     [s, f/n]         @down    y: [s/n, d]
            all_gather_matmul        matmul_reduce_scatter
 
-Weights and activations are cut into n parts, except for norms and the like. The layer is one
-function of `ringcoll.layers`.
+Each rank holds 1/n of the weights and activations, except for small weights such as those of norms.
+The layer is one function of `ringcoll.layers`.
 """
 
 # %%
@@ -82,7 +82,7 @@ specs = tp.partition_specs(params, "x")  # by the names of the kernels
 print(", ".join(f"{name}: {spec}" for name, spec in specs.items()))
 operands = tp.shard(params, specs), jax.device_put(x, P("x"))
 kept = {name: leaf.addressable_shards[0].data.shape for name, leaf in operands[0].items()}
-claim("a rank keeps 1/8 of each", kept == {"up": (D, F // N), "down": (F // N, D)})
+claim("a rank keeps 1/8 of each kernel", kept == {"up": (D, F // N), "down": (F // N, D)})
 
 
 def over_ranks(mlp: Mlp) -> Mlp:
@@ -93,21 +93,21 @@ two_lines, forward = (
     jax.jit(over_ranks(mlp)).lower(*operands).compile() for mlp in (by_hand, layer)
 )
 claim("tp.mlp is the two matmuls", np.array_equal(forward(*operands), two_lines(*operands)))
-claim("7 messages there, 7 back", messages(forward) == 2 * (N - 1))
+claim("7 messages gather, 7 scatter", messages(forward) == 2 * (N - 1))
 both = with_gradients(over_ranks(layer)).lower(*operands).compile()
 loss, gradients = both(*operands)
 print(f"loss {loss:.6f}, on one device {expected:.6f}")
 claim("the same loss", close(loss, expected))
 claim("the same gradients", close(gradients, expected_gradients))
-claim("with gradients twice as many messages", messages(both) == 4 * (N - 1))
+claim("the gradients double the messages", messages(both) == 4 * (N - 1))
 
 # %% [markdown]
 """
 ## Exercise 1: without sharded tokens
 
 Some programs keep all tokens on every rank. Then nothing is gathered, and the result is the sum of
-all ranks' terms. Write the layer so, with one `ringcoll.psum` by a ring. How many messages does it
-take? Compare with the 14 above, and with the activations that a rank holds.
+all ranks' terms. Write such a layer, with one `ringcoll.psum` by a ring. How many messages does it
+take? Compare that with the 14 messages above. How many tokens does a rank hold in each layer?
 """
 
 
@@ -121,15 +121,15 @@ mapped = jax.shard_map(replicated, in_specs=(specs, P()), out_specs=P())
 program = jax.jit(mapped).lower(operands[0], jax.device_put(x, P())).compile()
 everywhere = program(operands[0], jax.device_put(x, P()))
 claim("the layer with all tokens on every rank", close(everywhere, alone(params, x)))
-claim("14 messages too; but all tokens are held", messages(program) == 2 * (N - 1))
+claim("14 messages too, but each rank holds all tokens", messages(program) == 2 * (N - 1))
 
 # %% [markdown]
 """
 ## Exercise 2: one gather for two kernels
 
 In Llama's MLP, `silu(x @ gate) * (x @ up)` takes the place of `gelu(x @ up)`. Both products need
-the same gathered tokens. `all_gather_matmul` takes a list of kernels. Write it so that the tokens
-travel once, and count.
+the same gathered tokens. `all_gather_matmul` takes a list of kernels. Write the layer so that the
+tokens travel once, and count the messages.
 """
 
 

@@ -2,18 +2,19 @@
 """
 # Lesson 8: weights in parts
 
-In data parallelism every rank has different rows of the batch, and all weights; but it uses one
-layer at a time. Fully sharded, a rank keeps 1/n of each weight, and gathers the whole weight just
-before it is used. The gradient of that gather is a reduce-scatter, as in lesson 3. It adds up the
-gradients of all ranks' rows, and gives each rank the gradient of its own part. That is all that a
-rank has to update.
+In data parallelism every rank has different rows of the batch, and all weights. But it uses one
+layer at a time. In fully sharded data parallelism (FSDP), a rank keeps 1/n of each weight, and
+gathers the whole weight just before it uses it. The gradient of that gather is a reduce-scatter, as
+in lesson 3. It adds up the gradients from all ranks' rows, and gives each rank the gradient of its
+own part. A rank updates only that part.
 
     forward     part --all-gather--> whole --> loss of my rows
     backward    part <--reduce-scatter-- whole's gradient
 
-The two send as many bytes as an all-reduce of the gradients. A rank keeps 1/n of the weights, of
-their gradients and of the state of the optimiser. (The whole weight is kept for the backward
-pass, unless it is gathered under `jax.checkpoint`; then it is gathered twice.)
+The gather and the reduce-scatter send as many bytes as an all-reduce of the gradients. A rank keeps
+1/n of the weights, of their gradients and of the state of the optimizer. (The backward pass needs
+the whole weights again. They are kept for it, unless they are gathered under `jax.checkpoint`. Then
+they are gathered twice.)
 """
 
 # %%
@@ -65,7 +66,7 @@ def step_alone(params: Params, x: Array) -> tuple[Params, Array]:
 
 # %%
 jax.set_mesh(jax.make_mesh((N,), ("x",)))
-specs = fsdp.specs(params, "x")  # the largest dimension of each; small leaves would stay whole
+specs = fsdp.specs(params, "x")  # cuts the largest dimension; small weights would stay whole
 print(", ".join(f"{name}: {spec}" for name, spec in specs.items()))
 
 
@@ -89,25 +90,25 @@ def step(parts: Params, x: Array) -> tuple[Params, Array]:
 everywhere = jax.device_put(params, P())
 parts, rows = fsdp.shard(params, specs), jax.device_put(x, P("x"))
 before, after = bytes_of_a_device(everywhere), bytes_of_a_device(parts)
-print(f"bytes of weights a device: {before} whole, {after} in parts")
+print(f"bytes of weights on a device: {before} whole, {after} in parts")
 claim("that is 1/8", after * N == before)
 for number in range(3):
     params, expected = step_alone(params, x)
     parts, value = step(parts, rows)
     print(f"step {number}: loss {value:.6f}")
-    claim("as on one device", abs(value - expected) < 1e-5 * expected)
+    claim("the loss is that of one device", abs(value - expected) < 1e-5 * expected)
 off = max(float(abs(np.asarray(parts[k]) - np.asarray(params[k])).max()) for k in params)
-claim("and so are the weights, up to rounding", off < 1e-5)
-claim("which are still in parts", bytes_of_a_device(parts) == after)
+claim("so are the weights, up to rounding", off < 1e-5)
+claim("they are still in parts", bytes_of_a_device(parts) == after)
 sent = messages(step.lower(parts, rows).compile())
-claim("each kernel: 7 messages to gather, 7 back", sent == 2 * 2 * (N - 1))
+claim("each kernel: 7 messages gather, 7 scatter the gradient", sent == 2 * 2 * (N - 1))
 
 # %% [markdown]
 """
-## Exercise 1: an optimiser
+## Exercise 1: an optimizer
 
 Give the step a momentum: `velocity = 0.9 * velocity + gradient`, and weights change by
-`-0.5 * velocity`. The velocity has the specs of the weights. How many messages more does a step
+`-0.5 * velocity`. The velocity has the specs of the weights. How many more messages does a step
 take, and how many bytes does a device keep for weights and velocity?
 """
 
@@ -127,7 +128,7 @@ def with_momentum(parts: Params, velocity: Params, x: Array) -> tuple[Params, Pa
 velocity = jax.tree.map(jnp.zeros_like, parts)
 program = with_momentum.lower(parts, velocity, rows).compile()
 parts, velocity = program(parts, velocity, rows)
-claim("no message more: a rank updates its own part", messages(program) == sent)
+claim("no more messages: a rank updates its own part", messages(program) == sent)
 kept = bytes_of_a_device(parts) + bytes_of_a_device(velocity)
 claim(f"{kept} bytes, 2/8 of the weights", kept == 2 * after)
 
@@ -136,10 +137,11 @@ claim(f"{kept} bytes, 2/8 of the weights", kept == 2 * after)
 ## Exercise 2: gather twice
 
 The whole weights are kept from the forward pass to the backward pass. Under `jax.checkpoint` they
-are not: the loss with its gather is computed again. Put it there, take the loss and its gradient,
-and count gathers in the program that JAX traces (`jax.make_jaxpr`): the primitive is called
-`ringcoll_all_gather`. Which of them are new? (A compiler may see that it has the weights already,
-and keep them: count messages in the compiled program too.)
+are not: the backward pass computes the loss again, with its gather. Put the loss under
+`jax.checkpoint`, and take its gradient. Count the gathers in the program that JAX traces
+(`jax.make_jaxpr`): the primitive is called `ringcoll_all_gather`. Which gathers are new? (A
+compiler may see that it has the weights already, and keep them. So count the messages of the
+compiled program too.)
 """
 
 
@@ -159,5 +161,5 @@ def gathers(step: Callable[..., Any]) -> int:
 
 
 print(f"messages: {sent}, {messages(twice.lower(parts, rows).compile())} with jax.checkpoint")
-claim("two gathers without, one of each kernel", gathers(step) == 2)
+claim("two gathers without it, one of each kernel", gathers(step) == 2)
 claim("two more with jax.checkpoint", gathers(twice) == 4)

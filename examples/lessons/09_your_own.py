@@ -2,17 +2,17 @@
 """
 # Lesson 9: an algorithm of your own
 
-Bruck doubles the shards held in each round, but sends in one direction only. On a physical ring,
-messages in both directions start together. So send everything held in both directions, and treble
-it:
+Bruck doubles the shards held in each round, but sends in one direction only. On a physical ring, a
+rank can send in both directions at once. So send everything held in both directions. Then each
+round trebles the shards held:
 
     held after round 1      -1 0 1                     offsets, from the shifts +1 and -1
     after round 2     -4 -3 -2 -1 0 1 2 3 4            from +3 and -3
     after round 3     -13 ... 13                       from +9 and -9
 
-The last round sends the shards that are still missing. That is `both_ways` below, in ten lines.
-The library does everything with your algorithm that it does with its own. Change the lines, and
-run this again.
+The last round sends only the shards that are still missing. `both_ways` below is this algorithm, in
+ten lines. The library does everything with your algorithm that it does with its own. Change the
+lines, and run this again.
 """
 
 # %%
@@ -78,7 +78,7 @@ claim("in log3 n rounds, rounded up", rounds == [1, 2, 3, 3, 4, 4, 5])
 """
 ## Run
 
-Forward it is an all-gather, backward a reduce-scatter.
+Run forward, the schedule is an all-gather. Run backward, it is a reduce-scatter.
 """
 
 # %%
@@ -98,7 +98,7 @@ claim("run backward: every rank has the sum of its shard", np.array_equal(sums, 
 """
 ## Priced
 
-Eight chips in a ring, with the rates of v5e chips; 1 KiB on each rank.
+The model has eight chips in a ring, with the rates of v5e chips, and 1 KiB on each rank.
 """
 
 # %%
@@ -114,7 +114,8 @@ claim("priced: ours is the fastest", seconds["ours"] == min(seconds.values()))
 """
 ## Timed, and drawn
 
-Medians of runs in turn. (Here eight ranks are one process, and messages are copies.)
+The two programs run in turn, a hundred times. The ratio is the median. (Here eight ranks are one
+process, and messages are copies.)
 """
 
 # %%
@@ -146,20 +147,21 @@ missing, and on which ranks? Then read what `check` says.
 *others, last = both_ways(n).rounds
 try:
     Schedule((n,), (*others, last[:-1])).check()
-    said = ""
+    refusal = ""
 except ScheduleError as error:
-    said = str(error)
+    refusal = str(error)
 missing = both_ways(n).arrivals(last[-1])
-print(said)
+print(refusal)
 claim(f"every rank r misses the shards of r - {missing[0]} and r - {missing[1]}", missing == (5, 6))
-claim("check names the first of them", f"offset {missing[0]} never arrives" in said)
+claim("check names the first of them", f"offset {missing[0]} never arrives" in refusal)
 
 # %% [markdown]
 """
 ## Exercise 2: where the ring wins
 
-`both_ways` needs few rounds, but its messages go far, over many links. On 27 chips in a ring, from
-how many bytes a rank on is `"bidirectional_ring"` faster? (Look for the first power of two.)
+`both_ways` needs few rounds, but its messages travel far, over many links. On 27 chips in a ring,
+at how many bytes on each rank does `"bidirectional_ring"` become faster? (Find the first power of
+two.)
 """
 
 # %% tags=["solution"]
@@ -174,4 +176,4 @@ wins = [
 ]
 links = paid_by_ours.link, paid_by_ring.link
 print(f"shards on the busiest link: {links[0]} by both_ways, {links[1]} by the ring")
-claim(f"the bidirectional ring is faster from {wins[0]} bytes a rank on", wins[-1] == 2**30)
+claim(f"the bidirectional ring is faster from {wins[0]} bytes on", wins[-1] == 2**30)

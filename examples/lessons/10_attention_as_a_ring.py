@@ -2,15 +2,17 @@
 """
 # Lesson 10: attention as a ring
 
-Of a long sequence, a rank has 1/n of the positions; but its queries meet the keys and values of
-all ranks. The result of a query is a mean of values, weighted by exp(score), and it can be computed
-shard by shard: keep the greatest score so far, the sum of exp(score - greatest), and the sum of the
-values with these weights. When a greater score comes, scale both sums down. This *online softmax*
-needs the keys of one shard at a time, so lesson 5's ring can bring them.
+Each rank has 1/n of the positions of a long sequence. But its queries need the keys and values of
+all ranks. The result of a query is a mean of values, weighted by exp(score). A rank can compute it
+shard by shard. It keeps the greatest score so far, the sum of exp(score - greatest), and the sum of
+the values with these weights. When a shard has a greater score, the rank scales both sums down.
+This *online softmax* needs the keys and values of one shard at a time. So the ring of lesson 5 can
+bring them.
 
-A causal mask leaves early ranks idle, unless each rank has an early and a late part: a *zigzag*.
-For gradients, keys and values travel again, and the gradients of each shard travel behind it: every
-rank adds its own, until they come home. That is a *tour*; tour.svg has one of four ranks, by
+A causal mask leaves early ranks idle, unless each rank has an early and a late part of the
+sequence: a *zigzag*. For the gradients, keys and values travel around the ring again. The gradients
+of each shard travel behind it: every rank adds its own term, until they are back on the rank of the
+shard. That is a *tour*. This command draws a tour of four ranks, which is in `tour.svg`:
 `python -m ringcoll draw tour --algorithm ring -n 4 --svg examples/lessons/tour.svg`.
 """
 
@@ -37,7 +39,7 @@ jax.set_mesh(jax.make_mesh((N,), ("x",)))
 """
 ## By hand
 
-On one device `q, k, v: [S, D]` give `[S, D]`; on each rank `[S/N, D]` give the same.
+On one device `q`, `k`, `v` and the result are `[S, D]`. On each rank they are `[S/N, D]`.
 """
 
 # %%
@@ -72,7 +74,7 @@ def ours(q: Array, k: Array, v: Array) -> Array:
 
 
 class Passes:
-    """Forward and backward as two programs, their messages, and what is kept between them."""
+    """The forward and the backward program, their messages, and what is kept between them."""
 
     def __init__(self, attention: Attention, layout: str) -> None:
         over_ranks = jax.shard_map(attention, in_specs=P("x"), out_specs=P("x"))
@@ -82,13 +84,13 @@ class Passes:
         out, pull_back = forward(*operands)
         backward = jax.jit(lambda pull_back, ct: pull_back(ct)).lower(pull_back, ct).compile()
         self.messages: tuple[int, int] = messages(forward), messages(backward)
-        #: On a rank, in shards of keys and values.
+        #: What a rank keeps, in shards of keys and values.
         self.kept: float = sum(x.nbytes for x in jax.tree.leaves(pull_back)) / (4 * S * 2 * D)
         made = (np.asarray(x) for x in (out, *backward(pull_back, ct)))
         self.made = [cp.restore(jnp.asarray(x), N, layout, dim=0) for x in made]
 
     def is_right(self) -> bool:
-        """As on one device, up to rounding."""
+        """Whether result and gradients are those of one device, up to rounding."""
         return all(abs(a - b).max() < 1e-4 for a, b in zip(self.made, expected, strict=True))
 
 
@@ -104,14 +106,15 @@ out, pull_back = jax.vjp(alone, *given[:3])
 expected = out, *pull_back(given[3])
 loop = Passes(by_hand, "contiguous")
 claim("by hand: attention and its gradients as on one device", loop.is_right())
-claim("in 7 messages, of keys and values, and 7 back", loop.messages == (7, 7))
+claim("7 messages of keys and values forward, 7 backward", loop.messages == (7, 7))
 
 # %% [markdown]
 """
-## Who works when
+## Which rank works when
 
 Cut the sequence into 2N parts, two on each rank. The queries of a part see its own keys and those
-of the parts before: each pair of parts is a tile of scores. In round k, r has keys of rank r - k.
+of the parts before it. Each pair of parts is a tile of scores. In round k, rank r has the keys of
+rank r - k.
 """
 
 # %%
@@ -123,10 +126,10 @@ for layout in ("contiguous", "zigzag"):
     print(f"{layout}: tiles of each rank {tiles.sum(1)}; of the busiest one by round {busiest}")
     if layout == "contiguous":
         claim("3 tiles on the first rank, 31 on the last", [*tiles.sum(1)[[0, -1]]] == [3, 31])
-        claim("and the others wait for a rank with 4", set(busiest[1:]) == {4})
+        claim("in later rounds, ranks wait for one with 4 tiles", set(busiest[1:]) == {4})
     else:
         claim("in a zigzag, 17 tiles on every rank", set(tiles.sum(1)) == {17})
-        claim("2 in each round after the first, so none waits", (tiles[:, 1:] == 2).all())
+        claim("2 in each round after the first, so no rank waits", (tiles[:, 1:] == 2).all())
 
 # %% [markdown]
 """
@@ -144,22 +147,22 @@ for now in range(1, path.rounds + 1):
     keys, sums = ([f"r - {o}" for o in at if at[o] == now] for at in (arrive, leave))
     print(f"round {now}: keys of {keys or 'none'} arrive, gradients of {sums or 'none'} leave")
 gaps = {leave[o] - arrive[o] for o in range(1, N)}
-claim("keys come, are used during the next round, then their gradients leave", gaps == {2})
-claim("so the last come home in round 9", path.rounds == N + 1)
+claim("a rank uses keys one round after they arrive; their gradients leave next", gaps == {2})
+claim("so the last gradients come home in round 9", path.rounds == N + 1)
 
 ring = Passes(ours, "zigzag")
 claim("ours: attention and its gradients as on one device", ring.is_right())
-claim("in 7 messages; then 7 again, and 7 of gradients", ring.messages == (7, 14))
+claim("7 messages forward; backward, 7 again and 7 of gradients", ring.messages == (7, 14))
 print(f"kept for the gradients, in shards: by hand {loop.kept:.1f}, ours {ring.kept:.1f}")
 claim("by hand, every shard and its scores are kept", loop.kept > 2 * N)
-claim("ours keeps this rank's, with its queries and results", ring.kept < 2.1)
+claim("ours keeps only this rank's shard, its queries and its results", ring.kept < 2.1)
 
 # %% [markdown]
 """
 ## Exercise 1: stripes
 
-In a *striped* layout rank r has the positions r, r + N, r + 2N and so on. Count for each rank and
-round the pairs of a query and a key that it sees. Does any rank wait?
+In a *striped* layout rank r has the positions r, r + N, r + 2N and so on. For each rank and round,
+count the pairs of a query and a key that the query sees. Does any rank wait?
 (`cp.arrange(x, N, "striped", dim=0)` arranges an array.)
 """
 
@@ -170,15 +173,15 @@ pairs = np.array(
 )
 print("pairs of each rank in the first three rounds:", *pairs[:, :3].T.tolist(), sep="\n  ")
 most = pairs.max(0) - pairs.min(0)
-claim("ranks differ by S/N pairs at most, of about S^2 / 2N^2", most.max() <= S // N)
+claim("ranks differ by at most S/N pairs, of about S^2 / 2N^2", most.max() <= S // N)
 
 # %% [markdown]
 """
 ## Exercise 2: a window
 
-Let a query see only the S/N positions before it and itself (a sliding window). Of how many ranks
-does a rank need the keys, contiguous and striped? Which layout is right for windows, and how many
-messages does it take?
+Let a query see only itself and the S/N positions before it (a sliding window). From how many ranks
+does a rank need keys in the contiguous layout, and in the striped one? Which layout is right for
+windows, and how many messages does it take?
 """
 
 # %% tags=["solution"]
@@ -188,4 +191,4 @@ for name, wanted in {"contiguous": 2, "striped": N}.items():
     seen = ((behind >= 0) & (behind <= S // N)).any((1, 3))
     needed = seen[-1].sum()
     claim(f"{name}: the last rank needs the keys of {needed} ranks", needed == wanted)
-print("A contiguous sequence needs one message, of the keys of the rank before.")
+print("The contiguous layout needs one message, with the keys and values of the rank before.")

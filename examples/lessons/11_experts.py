@@ -3,17 +3,17 @@
 # Lesson 11: experts
 
 A mixture of experts has many MLPs, and a router that chooses a few of them for each token. The
-experts are sharded: of E experts on n ranks, rank r has E/n. Tokens are sharded too, so a token and
-its experts are seldom on one rank.
+experts are sharded: each of n ranks has E/n of the E experts. Tokens are sharded too, so a token
+and its experts are seldom on the same rank.
 
-Here the tokens travel. Each rank's tokens go around the ring as one block, and behind each block
-goes the sum of what it has got so far. At each rank, the experts there add their share:
+Here the tokens travel. Each rank's tokens travel around the ring as one block. The sum of the
+block's results so far travels behind it. On each rank, the experts of that rank add their share:
 
     round        1              2              3         ...
     block r      at rank r+1    at rank r+2    at rank r+3
-    its sum      made there     arrives, +=    arrives, +=    ... one more hop: home
+    its sum      starts here    arrives, +=    arrives, +=    ... one more hop: home
 
-No token is dropped, however uneven the choice is. While a rank multiplies one block, the next one
+No token is dropped, however uneven the choice is. While a rank multiplies one block, the next block
 arrives.
 """
 
@@ -28,7 +28,7 @@ from ringcoll.layers import expert_parallel as ep
 from ringcoll.learn import claim, messages, sent, start
 
 start(8)
-N, E, K, T, D, F = 8, 16, 2, 32, 16, 24  # ranks, experts, those of a token, tokens of a rank
+N, E, K, T, D, F = 8, 16, 2, 32, 16, 24  # ranks, experts, experts per token, tokens per rank
 rng = np.random.default_rng(0)
 shapes = {"gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
 experts = {
@@ -40,7 +40,7 @@ x = jnp.asarray(rng.standard_normal((N * T, D), np.float32))
 
 
 def chosen_weights(x: Array, router: Array) -> Array:
-    """Of each token for each expert; 0 for those that it did not choose: [t, E]."""
+    """The weight of each expert for each token, 0 if the token did not choose it: [t, E]."""
     likely = jax.nn.softmax(x @ router)
     least = lax.top_k(likely, K)[0][:, -1:]
     weights = jnp.where(likely >= least, likely, 0)
@@ -48,7 +48,7 @@ def chosen_weights(x: Array, router: Array) -> Array:
 
 
 def mixed(x: Array, weights: Array, experts: dict[str, Array]) -> Array:
-    """Every expert on every token, which is wasteful, and their weighted sum."""
+    """The weighted sum of the results of every expert on every token, which is wasteful."""
     gate, up = (jnp.einsum("td,edf->tef", x, experts[name]) for name in ("gate", "up"))
     made = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
     return jnp.einsum("te,ted->td", weights, made)
@@ -72,7 +72,7 @@ print(f"{E} experts on {N} ranks: up is {specs['up']}")
 @jax.jit
 @jax.shard_map(in_specs=(P("x"), P(), specs), out_specs=P("x"))
 def by_hand(x: Array, router: Array, experts: dict[str, Array]) -> Array:
-    first = lax.axis_index("x") * (E // N)  # of the experts of this rank
+    first = lax.axis_index("x") * (E // N)  # the first expert of this rank
 
     def share(block: Array, weights: Array) -> Array:
         return mixed(block, lax.dynamic_slice_in_dim(weights, first, E // N, 1), experts)
@@ -112,17 +112,18 @@ def layer(algorithm: str):
 
 for algorithm in ("ring", "gather", "ragged_all_to_all"):
     y, loss = layer(algorithm)(tokens, everywhere, parts)
-    claim(f"so is the layer by {algorithm!r}", np.allclose(y, expected, atol=1e-5))
+    claim(f"the layer by {algorithm!r} is the mixture too", np.allclose(y, expected, atol=1e-5))
 count = messages(layer("ring").lower(tokens, everywhere, parts).compile())
-print(f"the ring sends {count} messages a rank, and the gather of the choices")
+print(f"by the ring, each rank sends {count} messages, and gathers the choices")
 claim("7 for the blocks, 7 for their sums", count == 2 * (N - 1))
 
 # %% [markdown]
 """
 ## A router that learns
 
-All tokens to one expert: nothing is dropped, but one rank works for all. A loss says so: it is 1
-if all experts are chosen alike, and more if not. Its gradient teaches the router.
+If all tokens choose one expert, nothing is dropped, but one rank does all the work. The
+load-balancing loss measures that: it is 1 if all experts are chosen equally often, and more if not.
+Its gradient teaches the router.
 """
 
 # %%
@@ -141,9 +142,9 @@ claim("the router has learnt to spread tokens", 1 < after < before)
 """
 ## Exercise 1: the bytes of a ring
 
-Compute from the shapes how many bytes a rank sends in `by_hand`: each of the first N - 1 hops
-carries tokens, weights and sums, and the last one sums alone. Then ask the compiled program:
-`sent(program).permuted`.
+Compute from the shapes how many bytes a rank sends in `by_hand`. Each of the first N - 1 hops
+carries tokens, weights and sums. The last hop carries only sums. Then compare with the compiled
+program: `sent(program).permuted`.
 """
 
 # %% tags=["solution"]
@@ -156,18 +157,18 @@ claim(f"{4 * hops} bytes of float32, as counted", counted.permuted == 4 * hops)
 ## Exercise 2: what others drop
 
 Many mixtures bound the work: an expert takes at most 1.25 times its equal share of tokens, and
-drops the rest. How many of the choices of all tokens would be dropped, by the first router of this
-lesson, and by the one that sends too much to expert 0 (`router.at[:, 0].add(...)`)?
+drops the rest. How many of the choices of all tokens would be dropped with the first router of this
+lesson? How many with the router that sends too much to expert 0 (`router.at[:, 0].add(...)`)?
 """
 
 
 # %% tags=["solution"]
 def dropped(router: Array) -> int:
-    chosen = (chosen_weights(x, router) > 0).sum(0)  # by how many tokens, of each expert
+    chosen = (chosen_weights(x, router) > 0).sum(0)  # how many tokens chose each expert
     return int(jnp.maximum(chosen - 1.25 * N * T * K / E, 0).sum())
 
 
 biased = router.at[:, 0].add(8 * mean / jnp.linalg.norm(mean))
 lost = dropped(router), dropped(biased)
-print(f"of {N * T * K} choices: {lost[0]} by the first router, {lost[1]} by the other")
+print(f"of {N * T * K} choices, {lost[0]} with the first router, {lost[1]} with the other")
 claim("an uneven router loses more", 0 < lost[0] < lost[1])

@@ -2,12 +2,13 @@
 """
 # Lesson 12: a narrow wire
 
-What travels need not be what is computed with. Here a message holds a *code* of one byte in place
-of each float, and one scale for each block of 128: about half of the bytes of bfloat16, and a
-quarter of those of float32.
+A message can hold narrower numbers than the ranks compute with. Here a message holds a *code* of
+one byte in place of each float, and one scale for each block of 128. That is about half of the
+bytes of bfloat16, and a quarter of those of float32.
 
-The scale is the largest magnitude of a block over 127, and a code is value / scale, rounded to a
-whole number. So a value may err by half a scale, small ones as much as large ones.
+The scale is the largest magnitude of a block, divided by 127. A code is value / scale, rounded to a
+whole number. So the error of a value is at most half a scale. A small value can have the same error
+as a large one.
 
 A gather passes codes on: a shard is encoded once, by its owner. A sum cannot do that. A ring adds
 at every hop, so it encodes a new partial sum at every hop.
@@ -67,7 +68,7 @@ narrow = codes.nbytes + scales.nbytes
 print(f"{narrow / shards.nbytes:.3f} of the bytes of float32")
 claim("no value errs by more than half a scale", (off <= 0.501 * scales).all())
 lone = jnp.full(BLOCK, 0.3).at[0].set(100.0)
-claim("beside 100, a value of 0.3 is lost", (decode(*encode(lone))[1:] == 0).all())
+claim("in a block with 100, a value of 0.3 is lost", (decode(*encode(lone))[1:] == 0).all())
 
 # %% [markdown]
 """
@@ -83,7 +84,7 @@ def on(value: Array) -> Array:
 
 def gather(x: Array) -> Array:
     message = encode(x)
-    arrived = [decode(*message)]  # a rank uses what the others will decode
+    arrived = [decode(*message)]  # its own shard as the other ranks will decode it
     for _ in range(N - 1):
         message = jax.tree.map(on, message)
         arrived.append(decode(*message))
@@ -93,10 +94,10 @@ def gather(x: Array) -> Array:
 x = placed(shards)
 gathered = np.asarray(on_ranks(gather)(x)).reshape(N, N * S)
 claim("all ranks have the same bits", (gathered == gathered[0]).all())
-claim("what one encoding makes of the shards", (gathered[0] == decode(codes, scales)).all())
+claim("each shard was encoded once", (gathered[0] == decode(codes, scales)).all())
 by_hand = on_ranks(gather).lower(x).compile()
-claim("in two messages a hop", messages(by_hand) == 2 * (N - 1))
-claim("of codes and scales", sent(by_hand).permuted == (N - 1) * narrow / N)
+claim("each hop takes two messages", messages(by_hand) == 2 * (N - 1))
+claim("they hold codes and scales", sent(by_hand).permuted == (N - 1) * narrow / N)
 
 # %% [markdown]
 """
@@ -107,7 +108,7 @@ claim("of codes and scales", sent(by_hand).permuted == (N - 1) * narrow / N)
 
 
 def ring_sum(x: Array) -> Array:
-    """Block r of the sum over ranks on rank r; lesson 3's reduce-scatter."""
+    """Lesson 3's reduce-scatter: rank r gets block r of the sum over ranks."""
     blocks = x.reshape(N, -1)
     total = blocks[(lax.axis_index("x") - 1) % N]
     for step in range(2, N + 1):
@@ -117,7 +118,7 @@ def ring_sum(x: Array) -> Array:
 
 
 def direct_sum(x: Array) -> Array:
-    """Each contribution straight to the rank that adds it."""
+    """Each contribution goes straight to the rank that adds it."""
     cut = [part.reshape(N, -1, part.shape[1]) for part in encode(x)]  # one for each rank
     codes, scales = (lax.all_to_all(message, "x", 0, 0) for message in cut)
     return (codes * scales).sum(0).reshape(-1)
@@ -128,15 +129,15 @@ y = placed(terms)
 exact = terms.reshape(N, -1).sum(0)
 errors = {f.__name__: abs(on_ranks(f)(y) - exact) for f in (ring_sum, direct_sum)}
 for name, error in errors.items():
-    print(f"{name}: errs by {error.mean():.4f} on average, by {error.max():.4f} at most")
-claim("the ring errs more", errors["ring_sum"].mean() > 1.5 * errors["direct_sum"].mean())
+    print(f"{name}: the error is {error.mean():.4f} on average, {error.max():.4f} at most")
+claim("the ring's is larger", errors["ring_sum"].mean() > 1.5 * errors["direct_sum"].mean())
 
 # %% [markdown]
 """
-## ringcoll's, and a bound
+## The library's sums, and a bound
 
-Codes and scales travel as one message. `precision.error_bound` says, before a run, by how much a
-sum may err: so much of the sum, over the ranks, of the largest magnitude.
+ringcoll sends codes and scales as one message. `precision.error_bound` bounds the error of a sum
+before the run. It is a fraction: multiply it by the sum over ranks of their largest magnitudes.
 """
 
 # %%
@@ -149,18 +150,19 @@ for name in ("direct", "ring"):
     error = abs(on_ranks(ours)(y) - exact).max() / largest
     bound = precision.error_bound("psum_scatter", name, (N,), EPS, wire=WIRE)
     often = precision.encodings("psum_scatter", name, (N,))
-    print(f"{name}: encoded {often} times at most; errs by {error:.5f}, the bound is {bound:.5f}")
+    print(f"{name}: encoded {often} times at most; the error is {error:.5f}, its bound {bound:.5f}")
     claim("it is within the bound", error <= bound)
     made = on_ranks(ours).lower(y).compile()
-    claim("in 7 messages", messages(made) == N - 1)
-    claim("of a byte a value and 4 a block", sent(made).permuted == (N - 1) * WIRE.nbytes(S))
+    claim("a rank sends 7 messages", messages(made) == N - 1)
+    claim("1 byte per value, 4 per block", sent(made).permuted == (N - 1) * WIRE.nbytes(S))
 
 # %% [markdown]
 """
 ## Exercise 1: the bytes of an all-reduce
 
 How many bytes does a rank send in `ringcoll.psum(x, "x", algorithm="ring", wire=WIRE)` of `N * S`
-values? Compute it from the shapes, then ask the compiled program: `sent(program).permuted`.
+values? Compute that from the shapes. Then compare with the compiled program:
+`sent(program).permuted`.
 """
 
 
@@ -169,7 +171,7 @@ def total(x: Array) -> Array:
     return ringcoll.psum(x, "x", algorithm="ring", wire=WIRE)
 
 
-size = 2 * (N - 1) * (S + 4 * S // BLOCK)  # there and back, a shard a hop
+size = 2 * (N - 1) * (S + 4 * S // BLOCK)  # a shard per hop, to scatter and to gather
 program = on_ranks(total).lower(y).compile()
 claim(f"{size} bytes, as counted", sent(program).permuted == size)
 
@@ -177,9 +179,9 @@ claim(f"{size} bytes, as counted", sent(program).permuted == size)
 """
 ## Exercise 2: error feedback
 
-A gradient is `lone`, in every step of 1000. Encoded, its small values are lost each time. Add what
-an encoding lost to the next gradient before that is encoded. By how much does the mean of what is
-decoded err, with and without this?
+A gradient is `lone` in each of 1000 steps. Every encoding loses its small values. Error feedback
+adds what one encoding lost to the next gradient, before it encodes that gradient. What is the error
+of the mean of the decoded gradients, with and without feedback?
 """
 
 # %% tags=["solution"]
@@ -190,5 +192,5 @@ for _ in range(1000):
     lost, passed = wanted - decoded, passed + decoded
 without = abs(decode(*encode(lone)) - lone).max()
 with_it = abs(passed / 1000 - lone).max()
-print(f"without feedback it errs by {without:.3f}, with it by {with_it:.5f}")
+print(f"the error is {without:.3f} without feedback, {with_it:.5f} with it")
 claim("the mean of 1000 steps is nearly exact", with_it < without / 100)

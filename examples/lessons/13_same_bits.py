@@ -2,13 +2,13 @@
 """
 # Lesson 13: the same bits on any number of ranks
 
-Train on one device, and then on eight: the losses differ in their last digits, and after some steps
-in more. Nothing is wrong. A float sum is rounded after every addition, so its bits depend on the
-order of the additions, and that order depends on the number of ranks.
+Train on one device, and then on eight. The losses differ in their last digits, and after some steps
+in more digits. Nothing is wrong. A float sum is rounded after every addition. So its bits depend on
+the order of the additions, and that order depends on the number of ranks.
 
-a + b is the same to the bit as b + a. But (a + b) + c is not a + (b + c). So the bits of a sum are
-those of its *tree*: what is added to what. Fix one tree, whatever the number of ranks is, and the
-bits are fixed.
+a + b has the same bits as b + a. But (a + b) + c can differ from a + (b + c). So the bits of a sum
+depend on its *tree*: which sums are added to which. If any number of ranks uses the same tree, the
+bits are the same.
 """
 
 # %%
@@ -46,17 +46,17 @@ for i in range(1, LEAVES):
 print(
     f"{(chain != backward).sum()} of {S} sums differ, by {abs(chain - backward).max():.1e} at most"
 )
-claim("from the front and from the back: other bits", bits(chain) != bits(backward))
-claim("yet a + b is b + a", bits(leaves[0] + leaves[1]) == bits(leaves[1] + leaves[0]))
+claim("from the front and from the back: different bits", bits(chain) != bits(backward))
+claim("but a + b is b + a", bits(leaves[0] + leaves[1]) == bits(leaves[1] + leaves[0]))
 
 # %% [markdown]
 """
 ## A tree that any number of ranks can share
 
-Add neighbours, then neighbours of these sums, and so on. Rank r of n has the leaves from 8/n r on:
-neighbours. So it can add the lower levels of the tree by itself. The upper levels have one sum for
-each rank, and the nearest are added first: rank r exchanges sums with rank r xor 1, then with
-r xor 2, then with r xor 4.
+Add neighbouring leaves, then neighbouring sums, and so on. Each of n ranks has 8/n neighbouring
+leaves. So it can add the lower levels of the tree by itself. The upper levels start with one sum on
+each rank, and add the sums of the nearest ranks first: rank r exchanges sums with rank r xor 1,
+then with r xor 2, then with r xor 4.
 """
 
 # %%
@@ -85,7 +85,7 @@ def on_ranks(function: Callable[[Array], Array], n: int, x: np.ndarray) -> Array
 
 
 def results(function: Callable[[Array], Array], x: np.ndarray) -> set[bytes]:
-    """What there is on any rank, on any number of ranks."""
+    """The different results of all ranks, for all numbers of ranks."""
     return {bits(row) for n in SIZES for row in on_ranks(function, n, x)}
 
 
@@ -104,24 +104,25 @@ claim("by psum of plain sums: several", len(found) > 1)
 """
 ## The tree of a schedule
 
-A schedule says which sums meet where, so its tree can be read off it, by running it on symbols.
-`check_balanced` proves that all ranks add by the balanced tree, or says which does not.
+A schedule fixes which sums are added on which rank. So `precision.tree` runs the schedule on
+symbols, and returns the tree. `check_balanced` proves that all ranks add by the balanced tree, or
+names a rank that does not.
 """
 
 # %%
 ring, doubling = algorithms.ring(4), algorithms.recursive_doubling(4)
 print("ring:              ", precision.tree(ring))
 print("recursive doubling:", precision.tree(doubling))
-claim("a ring adds one after the other", precision.tree(ring) == (0, (1, (2, 3))))
+claim("a ring adds one leaf at a time", precision.tree(ring) == (0, (1, (2, 3))))
 claim("recursive doubling adds by pairs", precision.tree(doubling) == ((0, 1), (2, 3)))
 precision.check_balanced(algorithms.recursive_doubling(8))
 
 # %% [markdown]
 """
-## ringcoll's
+## The tree in the library
 
-`order="tree"` takes an algorithm that adds by this tree, and refuses others. The lower levels are
-yours: a rank passes the sum of its own leaves.
+`order="tree"` uses an algorithm that adds by this tree, and refuses others. You add the lower
+levels yourself: each rank passes the sum of its own leaves.
 """
 
 
@@ -142,11 +143,11 @@ except ValueError as error:
 
 # %% [markdown]
 """
-## Exercise 1: who else?
+## Exercise 1: which other algorithms?
 
 Which algorithms of `ringcoll.psum_scatter` add by the balanced tree on 8 ranks?
-`algorithms.names("psum_scatter")` lists them, `algorithms.build` makes their schedules, and
-`precision.check_balanced` raises if it is another tree.
+`algorithms.names("psum_scatter")` lists the algorithms, `algorithms.build` makes their schedules,
+and `precision.check_balanced` raises an error if the tree is not balanced.
 """
 
 # %% tags=["solution"]
@@ -158,15 +159,15 @@ for name in algorithms.names("psum_scatter"):
     except ValueError:
         pass
 print(*balanced)
-claim("recursive doubling alone", balanced == ["recursive_doubling"])
+claim("only recursive doubling", balanced == ["recursive_doubling"])
 
 # %% [markdown]
 """
 ## Exercise 2: a matmul
 
-The contraction of x @ w is cut over the ranks, and `ringcoll.matmul_reduce_scatter` adds their
-products. With `order="tree"` a rank multiplies leaf by leaf. Compare its bits on 1, 2, 4 and 8
-ranks, with and without `order`.
+The contracted dimension of x @ w is sharded over the ranks, and `ringcoll.matmul_reduce_scatter`
+adds their products. With `order="tree"` a rank multiplies leaf by leaf. Compare the bits of the
+result on 1, 2, 4 and 8 ranks, with and without `order`.
 """
 
 

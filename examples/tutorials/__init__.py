@@ -5,17 +5,17 @@ results. It raises if the two ways differ by more than rounding, or differ at al
 rounded. It ends with two exercises; as a script it runs their solutions.
 
     python -m examples.tutorials.arrays         which device holds what, in four layouts
-    python -m examples.tutorials.collectives    what goes in, what comes out, on every device
+    python -m examples.tutorials.collectives    the operand and the result on every rank
     python -m examples.tutorials.dense_layer    automatic, explicit, manual, overlapped
     python -m examples.tutorials.constraints    what the compiler propagates; a constraint
     python -m examples.tutorials.explicit_types shardings as types, their errors, and the cures
-    python -m examples.tutorials.layouts        of a product and of a sum, on a 2-D mesh
+    python -m examples.tutorials.layouts        a product and a sum in every layout on a 2-D mesh
     python -m examples.tutorials.leaving_pmap   one training step by pmap, jit and shard_map
-    python -m examples.tutorials.matmuls        which collective each needs, and ours in its place
-    python -m examples.tutorials.resharding     by which collective, and how many bytes it sends
+    python -m examples.tutorials.matmuls        the collective of each case, and our matmul for it
+    python -m examples.tutorials.resharding     each change's collective, and the bytes it sends
     python -m examples.tutorials.classifier     gradients summed over ranks; the answer is known
     python -m examples.tutorials.strategies     data, tensor, 2-D, FSDP: memory and bytes of each
-    python -m examples.tutorials.nnx_strategies of NNX modules, trained by optax: losses, bytes
+    python -m examples.tutorials.nnx_strategies the same for NNX modules, trained by optax
     python -m examples.tutorials.mesh_chooser   modelled: the bytes and the time of each mesh
     python -m examples.tutorials.profiling      the rounds of a collective have names in profiles
 """

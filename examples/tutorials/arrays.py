@@ -2,14 +2,14 @@
 """
 # Arrays on a mesh
 
-Arrays on a mesh: which device holds what, and each rank's operand and result of collectives.
+Which device holds which part of an array, and what each rank passes to a collective and gets back.
 
     python -m examples.tutorials.arrays
 
 A `Mesh` gives devices coordinates. A `PartitionSpec` says, for each dimension of an array, along
 which axes of the mesh it is cut. Along an axis that it does not name, the array is repeated.
 Outside `shard_map` you see whole arrays, wherever their parts are. Inside you see shards, and a
-device knows another's shard only if it was sent.
+device gets another device's shard only by a message.
 """
 
 # %%
@@ -72,17 +72,17 @@ placements()
 
 # %% [markdown]
 """
-## Computation takes place where its data are
+## Devices compute on the parts that they hold
 """
 
 # %%
 
 
 def following() -> None:
-    """Computation takes place where its data are."""
+    """The sharding of an operand decides how a result is sharded."""
     mesh = make_mesh(x=2, y=4)
     x = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
-    print("\ncomputation is where its data are: for x as P('x', 'y')")
+    print("\nthe sharding of a result follows from its operand's: for x as P('x', 'y')")
     for words, made in {
         "2 x + 1": jax.jit(lambda x: 2 * x + 1)(x),
         "x.T": jax.jit(jnp.transpose)(x),
@@ -97,7 +97,7 @@ following()
 
 # %% [markdown]
 """
-## What a rank passes to a collective, and gets
+## What a rank passes to a collective, and what it gets
 """
 
 # %%
@@ -117,7 +117,7 @@ def collectives() -> None:
     print("\nranks 0 to 3 pass", *x.tolist())
     rows = []
     for name, call in calls.items():
-        how = {} if name == "ppermute" else {"algorithm": "bruck"}  # all of them have it
+        how = {} if name == "ppermute" else {"algorithm": "bruck"}  # all others have it
 
         def every(lib: Any, call: Any = call, **how: str) -> jax.Array:
             """The result of every rank, one after the other."""
@@ -140,8 +140,9 @@ collectives()
 """
 ## Exercise 1: find the spec
 
-Which `PartitionSpec` on the mesh of x=2 and y=4 gives each device its own two columns of an [8, 16]
-array, all rows of them? Which gives each device all columns of four rows, each row on four devices?
+The mesh has x=2 and y=4, and the array is [8, 16]. Which `PartitionSpec` gives each device all rows
+of two columns, other columns than those of any other device? Which gives each device all columns of
+four rows, with each row on four devices?
 """
 
 # %% tags=["solution"]
@@ -156,7 +157,7 @@ for spec, shape in {P(None, ("x", "y")): (8, 2), P("x"): (4, 16)}.items():
 ## Exercise 2: predict a collective
 
 Ranks 0 to 3 pass `[r, r + 10, r + 20, r + 30]` to `lax.all_to_all(x, "x", 0, 0, tiled=True)`. What
-does rank 2 get? And what do all get from a second one?
+does rank 2 get? What does every rank get if the result is passed to a second `all_to_all`?
 """
 
 
@@ -169,4 +170,4 @@ passed = np.array([[rank + 10 * i for i in range(4)] for rank in range(4)])
 run = jax.jit(jax.shard_map(swapped, mesh=make_mesh(x=4), in_specs=P("x"), out_specs=P("x")))
 print("rank 2 gets", np.asarray(run(passed))[2])
 agree("rank 2 gets the third number of each rank", columns=passed.T, ringcoll=run(passed))
-agree("and back", passed=passed, ringcoll=run(run(passed)))
+agree("a second one restores the operands", passed=passed, ringcoll=run(run(passed)))

@@ -2,7 +2,7 @@
 """
 # Data-parallel training of a classifier
 
-Data-parallel training of a linear classifier, with the mean of gradients in three ways.
+Data-parallel training of a linear classifier, which averages gradients in three ways.
 
     python -m examples.tutorials.classifier
 
@@ -11,10 +11,10 @@ Every device has all weights and an eighth of the examples. In each step the gra
 - by `jit`: the loss is a mean over examples on several devices, so the compiler inserts an
   all-reduce;
 - by `jax.lax.pmean` in `shard_map`, of the gradient of a rank's own examples;
-- by `ringcoll.pmean`, in the same line with a chosen algorithm.
+- by `ringcoll.pmean`, in the same place, with a chosen algorithm.
 
-The answer is known, because a linear classifier makes the labels. `allowed_drift` computes how far
-the runs may differ.
+The right answer is known, because another linear classifier made the labels. `allowed_drift`
+computes how far the losses of two runs may differ.
 """
 
 # %%
@@ -55,7 +55,7 @@ def loss(weights: Array, x: Array, labels: Array) -> Array:
 
 def by_pmean(pmean: Mean, weights: Array, x: Array, labels: Array) -> tuple[Array, Array]:
     """Gradient of a rank's examples, then the mean over ranks."""
-    # JAX would sum the gradient by a shared value; it does not sum that by a rank's own copy.
+    # JAX sums the gradient of a value that all ranks share, but not that of a rank's own copy.
     own = jax.lax.pcast(weights, "data", to="varying")
     return pmean(jax.value_and_grad(loss)(own, x, labels), "data")
 
@@ -88,7 +88,7 @@ def train(
 
 
 def allowed_drift(x: np.ndarray, rate: float, weights: np.ndarray) -> np.ndarray:
-    """The bound in each step on the difference of the losses of two runs, from rounding.
+    """How far rounding may move the losses of two runs apart, in each step.
 
     The loss is convex, and its gradient changes by at most L = ||X||^2 / 2B times the distance of
     the weights. So a step of at most 2/L does not increase the distance of two runs, except by the
@@ -141,7 +141,7 @@ for name, (losses, weights, program) in runs.items():
     shown = (f"{losses[step]:.6f}" for step in (0, 10, STEPS - 1))
     worst = f"{off.max():.0e} of {allowed[off.argmax()]:.0e}"
     rows.append((name, *shown, f"{right:.1%}", worst, sent(program)))
-heads = ("loss\nof step 0", "\n10", f"\n{STEPS - 1}", "right of\nheld out")
+heads = ("loss\nof step 0", "\n10", f"\n{STEPS - 1}", "held out,\nright")
 title = f"A classifier over 8 devices, {EXAMPLES // 8} examples each"
 show(title, ("", *heads, "furthest off jit\nand allowed", "collectives\nof a step"), rows)
 
@@ -149,8 +149,8 @@ show(title, ("", *heads, "furthest off jit\nand allowed", "collectives\nof a ste
 """
 ## Exercise 1: a sum in place of the mean
 
-Replace `pmean` by `ringcoll.psum`, of the gradient and of the loss. Which rate gives the same
-weights, and what does the loss say?
+Replace `pmean` by `ringcoll.psum`, for the gradient and for the loss. Which rate then gives the
+same weights? Which loss does the first step print?
 """
 
 # %% tags=["solution"]
@@ -161,11 +161,11 @@ assert (np.abs(losses / 8 - runs["jit"][0]) <= allowed).all()
 
 # %% [markdown]
 """
-## Exercise 2: who sums the gradient
+## Exercise 2: let JAX sum the gradient
 
-`by_pmean` casts the weights to "varying" before it takes the gradient. Leave that line out. JAX
-then sums the gradient over the ranks by itself, because all ranks share the weights. Take the
-gradient so, divide, and compare with the run above."""
+`by_pmean` casts the weights to "varying" before it takes the gradient. Leave that line out. Then
+JAX itself sums the gradient over the ranks, because all ranks share the weights. Divide this sum by
+the number of ranks, and compare with the run above."""
 
 
 # %% tags=["solution"]

@@ -2,7 +2,7 @@
 """
 # Each collective, and its uses
 
-Each collective inside `shard_map` with its use, by `jax.lax` and by ringcoll.
+A use of each collective inside `shard_map`, by `jax.lax` and by ringcoll.
 
     python -m examples.tutorials.collectives
 
@@ -65,7 +65,7 @@ def both(
 
 
 def total(lax: Any, x: Array, **how: str) -> Array:
-    """Each rank sums its part; then the sums are summed."""
+    """Each rank sums its part. Then the ranks' sums are added up."""
     return lax.psum(x.sum(), "x", **how)
 
 
@@ -75,7 +75,7 @@ def mean(lax: Any, x: Array, **how: str) -> Array:
 
 
 def softmax(lax: Any, x: Array, **how: str) -> Array:
-    """Over a sharded dimension: it sends two numbers for each row, and no element."""
+    """Over a sharded dimension: a rank sends two numbers for each row, and no element of x."""
     largest = lax.pmax(x.max(-1, keepdims=True), "x", **how)
     powers = jnp.exp(x - largest)
     return powers / lax.psum(powers.sum(-1, keepdims=True), "x", **how)
@@ -88,12 +88,12 @@ def layer_norm(lax: Any, x: Array, **how: str) -> Array:
 
 
 def weight_gathered(lax: Any, x: Array, w: Array, **how: str) -> Array:
-    """`x: [m/n, k], w: [k/n, f] -> [m/n, f]`: weights are stored in parts, and gathered for use."""
+    """`x: [m/n, k], w: [k/n, f] -> [m/n, f]`: each rank stores a part of w, and gathers it."""
     return x @ lax.all_gather(w, "x", tiled=True, **how)
 
 
 def scattered_sum(lax: Any, x: Array, w: Array, **how: str) -> Array:
-    """`x: [m, k/n], w: [k/n, f] -> [m/n, f]`: each rank has a term of all sums, and keeps some."""
+    """`x: [m, k/n], w: [k/n, f] -> [m/n, f]`: a rank has a term of all sums, and gets some sums."""
     return lax.psum_scatter(x @ w, "x", tiled=True, **how)
 
 
@@ -143,7 +143,7 @@ for words, function, operands, specs, out, expected, algorithm in (
 
 # %% [markdown]
 """
-Then what is rounded:
+Then results that are rounded:
 """
 
 # %%
@@ -161,7 +161,7 @@ off = gamma(wide.shape[1] // N + 8) + error_bound("psum", "recursive_doubling", 
 off_normal = off * (1 + np.abs(wide).max() / deviation.min()) * (1 + np.abs(normal).max())
 for words, function, expected, allowed in (
     ("softmax", softmax, softmaxed, 2 * off),
-    ("normalisation", layer_norm, normal, 2 * off_normal),
+    ("layer norm", layer_norm, normal, 2 * off_normal),
 ):
     words = f"  {words} over a sharded dimension"
     operands, specs = (values,), (COLUMNS,)
@@ -175,7 +175,7 @@ And random numbers:
 # %%
 keys = [jax.random.fold_in(jax.random.key(7), rank) for rank in range(N)]
 alone = np.concatenate([jax.random.uniform(key, (2, 3)) for key in keys])
-drawn = both("random numbers of each rank's own", noise, (np.int32(7),), (P(),), ROWS, alone)
+drawn = both("different random numbers on each rank", noise, (np.int32(7),), (P(),), ROWS, alone)
 if len(np.unique(np.asarray(drawn))) < drawn.size:
     raise AssertionError("two ranks drew the same")
 
@@ -183,8 +183,8 @@ if len(np.unique(np.asarray(drawn))) < drawn.size:
 """
 ## Exercise 1: log-sum-exp
 
-Write `log(sum(exp(x)))` of each row, where the columns are sharded. It needs two collectives, of
-one number a row each. (Without the first one, `exp` overflows for x = 100.)"""
+Write `log(sum(exp(x)))` of each row, where the columns are sharded. It needs two collectives. Each
+sends one number per row. (Without the first one, `exp` overflows for x = 100.)"""
 
 
 # %% tags=["solution"]
@@ -203,8 +203,8 @@ both("log-sum-exp", log_sum_exp, (large,), (COLUMNS,), EVERYWHERE, *how)
 """
 ## Exercise 2: a running sum
 
-`jnp.cumsum` along rows that are sharded: a rank needs the sums of all ranks before it. Gather one
-number for each rank and row, not the array.
+Write `jnp.cumsum` down the rows, where the rows are sharded. A rank needs the sums of all ranks
+before it. Gather one number for each rank and column, not the array.
 """
 
 

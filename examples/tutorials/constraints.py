@@ -2,14 +2,15 @@
 """
 # Constrain an intermediate result
 
-`with_sharding_constraint`, what the compiler makes of it, and the same by hand.
+`with_sharding_constraint`, what the compiler does with it, and the same in `shard_map`.
 
     python -m examples.tutorials.constraints
 
 Under `jit` you shard the operands, and the compiler chooses how every intermediate result is
 sharded: it propagates shardings forward and backward through the program. `jax.debug` shows its
-choice. `jax.lax.with_sharding_constraint` overrules it at one place, and the compiler inserts the
-collectives that this takes. In `shard_map`, by ringcoll, you write these collectives yourself.
+choice. `jax.lax.with_sharding_constraint` overrules the choice for one result, and the compiler
+inserts the collectives that this needs. In `shard_map`, with ringcoll, you write these collectives
+yourself.
 """
 
 # %%
@@ -33,9 +34,9 @@ KNOWN = [P(), P("x"), P("y"), P(None, "x"), P(None, "y"), P("x", "y"), P(("x", "
 """
 ## What is propagated
 
-Two layers. The rows of `tokens` are cut over x; the weights are cut over y as in tensor
-parallelism, `up` by columns and `down` by rows. All numbers are small integers: sums are exact in
-any order, and all results below have the same bits.
+There are two layers. The rows of `tokens` are cut over x. The weights are cut over y as in tensor
+parallelism, `up` by columns and `down` by rows. All numbers are small integers. So sums are exact
+in any order, and all results below have the same bits.
 """
 
 # %%
@@ -48,7 +49,7 @@ chosen: dict[str, Any] = {}
 
 
 def layers(tokens: Array, up: Array, down: Array, hidden: P | None, out: P | None) -> Array:
-    """Two layers; `hidden` and `out` constrain the sharding of what they make."""
+    """Two layers; `hidden` and `out` constrain the shardings of their results."""
     made = jax.nn.relu(tokens @ up)
     if hidden is not None:
         made = jax.lax.with_sharding_constraint(made, NamedSharding(mesh, hidden))
@@ -69,7 +70,7 @@ def by_compiler(hidden: P | None = None, out: P | None = None) -> Any:
     """Compile with these constraints, run, and print what the compiler chose and sends."""
     program = jax.jit(partial(layers, hidden=hidden, out=out)).lower(*operands).compile()
     result = program(*operands)
-    print(f"\nasked: hidden {hidden or '-'}, result {out or '-'}")
+    print(f"\nconstraints: hidden {hidden or '-'}, result {out or '-'}")
     print(f"  hidden is {spec_of(chosen['hidden'])}, result is {spec_of(result.sharding)}")
     print(f"  sent: {sent(program)}; {sent(program).bytes:g} bytes")
     agree("  the result", numpy=expected, jit=result)
@@ -81,15 +82,16 @@ plain = by_compiler()
 
 # %% [markdown]
 """
-Nothing said how `hidden` is sharded. Its rows come from `tokens` and its columns from `up`. The
-second product adds up over y, so it ends in an all-reduce.
+No constraint says how `hidden` is sharded. So its rows are cut as those of `tokens`, and its
+columns as those of `up`. The second product adds up over y, so it ends in an all-reduce.
 
 ## Constraints
 
-A constraint on the result asks for rows over both axes: then each device needs only its part of
-the sum. The compiler for CPUs sums all of it nevertheless, and cuts the sum. A constraint on
-`hidden` takes its columns off y: they are gathered, and since `down` is still cut over y, the sum
-stays. With rows over both axes the weights are gathered, and nothing is left to add up.
+The first constraint below cuts the rows of the result over both axes. Then each device needs only
+its part of the sum. But the compiler for CPUs still computes the whole sum, and cuts it afterwards.
+The second constraint says that the columns of `hidden` are not cut over y. So they are gathered.
+`down` is still cut over y, so the sum over y stays. The last constraint cuts the rows of `hidden`
+over both axes. Then the weights are gathered, and nothing is left to add up.
 """
 
 # %%
@@ -101,13 +103,14 @@ by_compiler(hidden=P(("x", "y")), out=P(("x", "y")))
 
 # %% [markdown]
 """
-A constraint changes where numbers are, never what they are. It is no cast either: outside `jit`
-it moves the array at once.
+A constraint changes where numbers are, never their values. It does not only change a type: outside
+`jit` it moves the array at once.
 
-## The same by hand
+## The same in shard_map
 
-In `shard_map` a spec only says what enters and leaves. In between you see shards, and each
-collective stands in the code. Nothing is propagated, so nothing can be chosen behind your back.
+In `shard_map` a spec only describes the operands and results of the function. Inside it you see
+shards, and every collective is in the code. The compiler propagates nothing there, so it chooses
+nothing for you.
 """
 
 # %%
@@ -119,7 +122,7 @@ def reduced(tokens: Array, up: Array, down: Array) -> Array:
 
 
 def cut(tokens: Array, up: Array, down: Array) -> Array:
-    """The same `-> [m/8, d]`: each rank keeps its part of the sum, and half the bytes travel."""
+    """The same `-> [m/8, d]`: each rank keeps its part of the sum, and sends half the bytes."""
     made = jax.nn.relu(tokens @ up) @ down
     return lax.psum_scatter(made, "y", tiled=True, algorithm="ring")
 
@@ -151,21 +154,21 @@ print("numpy = jit = jit with each constraint = ringcoll, exactly")
 """
 ## Exercise 1: a constraint that changes nothing
 
-Constrain `hidden` so that the program sends what it sends without any constraint. Why is it worth
-writing all the same?
+Constrain `hidden` so that the program sends the same as without any constraint. Why is that
+constraint still useful?
 """
 
 # %% tags=["solution"]
 same = by_compiler(hidden=P("x", "y"))
 assert sent(same).kinds == sent(plain).kinds
-print("it stays so when another line, or another compiler, would lead to another choice")
+print("the sharding stays the same if another line, or another compiler, would change the choice")
 
 # %% [markdown]
 """
-## Exercise 2: rows over both axes, by hand
+## Exercise 2: rows over both axes, in shard_map
 
-Write what the compiler did for `hidden=P(("x", "y"))`: each rank takes its quarter of the rows that
-it shares with the ranks along y, and nothing is added up. `by_hand` checks it.
+Write what the compiler did for `hidden=P(("x", "y"))`. The ranks along y have the same rows. Each
+takes a quarter of them, and nothing is added up. `by_hand` checks your function.
 """
 
 

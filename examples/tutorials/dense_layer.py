@@ -2,12 +2,12 @@
 """
 # One layer in four ways
 
-One layer, sigmoid(x W + b), in the four ways that JAX has of writing it over devices.
+One layer, sigmoid(x W + b), written in four ways for several devices.
 
     python -m examples.tutorials.dense_layer
 
-Rows of x are sharded over both axes of the mesh, columns of W over one axis. So devices with
-different columns need each other's rows.
+The rows of x are sharded over both axes of the mesh, and the columns of W over one axis. So devices
+with different columns need each other's rows.
 
 - automatic: you shard the arrays, and the compiler inserts the collective;
 - explicit: the sharding is part of the type, and JAX refuses an operation that needs a collective
@@ -15,7 +15,8 @@ different columns need each other's rows.
 - manual: you write what one device does with its shards, by `jax.lax`: gather, then multiply;
 - the same by ringcoll: multiply each shard of rows while the next one travels.
 
-Results, and gradients by x, W and b, are compared with each other and with those of one device.
+The results of the four ways, and their gradients by x, W and b, are compared with each other and
+with those of one device.
 """
 
 # %%
@@ -57,7 +58,7 @@ def explicit(x: Array, w: Array, b: Array) -> Array:
 
 
 def manual(x: Array, w: Array, b: Array) -> Array:
-    """`x: [b/8, d], w: [d, f/4], b: [f/4] -> [b/2, f/4]`, on one device."""
+    """`x: [b/8, d], w: [d, f/4], b: [f/4] -> [b/2, f/4]`, on each device."""
     rows = jax.lax.all_gather(x, "model", tiled=True)  # [b/2, d]
     return jax.nn.sigmoid(rows @ w + b)
 
@@ -94,7 +95,8 @@ def refused(x: Array, w: Array) -> str:
 """
 ## Compared
 
-Data are small integers, and a power of two: x W + b is exact in any order of additions.
+All numbers are small integers, some divided by a power of two. So x W + b is exact in any order of
+additions.
 """
 
 # %%
@@ -148,9 +150,9 @@ for i, (what, (terms, size)) in enumerate(sums.items()):
 """
 ## Exercise 1: gather the other factor
 
-If W is cut by rows over "model" (`P("model", None)`), and rows of x over both axes, gather W in
-place of x: `all_gather_matmul(x, w, "model", operand=1)`. How is the result sharded, and which
-factor sends less here?"""
+Now cut W by rows over "model" (`P("model", None)`), and the rows of x over both axes as before.
+Gather W instead of x: `all_gather_matmul(x, w, "model", operand=1)`. How is the result sharded? Is
+it fewer bytes to gather W, or x?"""
 
 
 # %% tags=["solution"]
@@ -172,9 +174,9 @@ assert sent(program).permuted == 3 * 8 * 64 * 4
 """
 ## Exercise 2: a contracted dimension that is sharded
 
-Now columns of x and rows of W are cut over "model", so each device has a term of every sum. Write
-the layer (without b) for rows that are sharded over "data", and then over "model" too: multiply,
-and scatter the sums."""
+Now the columns of x and the rows of W are cut over "model", so each device has one term of every
+sum. The rows of x are cut over "data". Write the layer (without b) so that the rows of its result
+are cut over "data" and "model": multiply, and scatter the sums."""
 
 
 # %% tags=["solution"]

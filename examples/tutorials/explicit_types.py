@@ -2,15 +2,15 @@
 """
 # Shardings as types
 
-Explicit mode: the sharding is part of the type. Its errors, and the cure of each.
+Explicit mode, where the sharding is part of the type: its errors, and the cure for each.
 
     python -m examples.tutorials.explicit_types
 
 On a mesh whose axes are `AxisType.Explicit`, `jax.typeof` shows how an array is sharded, also
-while a function is traced. JAX infers the sharding of every result. Where that would need a
-collective, or is ambiguous, it raises. The cure is always to say what you want; JAX then inserts
-the collective. Here each error is caught and printed with its cure, and beside it stands the
-collective of ringcoll that does the same.
+while a function is traced. JAX infers the sharding of every result. If a result would need a
+collective, or its sharding is ambiguous, JAX raises an error. The cure is always to say which
+sharding you want. Then JAX inserts the collective. Here each error is caught and printed with its
+cure, and the result is compared with the collective of ringcoll that does the same.
 """
 
 # %%
@@ -62,7 +62,8 @@ assert str(traced[0]) == str(jax.typeof(a.T)) == "float32[16@y,8@x]"
 
 # %% [markdown]
 """
-`a.sum(0)` did send: an all-reduce over x is the only way to a sum, so JAX did not ask.
+`a.sum(0)` sent messages without an error: only an all-reduce over x gives this sum, so the sharding
+is not ambiguous.
 
 ## Errors
 """
@@ -102,7 +103,8 @@ def shown(
 
 # %% [markdown]
 """
-**Two operands disagree.** Rows of one are cut along x, columns of the other.
+**Two operands are sharded differently.** The rows of one are cut along x, and the columns of the
+other.
 """
 
 # %%
@@ -122,8 +124,8 @@ shown(
 
 # %% [markdown]
 """
-**The contracted dimension is cut.** Every device has a term of the sum. Shall all get the sum, or
-each a part?
+**The contracted dimension is cut.** Every device has a term of the sum. JAX cannot know whether all
+devices should get the whole sum, or each a part of it.
 """
 
 # %%
@@ -151,7 +153,7 @@ for spec, words, by_hand in (
 
 # %% [markdown]
 """
-**Rows are picked by number.** Each device may need rows of every other one.
+**Rows are picked by number.** Each device may need rows of every other device.
 """
 
 # %%
@@ -170,7 +172,7 @@ shown(
 
 # %% [markdown]
 """
-**Parts are put one after the other**, but they are cut along different axes.
+**Two arrays are concatenated**, but they are sharded differently.
 """
 
 # %%
@@ -178,7 +180,7 @@ shown(
     "rows after columns",
     lambda a, b: (np if isinstance(a, np.ndarray) else jnp).concatenate([a, b], 1),
     lambda a, b: jnp.concatenate([a, jax.sharding.reshard(b, P("x"))], 1),
-    "the same as in the first",
+    'jax.sharding.reshard(b, P("x")), as in the first error',
     lambda a, b: jnp.concatenate([a, lax.all_to_all(b, "x", 0, 1, tiled=True)], 1),
     (P("x"), P(None, "x")),
     P("x"),
@@ -188,8 +190,9 @@ shown(
 
 # %% [markdown]
 """
-In `shard_map` none of these can arise: a rank's shard has no sharding. There the type says along
-which axes values differ (`check_vma`), and forgetting a collective is the error.
+None of these errors can happen in `shard_map`, because a rank's shard has no sharding. There the
+type says along which axes values vary (`check_vma`). JAX raises an error if a collective is
+missing.
 """
 
 # %%
@@ -208,8 +211,8 @@ print(f"\nrows, inside shard_map over x: {kinds[0]}, whose V names the axes alon
 """
 ## Exercise 1: an eighth each
 
-The rows of `a` are cut along x, and the contracted dimension along y. Which `out_sharding` lets
-each device keep an eighth of the rows of `a @ b`? Which collective is that?
+The rows of `a` are cut along x, and the contracted dimension along y. Which `out_sharding` gives
+each device an eighth of the rows of `a @ b`? Which collective does that?
 """
 
 # %% tags=["solution"]
@@ -228,10 +231,10 @@ assert eighths.addressable_shards[0].data.shape == (1, 12)
 
 # %% [markdown]
 """
-## Exercise 2: send only the rows that are asked for
+## Exercise 2: send only the picked rows
 
-The cure for `t[i]` by ringcoll gathers the whole table. Let each rank pick the rows that it has,
-and zeros for the others, and send no more rows than are asked for.
+The cure for `t[i]` gathers the whole table. Write a cheaper function: each rank takes the picked
+rows that it has, and zeros for the other picked rows. Then only as many rows travel as were picked.
 """
 
 

@@ -2,17 +2,17 @@
 """
 # Every layout of a matrix, timed
 
-Every layout of a matrix on a 2-D mesh: a product and a sum, sharded against unsharded.
+A product and a sum in every layout of a matrix on a 2-D mesh, compared with one device.
 
     python -m examples.tutorials.layouts
 
-A matrix on a mesh of x by y devices has nine layouts: each of its dimensions is cut along x,
-along y, along both, or along none, and no axis cuts both. For each, two things are timed: a
-product with a matrix that is the same everywhere, and the sum of its columns. They are timed on
-one device, by `jit` with the shardings of the operands, and by ringcoll in `shard_map`.
+A matrix on a mesh of x by y devices has nine layouts. Each of its dimensions is cut along x, along
+y, along both, or along none, and no axis cuts both dimensions. In each layout, two computations are
+timed: a product with a second matrix, and the sum of each column. Each is timed on one device, by
+`jit` with the shardings of the operands, and by ringcoll in `shard_map`.
 
-The times are of this machine. Eight virtual CPU devices share its cores, so a ratio says how much
-work and communication a layout adds, not how much eight chips would save.
+The times are those of this machine. Eight virtual CPU devices share its cores, so a ratio says how
+much work and communication a layout adds, not how much eight chips would save.
 """
 
 # %%
@@ -39,12 +39,12 @@ a, b = (integers(SIZE, SIZE, seed=seed, largest=2) for seed in range(2))
 
 # %% [markdown]
 """
-## What is to be computed
+## The two computations
 
-On a rank, `a` is a shard. If its columns are cut, the rank multiplies them with the rows of `b`
-that they meet, and the products are added up over the axes that cut them. The sum of a column
-adds up over the axes that cut the rows. So what a rank computes is what one device computes, and
-then a sum over axes.
+On a rank, `a` is a shard. If the columns of `a` are cut, the rows of `b` are cut over the same
+axes. The rank multiplies its columns with its rows, and the products are added up over these axes.
+The sum of a column adds up over the axes that cut the rows. So a rank computes on its shards as one
+device would, and then sums over axes.
 """
 
 # %%
@@ -68,7 +68,7 @@ def axes_of(spec: P, dim: int) -> tuple[str, ...]:
 
 
 def per_rank(work: Work, spec: P) -> Callable[[Array, Array], Array]:
-    """What a rank does: its part, then a sum over axes of the mesh, one after the other."""
+    """The computation of a rank: its part, then a sum over one axis of the mesh after another."""
 
     def function(a: Array, b: Array) -> Array:
         terms = work.function(a, b)
@@ -126,13 +126,13 @@ for work in WORK:
 
 # %% [markdown]
 """
-A product sends nothing if only rows are cut, a sum of columns nothing if only columns are. With
-`P()` every device does all the work.
+The product sends nothing if only rows are cut. The sum of columns sends nothing if only columns are
+cut. With `P()` every device does all the work.
 
 ## Exercise 1: sums of rows
 
-Before you run it: in which layouts does the sum of each row send nothing? Which of the two
-computations above is it like? Write it as `Work`.
+In which layouts does the sum of each row send nothing? Which of the two computations above is like
+it? Answer before you run it. Then write it as `Work`.
 """
 
 # %% tags=["solution"]
@@ -144,8 +144,8 @@ print("only rows may be cut, as for the product")
 """
 ## Exercise 2: keep a part of the sum
 
-For `P(None, "y")` every rank gets the whole product. Let each keep only its quarter of the rows.
-Which collective does that, and how many of the bytes does it send?
+For `P(None, "y")` every rank gets the whole product. Let each rank get only its quarter of the
+rows. Which collective does that, and what share of the bytes does it send?
 """
 
 

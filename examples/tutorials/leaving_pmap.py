@@ -2,14 +2,14 @@
 """
 # Leaving pmap
 
-The same training step by `pmap`, by `jit`, by `shard_map`, and by ringcoll.
+The same training step with `pmap`, `jit`, `shard_map`, and ringcoll.
 
     python -m examples.tutorials.leaving_pmap
 
-`pmap` runs a function on every device, on a slice of each argument along a new first dimension.
-What you see is that dimension; where the slices are, you do not. `jit` sees whole arrays, and the
-compiler cuts them. `shard_map` sees shards like `pmap`, but of ordinary arrays on a mesh, so it
-can be mixed with `jit` and has as many axes as the mesh.
+`pmap` runs a function on every device. Each argument gets a new first dimension, and each device
+gets one slice of it. You see that dimension, but not which device has which slice. `jit` sees whole
+arrays, and the compiler cuts them. `shard_map` sees shards as `pmap` does, but these are shards of
+ordinary arrays on a mesh. So it can be mixed with `jit`, and has as many axes as the mesh.
 """
 
 # %%
@@ -49,8 +49,8 @@ def trained(step: Callable[..., Array], weights: Array, rows: Array) -> Array:
 """
 ## By pmap
 
-The weights are copied to every device by hand, as a dimension of 8. The batch is reshaped. The
-gradient is averaged along the named axis. The new weights come back 8 times.
+You copy the weights to every device yourself, as a dimension of 8, and reshape the batch. The step
+averages the gradient along the named axis. The result has 8 copies of the new weights.
 """
 
 # %%
@@ -74,9 +74,9 @@ assert (copies[0] != weights).any()
 """
 ## By jit
 
-No axis is named, and nothing is averaged by hand: the loss is a mean over the whole batch, and
-the batch is cut. Arrays have their own shapes. This is where to go from `pmap` if no line of the
-step mentions the axis but the `pmean` of gradients.
+The step names no axis, and does not average gradients: its loss is a mean over the whole batch, and
+the batch is sharded. Arrays keep their own shapes. Choose `jit` if the `pmean` of gradients is the
+only line of your step that names the axis.
 """
 
 # %%
@@ -91,10 +91,10 @@ agree("weights after three steps", pmap=results["pmap"], jit=made)
 """
 ## By shard_map
 
-The body is that of `pmap`. Specs take the place of the extra dimension: `P()` is what `pmap`
-calls `in_axes=None`, and `P("data")` cuts the first dimension. One thing differs. The weights are
-known to be the same on all ranks, so JAX adds up their gradient itself. `pcast` makes them a
-rank's own, and the gradient with them; then the mean is yours to take, by the algorithm of your
+The body is that of `pmap`. Specs take the place of the extra dimension: `P()` is what `pmap` calls
+`in_axes=None`, and `P("data")` cuts the first dimension. One thing differs. JAX knows that the
+weights are the same on all ranks, so it adds up their gradient itself. `pcast` makes the weights,
+and so the gradient, a rank's own. Then you take the mean yourself, with the algorithm of your
 choice.
 """
 
@@ -131,9 +131,9 @@ for name, step in programs.items():
 
 # %% [markdown]
 """
-## An old step as it is
+## Keep pmap for now
 
-`pmap` code that you do not want to change yet can have ringcoll's algorithms too:
+`pmap` code that you do not want to change yet can also use ringcoll's algorithms:
 `ringcoll.replacing` swaps the collectives while the step is traced.
 """
 
@@ -155,24 +155,24 @@ print(" = ".join(results), "exactly, after", STEPS, "steps")
 | | pmap | jit | shard_map |
 |---|---|---|---|
 | arrays | a first dimension of devices | as they are | as they are |
-| parameters | copied by hand, one for each device | `P()` | `P()` |
+| parameters | you copy them, once for each device | `P()` | `P()` |
 | cut over two axes | no | yes | yes |
 | collectives | yours | the compiler's | yours |
 
 Leave `pmap` when a model no longer fits on a device, when the batch and the weights are cut along
-different axes, or when the reshapes are what you debug. Go to `jit` if the step names no axis, to
+different axes, or when the reshapes cause your bugs. Choose `jit` if the step names no axis, and
 `shard_map` if it does.
 
 ## Exercise 1: cut the weights too
 
-With `pmap` every device has all weights. Let each keep an eighth of them, by `jit`. What changes in
-the step, and what does it send then?
+With `pmap` every device has all weights. Let each device keep an eighth of them, with `jit`. What
+changes in the step, and what does it send then?
 """
 
 # %% tags=["solution"]
 eighths = place(mesh, weights, P("data"))
 cut = jax.jit(jitted, out_shardings=eighths.sharding)
-print("nothing changes but where the weights are:", sent(cut.lower(eighths, rows).compile()))
+print("only the sharding of the weights changes:", sent(cut.lower(eighths, rows).compile()))
 kept = trained(cut, eighths, rows)
 agree("weights, an eighth on each device", pmap=results["pmap"], jit=kept)
 assert kept.addressable_shards[0].data.shape == (WIDTH // RANKS,)
@@ -181,8 +181,8 @@ assert kept.addressable_shards[0].data.shape == (WIDTH // RANKS,)
 """
 ## Exercise 2: without `pcast`
 
-Take `pcast` out of the step by `shard_map`. JAX then adds up the gradient. What is left for you to
-do? And why is a `pmean` then of no use?
+Take `pcast` out of the step with `shard_map`. JAX then adds up the gradient. What must your step
+still do? Why does a `pmean` not do it?
 """
 
 
@@ -195,4 +195,4 @@ def summed(weights: Array, rows: Array) -> Array:
 without = over_mesh(summed)
 agree("weights", pmap=results["pmap"], shard_map=trained(without, whole, rows))
 assert messages(without.lower(whole, rows).compile()) == 0  # the sum is JAX's all-reduce, not ours
-print("divide by the ranks: a mean of equal sums is the sum")
+print("divide by the number of ranks: a mean of equal sums is the sum")

@@ -2,7 +2,7 @@
 """
 # The four cases of a product of sharded matrices
 
-The four cases of a product of two sharded matrices, C[I, K] = A[I, J] B[J, K].
+A product of two sharded matrices, C[I, K] = A[I, J] B[J, K], is one of four cases.
 
     python -m examples.tutorials.matmuls
 
@@ -10,10 +10,10 @@ An index names the axis of the mesh that shards a dimension: A[I_X, J] is a bloc
 rank along X. The sharded dimensions decide what is sent:
 
 1. J is not sharded: nothing, because each rank has the operands of its block of C;
-2. J is sharded in one factor: this factor is gathered, or its blocks pass by one after the other;
+2. J is sharded in one factor: this factor is gathered, or its blocks travel from rank to rank;
 3. J is sharded in both: each rank has a term of every sum; the terms are added up on all ranks
    (all-reduce), or each rank gets a part of the sums (reduce-scatter, half the bytes);
-4. one axis shards I and K: one factor is gathered; without that, ranks could only compute the
+4. one axis shards both I and K: one factor is gathered; without that, ranks could only compute the
    diagonal of C.
 
 Each case is written for the compiler (`jit` with shardings), by `jax.lax` in `shard_map`, and by
@@ -49,7 +49,7 @@ Case = tuple[P, P, P, Local]
 
 
 def gathered(x: Array, dim: int) -> Array:
-    """Gathers the shards of all ranks along x, end to end."""
+    """The shards of all ranks along x, one after the other."""
     return jax.lax.all_gather(x, "x", axis=dim, tiled=True)
 
 
@@ -155,8 +155,8 @@ in_two_halves()
 """
 ## Exercise 1: another layout of the sums
 
-In the fourth line J is sharded in both factors, and the sums are cut by rows. Ask `sharded_matmul`
-for sums that are cut by columns: C[I, K_X]. Does it send more?
+In the fourth line of the table J is sharded in both factors, and the sums are cut by rows. Let
+`sharded_matmul` return sums that are cut by columns: C[I, K_X]. Does it send more?
 """
 
 # %% tags=["solution"]
@@ -174,9 +174,9 @@ assert sent(program).bytes == i * k * 4 / 2
 """
 ## Exercise 2: gather, or sum
 
-In the second line A's columns are gathered. One could also multiply a rank's columns of A by the
-matching rows of B (which it has), and sum the terms with an all-reduce. Write that. For which sizes
-of C does it send less than the gather?
+In the second line of the table A's columns are gathered. Instead, each rank can multiply its
+columns of A by the matching rows of B, which it has, and an all-reduce can sum these terms. Write
+that. For which sizes of C does it send less than the gather?
 """
 
 

@@ -2,7 +2,7 @@
 """
 # Which mesh for a model on N chips
 
-Choose a mesh for a model on N chips: all factorings into data and model, by modelled time.
+Choose a mesh of data x model for a model on N chips: the modelled time of every factoring of N.
 
     python -m examples.tutorials.mesh_chooser
     python -m examples.tutorials.mesh_chooser --devices 256 --device v5p --batch 256 --fsdp
@@ -10,16 +10,16 @@ Choose a mesh for a model on N chips: all factorings into data and model, by mod
 Nothing runs. The model is a decoder-only transformer with gated MLPs (by default Llama 3 8B),
 trained by Adam in bfloat16 with float32 weights. It is assumed that:
 
-- matmuls run at the published rate; attention is causal; blocks keep their input, and are computed
-  again for the gradient, so a step has the work of 4 forward passes;
-- `model` and `data` are closed rings of the torus, of links as in `ringcoll.cost.DEVICES`;
+- matmuls run at the published rate; attention is causal; a block keeps only its input, and is
+  computed again for the gradient, so a step has the work of 4 forward passes;
+- `model` and `data` are closed rings of the torus, with the links of `ringcoll.cost.DEVICES`;
 - over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
   collective under its product, or before or after it if that is faster (`hidden_seconds` and
   `bare_seconds` of `ringcoll.costs.matmul`);
 - over `data`, gradients are summed in float32 by "bidirectional_ring" after the step, exposed; with
   --fsdp weights are gathered and gradients scattered under the products of the next block;
-- a device holds 16 bytes a weight (weight, two moments, gradient), bfloat16 weights, the inputs of
-  its blocks, the intermediate results of one block, and the logits.
+- a device holds 16 bytes per weight (the weight, two moments, the gradient), a copy of the weights
+  in bfloat16, the inputs of its blocks, the intermediate results of one block, and the logits.
 """
 
 # %%
@@ -63,12 +63,12 @@ class Step:
 
 
 class Transformer:
-    """Counts the elements of a transformer's weights, and its operations for a token."""
+    """Counts the weights of a transformer, and models its step on a mesh."""
 
     def __init__(self, of: argparse.Namespace) -> None:
         self.of, kv_width = of, of.width // of.heads * of.kv_heads
         attention = of.width * (of.width + 2 * kv_width), of.width**2
-        #: Weights of a block's four linear layers, after a gather or before a scatter by turns.
+        #: Weights of a block's four linear layers: after a gather, before a scatter, and again.
         self.linears = (*attention, 2 * of.width * of.features, of.width * of.features)
         self.block = sum(self.linears)
         norms = (2 * of.layers + 1) * of.width
@@ -77,7 +77,7 @@ class Transformer:
     def step(self, data: int, model: int, machine: Model) -> Step:
         """The step of a device on a mesh of data x model."""
         of, fsdp = self.of, self.of.fsdp
-        tokens = of.batch * of.sequence // data  # of the ranks along `model` together
+        tokens = of.batch * of.sequence // data  # on all ranks along `model` together
         share = tokens / model
         attended = 2 * of.sequence * of.width * of.layers
         forward = share * (2 * (of.layers * self.block + of.vocabulary * of.width) + attended)
@@ -96,7 +96,7 @@ class Transformer:
                 over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over
 
-        # Along `data`: all weights, or those of one block while another block computes.
+        # Along `data`: the sum of all gradients, or one block's messages under another's products.
         def ring(collective: str, weights: float, itemsize: int) -> float:
             paid = price(collective, "bidirectional_ring", (data,), (data,))
             return seconds(paid, weights / model / data * itemsize, machine)
@@ -207,7 +207,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 """
-With weights that are sharded over `data` too, as `--fsdp` does:
+With `--fsdp`, weights are sharded over `data` too:
 """
 
 # %% tags=["active-ipynb"]
@@ -217,14 +217,14 @@ With weights that are sharded over `data` too, as `--fsdp` does:
 """
 ## Exercise 1: how few chips
 
-What is the least power of two of v5e chips on which this model fits, with `--fsdp`? Use
-`Transformer(flags([...])).step(data, model, machine).bytes`, of all meshes that divide.
+On how many v5e chips does this model fit, with `--fsdp`? Find the smallest power of two. Use
+`Transformer(flags([...])).step(data, model, machine).bytes` for every mesh without `obstacles`.
 """
 
 
 # %% tags=["solution"]
 def least_bytes(devices: int) -> float:
-    """Of the mesh that needs the least memory on each device."""
+    """The memory of each device on the mesh that needs the least."""
     args = flags(["--fsdp", "--devices", str(devices)])
     of, chips = Transformer(args), DEVICES[args.device]
     meshes = [(devices // model, model) for model in range(1, devices + 1) if devices % model == 0]
@@ -232,7 +232,7 @@ def least_bytes(devices: int) -> float:
 
 
 fits = {devices: least_bytes(devices) <= CAPACITY["v5e"] for devices in (8, 16, 32, 64)}
-print("whether it fits on so many chips:", fits)
+print("whether the model fits, by number of chips:", fits)
 assert [*fits.values()] == sorted(fits.values())
 assert fits[64]
 
@@ -241,13 +241,13 @@ assert fits[64]
 ## Exercise 2: a larger batch
 
 Double the batch on the same 64 chips, without `--fsdp`. By how much does the exposed share of the
-fastest mesh fall, and why? (Look at memory as well: nothing here asks whether the mesh fits.)
+fastest mesh fall, and why? (This does not check whether the mesh fits in memory. Look at that too.)
 """
 
 
 # %% tags=["solution"]
 def exposed_share(batch: int) -> float:
-    """Of the fastest mesh."""
+    """The exposed share of the time, on the fastest mesh."""
     of = Transformer(flags(["--batch", str(batch)]))
     meshes = [(64 // model, model) for model in (1, 2, 4, 8, 16, 32, 64)]
     steps = [of.step(*mesh, DEVICES["v5e"]) for mesh in meshes if not of.obstacles(*mesh)]

@@ -2,15 +2,15 @@
 """
 # A Flax transformer in four strategies
 
-A transformer in Flax NNX, trained by optax: one model, and four ways to cut its parameters.
+A transformer in Flax NNX, trained with optax: one model, and four ways to cut its parameters.
 
     python -m examples.tutorials.nnx_strategies
 
-The model says once what each dimension of a parameter *is*: the width of the model, heads,
-features, the vocabulary. A strategy says which of these names are cut over which axis of the mesh,
-and `nnx.get_partition_spec` makes specs of both. With these specs the same training step runs in
-two ways: by `jit`, where the compiler chooses what to send, and by `ringcoll.layers` in
-`shard_map`, which take the model's state as it is.
+The model gives each dimension of a parameter a name: width (of the model), heads, features,
+vocabulary. A strategy says which of these names are cut over which axis of the mesh. From both,
+`nnx.get_partition_spec` makes the specs. With these specs the same training step runs in two ways:
+by `jit`, where the compiler chooses what to send, and by `ringcoll.layers` in `shard_map`, which
+take the model's state unchanged.
 
 It needs `flax` and `optax`: `pip install "ringcoll[examples]"`.
 """
@@ -42,15 +42,15 @@ RING = "bidirectional_ring"
 """
 ## The model, and a name for each dimension
 
-`kernel_metadata` keeps the names beside a parameter. They are no axes of a mesh, so nothing may be
-placed by them yet: `use_eager_sharding(False)`.
+`kernel_metadata` stores the names with a parameter. These names are not axes of a mesh, so Flax
+must not place parameters by them yet: `use_eager_sharding(False)`.
 """
 
 # %%
 
 
 def named(*names: str | None) -> dict[str, Any]:
-    """What the dimensions of a parameter are."""
+    """The names of the dimensions of a parameter."""
     return {"out_sharding": names}
 
 
@@ -89,7 +89,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Logits of the next token; the embedding is the table of logits too."""
+    """Logits of the next token; the embedding also makes the logits."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         names = named("vocabulary", "width")
@@ -126,14 +126,14 @@ print(f"{whole} B of parameters")
 
 @dataclass(frozen=True)
 class Strategy:
-    """The sizes of the mesh; the names of dimensions that are cut, and over which axis."""
+    """The sizes of the mesh, and `rules`: which axis cuts the dimensions of a name."""
 
     data: int
     model: int
     rules: dict[str, str]
 
     def specs(self) -> Any:
-        """Of the state, by its names."""
+        """The specs of the state, by the names of its dimensions."""
         names = ("width", "heads", "features", "vocabulary")
         with nnx.logical_axis_rules([(name, self.rules.get(name)) for name in names]):
             return nnx.get_partition_spec(state)
@@ -148,16 +148,17 @@ STRATEGIES = {
 }
 for name, of in STRATEGIES.items():
     up = of.specs()["blocks"][0]["mlp"]["up"]["kernel"].get_value()
-    print(f"{name:7} of [width, features]: {up}")
+    print(f"{name:7} spec of [width, features]: {up}")
 
 # %% [markdown]
 """
 ## The loss, by the compiler and by ringcoll
 
-The first is what one device computes. `nnx.merge` makes the model of its state, and `jit` cuts the
-work by where the operands are. The second runs on a rank's shards. `fsdp.gather` gathers what is
-cut over `data`, and sums gradients over it. The layers of `tensor_parallel` find their parameters
-in the state by name, multiply while activations travel along `model`, and never hold all logits.
+The first loss is that of one device. `nnx.merge` makes the model from its state, and `jit` cuts the
+work by the shardings of the operands. The second loss runs on a rank's shards. `fsdp.gather`
+gathers the parameters that are cut over `data`, and its gradient sums over `data`. The layers of
+`tensor_parallel` find their parameters in the state by name, multiply while activations travel
+along `model`, and never hold all logits.
 """
 
 # %%
@@ -193,10 +194,10 @@ def loss_over(mesh: jax.sharding.Mesh, specs: Any) -> Callable[[Any, Array], Arr
 """
 ## Training
 
-The text is easy: every token is the one before it plus a step that a row keeps. The step of
-training is the same for both ways, and for one device: the loss, its gradient, and optax. An
-update works element by element, so it sends nothing; what the optimizer keeps lies where the
-parameters lie.
+The text is easy: every token is the token before it plus a constant of its row. The step of
+training is the same for both ways, and for one device: the loss, its gradient, and optax. An update
+works element by element, so it sends nothing. The optimizer's state is sharded as the parameters
+are.
 """
 
 # %%
@@ -216,7 +217,7 @@ def trained(
         return optax.apply_updates(state, updates), kept, value
 
     kept = optimizer.init(state)
-    # What comes out lies where it lay; the compiler could choose otherwise.
+    # The results keep the shardings of the operands; the compiler could choose others.
     places = jax.tree.map(lambda leaf: leaf.sharding, (state, kept))
     program = jax.jit(step, out_shardings=(*places, None)).lower(state, kept, tokens).compile()
     losses = []
@@ -233,7 +234,7 @@ print("one device:", *(f"{loss:.4f}" for loss in alone))
 """
 ## Side by side
 
-In float32 every way adds in its own order, so losses are equal but for rounding.
+In float32 every way adds in its own order, so losses are equal except for rounding.
 """
 
 # %%
@@ -241,7 +242,7 @@ ALLOWED = 1e-5
 
 
 def placed(name: str) -> tuple[jax.sharding.Mesh, Any, tuple[Any, Array]]:
-    """Of a strategy: the mesh, the specs, and the operands on the mesh."""
+    """The mesh of a strategy, its specs, and the operands on the mesh."""
     of = STRATEGIES[name]
     mesh, specs = make_mesh(data=of.data, model=of.model), of.specs()
     return mesh, specs, (fsdp.shard(state, specs, mesh), place(mesh, text, P("data")))
@@ -250,7 +251,7 @@ def placed(name: str) -> tuple[jax.sharding.Mesh, Any, tuple[Any, Array]]:
 def measured(
     name: str, way: str, loss: Callable[[Any, Array], Array], *operands: Any
 ) -> tuple[int, Sent]:
-    """Train in one way; returns the bytes of temporaries of a device, and what it sends in a step.
+    """Train in one way; returns a device's bytes of temporaries, and what it sends in a step.
 
     Raises:
         AssertionError: the losses differ from those of one device.
@@ -282,21 +283,21 @@ for name, sends in kinds.items():
 
 # %% [markdown]
 """
-Under tensor parallelism and FSDP a device keeps an eighth of the parameters, and the same share of
-what the optimizer keeps. Data parallelism sends each gradient about twice; FSDP sends each
-parameter once and each gradient once, which is as much. What tensor parallelism sends grows with
-the batch and the sequence, not with the parameters.
+Under tensor parallelism and FSDP a device keeps an eighth of the parameters, and an eighth of the
+optimizer's state. Data parallelism sends each gradient about twice. FSDP sends each parameter once
+and each gradient once, which is as much. The bytes that tensor parallelism sends grow with the
+batch and the sequence, not with the parameters.
 
-The all-reduces of ringcoll's programs are JAX's own, for the gradients of norms, which are whole
-on every rank.
+The all-reduces in ringcoll's programs are JAX's own. They sum the gradients of norms, whose
+parameters are whole on every rank.
 
-By `jit`, FSDP sends far more. Nothing tells the compiler that parameters are cut only to be
-gathered, so it also cuts the work by their width, and sends activations.
+By `jit`, FSDP sends far more. The compiler does not know that it should gather the parameters
+before it uses them. So it also cuts the work along the width, and sends activations.
 
 ## Exercise 1: tell the compiler
 
 Write the loss for `jit` so that FSDP gathers parameters before it uses them. One constraint is
-enough. What does it send then?
+enough. What does the program send then?
 """
 
 # %% tags=["solution"]
@@ -313,12 +314,12 @@ assert told.bytes < 0.5 * kinds["FSDP"]["jit"].bytes
 
 # %% [markdown]
 """
-## Exercise 2: specs by hand
+## Exercise 2: specs without names of dimensions
 
 A model that you did not write may have no names of dimensions. But its parameters have names
-(`query`, `up`), and shapes. Make the specs of the strategies "tensor" and "FSDP" of these alone,
-with `tp.partition_specs` and `fsdp.specs`. Are they those of `nnx.get_partition_spec`? If not,
-what does a device keep?
+(`query`, `up`), and shapes. Make the specs of the strategies "tensor" and "FSDP" from these alone,
+with `tp.partition_specs` and `fsdp.specs`. Are they equal to those of `nnx.get_partition_spec`? If
+not, how many bytes does a device keep?
 """
 
 
@@ -333,5 +334,5 @@ by_name = tp.partition_specs(state, "model")
 assert jax.tree.leaves(by_name) == jax.tree.leaves(STRATEGIES["tensor"].specs())
 by_size = fsdp.specs(state, "data", mesh=make_mesh(data=8))
 up = by_size["blocks"][0]["mlp"]["up"]["kernel"].get_value()
-print(f"tensor: the same; FSDP: of [width, features] {up}, the largest dimension")
+print(f"tensor: the same; FSDP: [width, features] has {up}, which cuts the largest dimension")
 assert bytes_kept(by_size, 8, 1) != bytes_kept(STRATEGIES["FSDP"].specs(), 8, 1)

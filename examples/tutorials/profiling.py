@@ -2,15 +2,16 @@
 """
 # A trace of one step, with its rounds
 
-A trace of one step, with ringcoll's collectives and their rounds named in it.
+The trace of one step names ringcoll's collectives and their rounds.
 
     python -m examples.tutorials.profiling
     python -m examples.tutorials.profiling --output results/trace
 
 The operations of a round have its name, such as `ringcoll.psum(ring)/reduce_scatter/round 3`. If a
 long ring is a loop, the name is `rounds 2 to 31`, and the operations run once for each round.
-`jax.profiler` writes the trace, for Perfetto and XProf, and this program reads it. On a CPU its
-events have the names of instructions; the metadata of the compiled program tell their rounds.
+`jax.profiler` writes the trace, for Perfetto and XProf, and this program reads it. On a CPU the
+events of a trace have the names of instructions. The metadata of the compiled program say which
+round an instruction belongs to.
 """
 
 # %%
@@ -60,11 +61,11 @@ def traced(folder: Path, program: Any, *operands: Array) -> tuple[Any, Path]:
 
 
 def names(program: Any) -> dict[str, str]:
-    """By instruction of a compiled program, its collective and round."""
+    """The collective and the round of each instruction of a compiled program, by its name."""
     found = {}
     for computation in parse(program.as_text()).computations.values():
         for instruction in computation.instructions:
-            # If the round is in a loop, names by JAX stand between collective and round.
+            # If the round is in a loop, JAX puts names of its own between collective and round.
             whole = instruction.attribute("op_name") or ""
             if name := re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", whole):
                 found[instruction.name] = name[1]
@@ -83,7 +84,7 @@ def events(trace: Path) -> Iterator[tuple[str, int, float, float]]:
 
 # %% [markdown]
 """
-## The rounds, as the trace has them
+## The rounds in the trace
 """
 
 # %%
@@ -128,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         times = min(starts) - begin, np.median(durations), max(durations)
         rows.append((name, *(f"{t:.0f}" for t in times)))
     heads = ("round", "starts\nus", "median of\nthe devices", "longest")
-    show("Measured: the rounds of a step, as the trace has them", heads, rows)
+    show("Measured: the rounds of a step, in the trace", heads, rows)
     print(
         f"the trace: {trace}",
         "  open it at https://ui.perfetto.dev, or all of --output by XProf (pip install xprof);",
@@ -147,7 +148,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 """
-For the exercises, this compiles a function of a rank's eight numbers:
+The exercises use `compiled`, which compiles a function of a rank's eight numbers:
 """
 
 
@@ -161,8 +162,8 @@ def compiled(function: Any) -> Any:
 """
 ## Exercise 1: names of another algorithm
 
-How many rounds has `psum` by `"bruck"` on eight ranks, and what are they called? Compile it, and
-look into `names(program)`; no trace is needed."""
+How many rounds does `psum` by `"bruck"` have on eight ranks, and what are their names? Compile it,
+and look into `names(program)`. You need no trace."""
 
 
 # %% tags=["solution"]
@@ -175,8 +176,8 @@ assert called[0] == "ringcoll.psum(bruck)/all_gather/round 1"
 """
 ## Exercise 2: a name of your own
 
-Put the sum into `with jax.named_scope("gradients"):`. Where does the name appear in the text of the
-compiled program, beside the round?
+Put the sum into `with jax.named_scope("gradients"):`. Where is this name in the text of the
+compiled program: before or after the name of the round?
 """
 
 

@@ -2,14 +2,14 @@
 """
 # From one layout to another
 
-Change the layout of an array: by which collective, and with how many bytes.
+The collective that changes the layout of an array, and how many bytes it sends.
 
     python -m examples.tutorials.resharding
 
-A matrix on a mesh of 2 x 4 devices goes from one layout to another in two ways. One is a
-collective in `shard_map`, whose bytes are those of its schedule. In the other the compiler gets
-the layout that is wanted (`jit` with `out_shardings`, `device_put`), and inserts the collectives.
-Partial sums are an array with one more dimension, cut so that each device has one term.
+A matrix on a mesh of 2 x 4 devices is moved from one layout to another in two ways. One is a
+collective in `shard_map`, which sends the bytes of its schedule. In the other way you give the
+compiler the new layout (`jit` with `out_shardings`, `device_put`), and it inserts the collectives.
+Partial sums are an array with one more dimension, which is cut so that each device has one term.
 """
 
 # %%
@@ -76,7 +76,7 @@ def gathered_and_cut(x: Array) -> Array:
 
 
 def cut_and_sent(x: Array) -> Array:
-    """Send only the rows that are needed; each of their holders sends a different part."""
+    """Send only the rows that are needed; ranks with the same rows send different parts of them."""
     return lax.ppermute(rows(x, jax.lax.axis_index("y") % 2, 2), ("x", "y"), QUARTERS)
 
 
@@ -159,13 +159,13 @@ show(f"Compiled: bytes that a device sends, of {SIZE * 4}", heads, table)
 """
 ## Exercise 1: forget one axis
 
-Go from `P(("x", "y"))`, an eighth of the rows on each device, to `P("x")`, a half of them on each.
-Which collective, over which axis, and how many bytes? Write it as a `Change`; `row` checks all
-three."""
+Go from `P(("x", "y"))`, with an eighth of the rows on each device, to `P("x")`, with half of the
+rows on each. Which collective does that, over which axis, and how many bytes does it send? Write it
+as a `Change`. `row` checks the result and the bytes."""
 
 # %% tags=["solution"]
 forget = Change(
-    "an axis less: all-gather over it", P(("x", "y")), P("x"),
+    "one axis less: all-gather over it", P(("x", "y")), P("x"),
     lambda x: lax.all_gather(x, "y", tiled=True, algorithm=RING),
     wire_bytes("all_gather", RING, (4,), SIZE / 8, 4),
 )  # fmt: skip
@@ -175,8 +175,8 @@ show("Compiled: bytes that a device sends", heads, [row(mesh, forget)])
 """
 ## Exercise 2: columns to rows
 
-The first change has a way back: from `P(None, "y")` to `P("y")`. Write that. What differs in the
-call, and what in the bytes?"""
+Write the reverse of the first change: from `P(None, "y")` to `P("y")`. How does the call differ,
+and how do the bytes differ?"""
 
 # %% tags=["solution"]
 back = Change(

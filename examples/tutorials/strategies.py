@@ -2,7 +2,7 @@
 """
 # An MLP over eight devices in four ways
 
-An MLP over eight devices in four ways, with the memory and the bytes sent of each.
+An MLP over eight devices in four ways, with the memory and the sent bytes of each.
 
     python -m examples.tutorials.strategies
 
@@ -13,10 +13,10 @@ An MLP over eight devices in four ways, with the memory and the bytes sent of ea
 - FSDP: like data, but each device keeps an eighth of the weights, gathers weights where they are
   used, and gets an eighth of the summed gradients.
 
-Each is written for `jit` with shardings, where the compiler chooses what to send, and by
-`ringcoll.layers`, where the bytes are those of a schedule; the tutorial computes them, and counts
-them in the compiled program. Data are small integers, so losses and gradients are equal in every
-bit.
+Each is written for `jit` with shardings, where the compiler chooses what to send, and with
+`ringcoll.layers`, where schedules fix the bytes. The tutorial computes these bytes from the
+schedules, and counts them in the compiled program. All numbers are small integers, so losses and
+gradients are equal in every bit.
 """
 
 # %%
@@ -39,7 +39,7 @@ from ringcoll.pricing import wire_bytes
 start(8)
 BATCH, SEQUENCE, WIDTH, FEATURES = 8, 8, 16, 64
 RING = "ring"
-WHAT = "activations", "weights", "gradients", "loss"  # is sent
+WHAT = "activations", "weights", "gradients", "loss"  # the purposes of messages
 Params = dict[str, Array]
 
 
@@ -106,8 +106,8 @@ def priced(of: Strategy) -> dict[str, float]:
     def price(collective: str, ranks: int, elements: int) -> float:
         return wire_bytes(collective, RING, (ranks,), elements / ranks, 4)
 
-    activations = BATCH * SEQUENCE * WIDTH // of.data  # of all ranks along `model`
-    weights = 2 * WIDTH * FEATURES // of.model  # of all along `data`
+    activations = BATCH * SEQUENCE * WIDTH // of.data  # on all ranks along `model` together
+    weights = 2 * WIDTH * FEATURES // of.model  # on all ranks along `data` together
     both_ways = price("all_gather", of.model, activations)
     both_ways += price("psum_scatter", of.model, activations)
     made = {"activations": 2 * both_ways}  # of the layer, and of its gradient
@@ -117,7 +117,7 @@ def priced(of: Strategy) -> dict[str, float]:
     else:
         made["gradients"] = price("psum", of.data, weights)
     axes = tuple(n for n in (of.data, of.model) if n > 1)
-    made["loss"] = wire_bytes("psum", RING, axes, 1, 4)  # one number, padded to one a rank
+    made["loss"] = wire_bytes("psum", RING, axes, 1, 4)  # one number, padded to one per rank
     return made
 
 
@@ -187,9 +187,9 @@ show(title, heads, bytes_sent)
 """
 ## Exercise 1: tensor parallel and fully sharded
 
-Add a strategy of 4 x 2 devices that cuts weights over `model`, and over `data` too. Which of the
-four does it send less than, and what does it send instead? (`run` checks losses, gradients, memory
-and bytes.)"""
+Add a strategy on 4 x 2 devices that cuts weights over `model`, and over `data` too. Which of the
+four strategies send more than it does, and what do they send? (`run` checks losses, gradients,
+memory and bytes.)"""
 
 # %% tags=["solution"]
 STRATEGIES["2-D, FSDP"] = Strategy(4, 2, sharded=True)
@@ -201,9 +201,9 @@ assert kept[2] == (2 * WIDTH * FEATURES * 4) / 8  # an eighth of the weights, as
 """
 ## Exercise 2: a model of 8 billion weights
 
-In training by Adam in float32 there are four numbers for each weight: itself, its gradient, and two
-moments. How many GB does a device keep of a model of 8 billion weights, by each strategy above on
-eight devices? Which of them fit into the 16 GB of a v5e chip, without any activations?
+Training with Adam in float32 keeps four numbers for each weight: the weight, its gradient, and two
+moments. The model has 8 billion weights. How many GB does each of eight devices keep, with each
+strategy above? Which strategies fit into the 16 GB of a v5e chip, without any activations?
 """
 
 # %% tags=["solution"]

@@ -22,7 +22,7 @@ WORDS = {
     "collectives": (
         "softmax over a sharded dimension: expected = lax = ringcoll, except",
         "rows to columns: expected = lax = ringcoll, exactly",
-        "random numbers of each rank's own",
+        "different random numbers on each rank",
         "[2, 16] on each device; the first has [ 1. -1. -2.",
     ),
     "constraints": (
@@ -50,7 +50,7 @@ WORDS = {
     "nnx_strategies": (
         "2-D    ringcoll 4.0537",
         "data      8 x 1      402688",
-        "tensor: the same; FSDP: of [width, features] P(None, 'data')",
+        "tensor: the same; FSDP: [width, features] has P(None, 'data')",
     ),
     "profiling": ("ringcoll.psum(ring)/reduce_scatter/round 7", "ui.perfetto.dev"),
     "resharding": ("a permutation: numpy = jit = ringcoll = device_put, exactly", "all-to-all"),
