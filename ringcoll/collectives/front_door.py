@@ -1,6 +1,6 @@
-"""From a public call to primitives: checks the arguments, and binds a primitive for every leaf.
+"""From a public call to primitives: check the arguments, and bind a primitive for every leaf.
 
-A primitive asks lax for the type of its result when it is bound, before anything is sent. An error
+When a primitive is bound, it asks lax for the type of its result, before anything is sent. An error
 of lax is raised again with the same exception type and lax's own words. Calls that only lax can
 handle go to lax (see `Call._is_for_lax`).
 Small leaves of a pytree are bound together, so that they share messages.
@@ -32,17 +32,17 @@ from ringcoll.runtime.value_types import typed_alike, varying
 Pytree = Any
 #: The functions that need no communication for constants.
 _OF_CONSTANTS = ("psum", "pmean")
-#: Of the tree of `order="tree"`, if the caller does not say.
+#: The leaves of the tree of `order="tree"`, if the caller does not say.
 LEAVES = 8
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a public function, without its operand, as it was written.
+    """One call of a public function as the user wrote it, without its operand.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         axis_name, groups, algorithm, accumulate_dtype: as the user gave them.
         said: the other arguments, by name.
         operands: the text for the operands in error messages.
@@ -65,7 +65,7 @@ class Call:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", axes_of(self.axis_name))
-        if self.groups is not None:  # read once: they may be iterators
+        if self.groups is not None:  # read groups only once: they may be iterators
             object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
 
     def each(
@@ -76,19 +76,21 @@ class Call:
         *,
         is_only_lax_s: bool = False,
     ) -> Pytree:
-        """The collective of every leaf: by ringcoll, or by lax where only lax can.
+        """The results for every leaf: by ringcoll, or by lax if only lax can do it.
 
         Args:
             x: a pytree.
-            collective: that of this call, still without the algorithm and the dtype of sums.
-            dims: the names of the arguments that are dimensions; negative ones count from each
-                leaf's last.
-            is_only_lax_s: whether only lax can do it, whatever the leaf.
+            collective: the collective of this call, still without the algorithm and the dtype of
+                sums.
+            dims: the names of the arguments that are dimensions; negative dimensions count from
+                the last dimension of each leaf.
+            is_only_lax_s: whether only lax can do it, for any leaf.
         """
         leaves, tree = jax.tree.flatten(x)
         if self.grouped is not None:
             self.ask(check_groups, self.grouped, self.ask(self.rank_count))
-        as_written: Any = self.axis_name  # for lax; a primitive is bound with a tuple of axes
+        # For lax, the axes as the user wrote them; a primitive is bound with a tuple of axes.
+        as_written: Any = self.axis_name
         collective = replace(collective, axes=as_written)
         every = [collective] * len(leaves)
         if dims:
@@ -98,15 +100,15 @@ class Call:
             every = [replace(collective, dims=of_leaf) for of_leaf in of_leaves]
         try:
             done = self._done(leaves, every, is_only_lax_s)
-        except (*REFUSALS, AssertionError):  # an error of lax comes first
+        except (*REFUSALS, AssertionError):  # if lax refuses the call too, raise lax's error
             self._ask_lax(leaves, every)
             raise
         return jax.tree.unflatten(tree, done)
 
     def together(self, xs: Sequence[Any], collective: ScheduledCollective) -> Array:
-        """The collective of several operands, each with a role of its own.
+        """The result of a collective whose operands have different roles.
 
-        Nothing is sent before lax is asked. If lax alone can do it, lax does.
+        lax is asked before anything is sent. If only lax can do the call, lax does it.
         """
         if self.grouped is not None:
             self.ask(check_groups, self.grouped, self.ask(self.rank_count))
@@ -120,7 +122,7 @@ class Call:
         return self.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), self.axes))[0]
 
     def ask_lax(self, xs: Sequence[Any], collective: Collective) -> None:
-        """Refuse operands, each with a role of its own, that lax refuses."""
+        """Refuse operands with different roles if lax refuses them."""
         as_written: Any = self.axis_name
         avals = [self.ask(jax.typeof, x) for x in xs]
         self.ask(self._let_lax_type, replace(collective, axes=as_written), *avals)
@@ -128,11 +130,11 @@ class Call:
     def _done(
         self, leaves: Sequence[Any], every: Sequence[Collective], is_only_lax_s: bool
     ) -> list[Any]:
-        """The results of all leaves; nothing is sent before all are known to be right.
+        """The results of all leaves. Nothing is sent before all leaves are known to be right.
 
-        For a single leaf, bound as it was given, the bind itself asks lax.
+        For a single leaf, binding the primitive asks lax.
         """
-        if len(leaves) > 1 or isinstance(self.axis_name, list):  # which it may not take
+        if len(leaves) > 1 or isinstance(self.axis_name, list):  # lax may refuse a list of axes
             self._ask_lax(leaves, every)
         settings: dict[str, Any] = {"axes": self.axes}
         dtypes = [self.ask(jax.typeof, leaf).dtype for leaf in leaves]
@@ -159,7 +161,7 @@ class Call:
             done.append(varying(counted, self.axes))
             if len(leaves) == 1 and jax.typeof(done[i]) != jax.typeof(leaf):
                 self._ask_lax(leaves, every)  # it may refuse what is the same on all ranks
-            # With a wire each has messages of its own: in one message, they would share scales.
+            # With a wire, leaves do not share messages: in one message, they would share scales.
             joins = collective.joins and self.wire is None and is_small(done[i])
             together[done[i].dtype if joins else i].append(i)
         for members in together.values():
@@ -189,9 +191,9 @@ class Call:
         return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
 
     def integer(self, name: str, ndim: int | None = None) -> int:
-        """The value of an argument that has to be a whole number, or a refusal.
+        """The value of an argument that must be a whole number, or a refusal.
 
-        With `ndim` it is one of so many dimensions, and is counted from 0.
+        With `ndim` it is one of `ndim` dimensions, and is returned as a number from 0.
         """
         value = self.said[name]
         try:
@@ -208,7 +210,7 @@ class Call:
 
     def ask(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
-        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
+        if len(set(self.axes)) < len(self.axes):  # lax may abort the process instead of raising
             raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
             return function(*args)
@@ -219,7 +221,7 @@ class Call:
             raise self.refusal(kind, str(error), cure) from error
 
     def _ask_lax(self, leaves: Sequence[Any], every: Sequence[Collective]) -> None:
-        """Refuse what lax refuses; leaves of one type are asked about once."""
+        """Refuse leaves that lax refuses. For each type of leaves, lax is asked only once."""
         types = {
             (collective.dims, self.ask(jax.typeof, leaf)): collective
             for leaf, collective in zip(leaves, every, strict=True)
@@ -237,9 +239,9 @@ class Call:
             raise
 
     def wide(self, *dtypes: Any) -> np.dtype | None:
-        """The dtype of partial sums, or None for those of the operands.
+        """The dtype of partial sums, or None for that of the operands.
 
-        Refused if it cannot hold every value of `dtypes`.
+        It is refused if it cannot hold every value of `dtypes`.
         """
         if self.accumulate_dtype is None:
             return None
@@ -255,7 +257,7 @@ class Call:
         return wide
 
     def tree_leaves(self) -> int | None:
-        """The leaves of the tree by which floats are added; None if any order is as good."""
+        """The leaves of the tree by which floats are added; None if any order will do."""
         if self.tree[0] is None:
             return None
         if any(isinstance(axis, int) for axis in self.axes) or not self.axes:
@@ -268,11 +270,11 @@ class Call:
         return self.ask(leaves_of_tree, *self.tree, n, self.wire)
 
     def _is_for_lax(self, leaf: Any) -> bool:
-        """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
+        """Whether only lax can do it, or lax need not send; `ringcoll.lax` lists these calls."""
         if self.name in _OF_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
             return True
         mat = getattr(jax.typeof(leaf), "mat", None)
-        if mat is not None and (mat.unreduced or mat.reduced):  # which lax alone handles
+        if mat is not None and (mat.unreduced or mat.reduced):  # only lax handles these types
             return True
         if not self.axes or any(isinstance(axis, int) for axis in self.axes):
             return True
@@ -305,6 +307,6 @@ def _holds(wide: Any, dtype: Any) -> bool:
 
 
 def _of_key(collective: Collective, key: Array) -> Array:
-    """The collective of a random key: its numbers are sent in its place."""
+    """The collective for a random key: its numbers are sent in its place."""
     (numbers,) = collective(jax.random.key_data(key))
     return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))
