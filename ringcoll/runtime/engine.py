@@ -239,7 +239,7 @@ class _Sums:
     made_of: Sequence[Array] = ()  # the arrays from which the last contributions were computed
 
     def want(self, keys: Sequence[Key]) -> bool:
-        """Produce this rank's missing contributions to these keys. Return whether it produced any."""
+        """Produce the missing contributions to these keys; return whether any was missing."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
         if not missing:
             return False
