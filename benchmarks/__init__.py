@@ -1,4 +1,4 @@
-"""Correctness and time of every collective, side by side with jax.lax: `python -m benchmarks`.
+"""Check and time every collective, side by side with jax.lax: `python -m benchmarks`.
 
-Not part of the installed package: run it from a checkout.
+This is not part of the installed package: run it from a checkout.
 """

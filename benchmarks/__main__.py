@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure the collectives; with a command, something else.
+"""`python -m benchmarks`: measure the collectives, or run another command.
 
 See `python -m benchmarks -h`, and `python -m benchmarks COMMAND -h`.
 """
@@ -31,8 +31,8 @@ from ringcoll.__main__ import add_commands, run
 from ringcoll.collectives import choice
 from ringcoll.collectives.table import default_table
 
-#: Each is a module that has `add_arguments(parser)`, `run(args) -> exit status` and says
-#: what it does in the first line of its docstring.
+#: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
+#: first line of its docstring says what it does.
 COMMANDS = {
     "tune": tune,
     "candidates": candidates,
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.set_defaults(run=sweep.run, error=parser.error)
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
     add_commands(commands, COMMANDS)
-    try:  # before the work, which would end in a traceback
+    try:  # check before the work, which would otherwise end in a traceback
         choice.by_environment()
         default_table()
     except (OSError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Benchmarks of the collectives: time and correctness, the table of "auto", a model of scale."""
+"""Benchmarks of collectives: time and correctness, the table of "auto", models of large runs."""

@@ -1,6 +1,6 @@
-"""Model how much faster than the built-in our collectives would be on a TPU or GPU. Nothing runs.
+"""Model how much faster than the built-in ringcoll would be on a TPU or GPU. Nothing runs.
 
-A gain is a candidate for a row of the table behind `algorithm="auto"`, no more:
+A gain is only a candidate for a row of the table behind `algorithm="auto"`:
 `benchmarks/pages/measured.md` says why. The ranks are the axes of a slice, or GPUs on one host.
 """
 
@@ -22,15 +22,18 @@ COLLECTIVES = ("psum", "psum_scatter", "all_gather", "all_to_all")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the machine and the calls."""
     add = parser.add_argument
-    add("--device", default="v5e", metavar="NAME", help="as python -m ringcoll machine lists (v5e)")
-    add("--ranks", default="4x4", metavar="SHAPE", help="(4x4)")
+    what = "a machine that python -m ringcoll machine lists (v5e)"
+    add("--device", default="v5e", metavar="NAME", help=what)
+    add("--ranks", default="4x4", metavar="SHAPE", help="the axes of the ranks (4x4)")
     add("--collective", choices=COLLECTIVES, default="psum_scatter", help="(psum_scatter)")
-    add("--bytes", type=sizes, default="1K,64K,1M,64M", metavar="LIST", help="of the full vector")
-    add("--algorithm", default="all", metavar="LIST", help="comma between (default: all)")
+    what = "bytes of the full vector"
+    add("--bytes", type=sizes, default="1K,64K,1M,64M", metavar="LIST", help=what)
+    what = "names with commas between (default: all)"
+    add("--algorithm", default="all", metavar="LIST", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table."""
+    """Print the table, and return the exit status."""
     table = report.table("bytes", "built-in", "ours", "gain", "algorithm")
     for nbytes in args.bytes:
         try:
@@ -47,16 +50,16 @@ def run(args: argparse.Namespace) -> int:
 def _best(
     collective: str, nbytes: int, ranks: Sequence[int], device: str, algorithms: str
 ) -> tuple[float, str]:
-    """The least seconds of these algorithms, and its name.
+    """The least seconds of these algorithms, and the name of the fastest.
 
     Raises:
-        ValueError: as `cost.predict`; or none of them exists for so many ranks.
+        ValueError: as `cost.predict`; or none of them has a schedule for these ranks.
     """
     found = []
     for name in names(collective) if algorithms == "all" else algorithms.split(","):
         try:
             found.append((cost.predict(collective, nbytes, ranks, device, name), name))
-        except SizeError as error:  # there is none of this algorithm
+        except SizeError as error:  # the algorithm has no schedule for these ranks
             refused = error
     if not found:
         raise refused
@@ -64,6 +67,6 @@ def _best(
 
 
 def seconds_of(bytes: str, ranks: str, device: str, collective: str, algorithm: str) -> float:
-    """The seconds of one call, by the flags of the command; algorithm may be "lax" too."""
+    """The seconds of one call, from the flags of the command; the algorithm may be "lax" too."""
     call = collective, size(bytes), arguments.ranks(ranks), device
     return cost.predict(*call) if algorithm == LAX else _best(*call, algorithm)[0]

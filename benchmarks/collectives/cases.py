@@ -1,4 +1,4 @@
-"""The table of the collectives: a row has all that a benchmark knows of one.
+"""The table of the collectives: a row has everything that a benchmark knows about one of them.
 
 Sizes are those of nccl-tests. `count` is the count in a call of NCCL: the elements of one block if
 blocks are gathered, scattered or exchanged, else of the whole vector. `size` is the bytes of a
@@ -26,11 +26,11 @@ from ringcoll.schedules.tree import balanced_algorithms
 
 AXIS = "x"
 TREE = "tree"
-#: The dtypes whose sums are rounded, and of which messages may be encoded.
+#: The dtypes whose sums are rounded, and that a wire can encode.
 ROUNDED_TYPES = ("float32", "bfloat16", "float16")
 #: The collectives that have `order="tree"`.
 IN_ORDER = ("psum_scatter", "psum")
-#: By default, algorithms of few rounds are timed up to so many bytes.
+#: By default, algorithms of few rounds are timed up to this many bytes.
 SMALL = 2**18
 
 
@@ -39,13 +39,14 @@ class Case:
     """A collective: its name in jax.lax and in ringcoll, its sizes, its reference, its call.
 
     Attributes:
-        name: of the function.
-        redop: its reduction, as nccl-tests name it; "" if it has none.
+        name: the name of the function.
+        redop: its reduction, as nccl-tests names it; "" if it has none.
         sends, gets: the operand and the result of one of n ranks, in units of `count` elements.
         busbw: bus bandwidth over algorithm bandwidth on n ranks; from nccl-tests.
-        reference: in NumPy, `[n, sends * count] -> [n, gets * count]`, a row for a rank.
-        call: `(library, x, **how)` by the library's function of that name.
-        best: the algorithms timed by default: at all sizes, and at small ones.
+        reference: the reference in NumPy, `[n, sends * count] -> [n, gets * count]`, a row for each
+            rank.
+        call: `(library, x, **how)`: calls the library's function of that name.
+        best: the algorithms timed by default: at all sizes, and only at small sizes.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Case:
     best: tuple[str, str]
 
     def count(self, size: int, itemsize: int, n: int) -> int:
-        """The count whose size comes nearest to `size` from below; at least 1."""
+        """The largest count whose size is not above `size`; at least 1."""
         return max(size // (itemsize * max(self.sends(n), self.gets(n))), 1)
 
     def size(self, count: int, itemsize: int, n: int) -> int:
@@ -83,7 +84,7 @@ class Case:
         return ("auto", *self.algorithms(n), *self.as_bits())
 
     def as_bits(self) -> tuple[str, ...]:
-        """Algorithms that use the built-in on integers; of all-reduces, the best known."""
+        """Algorithms that use the built-in on integers; for all-reduces, only the best known."""
         wanted = (LAX_AS_BITS, *(name + GATHERED_AS_BITS for name in ("ring", "two_ended")))
         known = choices(self.name) if self.name in COLLECTIVES else ()
         return tuple(name for name in known if name in wanted)
@@ -108,7 +109,7 @@ class Case:
         return ("auto", *(self.best if size <= SMALL else self.best[:1]))
 
     def run(self, algorithm: str, x: Array, platform: str) -> Any:
-        """Within `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
+        """Run it in a `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
         if algorithm != LAX:
             name, options = name_and_options(algorithm)
             how: dict[str, Any] = dict(options)
@@ -117,7 +118,7 @@ class Case:
             if "order" in options:
                 how["leaves"] = jax_lax.axis_size(AXIS)
             return self.call(our_lax, x, **how)
-        # If lax has none, what people write.
+        # If lax does not have the collective, run what people write instead.
         if self.name == "ragged_all_to_all" and platform == "cpu":
             return jax_lax.all_to_all(x, AXIS, 0, 0, tiled=True)
         if self.name == "pbroadcast" and platform != "gpu":
@@ -127,7 +128,7 @@ class Case:
 
 
 def name_and_options(algorithm: str) -> tuple[str, dict[str, str]]:
-    """The name and the options of `ring:int8`, whose messages hold codes, and of `lax:tree`."""
+    """Split `ring:int8` (messages hold codes) or `lax:tree` into the algorithm and its options."""
     name, _, option = algorithm.partition(":")
     if not option:
         return name, {}
@@ -135,7 +136,7 @@ def name_and_options(algorithm: str) -> tuple[str, dict[str, str]]:
 
 
 def on_shape(algorithm: str) -> tuple[str, tuple[int, ...]]:
-    """The name and the shape of `ring@4x2`: the ring on ranks in 4 rows of 2; () for none."""
+    """Split `ring@4x2`, the ring on ranks in 4 rows of 2, into name and shape; () if none."""
     name, _, shape = algorithm.partition("@")
     return name, tuple(int(size) for size in shape.split("x")) if shape else ()
 
@@ -226,7 +227,7 @@ CASES = (
 
 
 def _in_equal_slices(lib: Any, x: Array, **how: Any) -> Array:
-    """As many rows for every rank; lax's own needs no bound on them."""
+    """Equally many rows for every rank; lax's own function takes no bound on them."""
     n = jax_lax.axis_size(AXIS)
     count = len(x) // n
     if lib is our_lax:

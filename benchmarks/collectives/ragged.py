@@ -1,6 +1,6 @@
-"""A ragged all-to-all of one operand: the slices of a rank lie end to end, and so they arrive.
+"""A ragged all-to-all of one operand: slices are end to end in the operand and in the result.
 
-Its one argument is `sizes`: `[n, k n]` numbers of rows, of k slices of each rank for each.
+Its one argument is `sizes`: `[n, k n]` numbers of rows. Each rank has k slices for each rank.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def numbers(sizes: Sizes) -> tuple[np.ndarray, ...]:
 
 
 def _turned(of_senders: np.ndarray) -> np.ndarray:
-    """What each rank says of its slices for the others, as those say it of slices from it."""
+    """Numbers of slices by sender, reordered so that each row has the slices for one receiver."""
     n = len(of_senders)
     return of_senders.reshape(n, n, -1).swapaxes(0, 1).reshape(n, -1)
 
 
 def rows(sizes: Sizes) -> tuple[int, int, int]:
-    """The most rows that a rank sends, that it gets, and that it has for another."""
+    """The most rows that a rank sends, that a rank gets, and that a rank has for one other rank."""
     _, sends, _, gets = numbers(sizes)
     for_one = sends.reshape(len(sends), len(sends), -1).sum(2)
     return int(sends.sum(1).max()), int(gets.sum(1).max()), int(for_one.max())
@@ -62,7 +62,7 @@ def reference(x: np.ndarray, sizes: Sizes) -> np.ndarray:
 
 
 def transpose(ct: np.ndarray, sizes: Sizes) -> np.ndarray:
-    """The gradients of the operands of all ranks: their rows, brought back."""
+    """The gradients of the operands of all ranks: the cotangents' rows, sent back."""
     at, sends, to, gets = numbers(sizes)
     back = np.zeros((len(ct), rows(sizes)[0], *ct.shape[2:]), ct.dtype)
     return moved(ct, back, _turned(to), gets, _turned(at), sends)
@@ -76,7 +76,7 @@ def moved(
     output_offsets: np.ndarray,
     recv_sizes: np.ndarray,
 ) -> np.ndarray:
-    """The output of every rank, with the slices of all operands for it written into it."""
+    """The output of every rank, with the slices for it from all operands written into it."""
     result, slices = output.copy(), send_sizes.shape[1] // len(operand)
     for source, number in np.ndindex(send_sizes.shape):
         target, size = number // slices, send_sizes[source, number]

@@ -1,7 +1,7 @@
 """Every collective in NumPy: from all ranks' operands to all ranks' results.
 
-Each reference is `[n, *operand] -> [n, *result]`, rank r's at index r, with the arguments that
-the function of that name takes after its axis.
+Each reference maps `[n, *operand]` to `[n, *result]`; index r is rank r. Its other arguments are
+those that the collective takes after its axis.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Reference = Callable[..., np.ndarray]
 
 
 def _fold(op: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
-    """All ranks' operands combined, in a dtype in which NumPy does not round."""
+    """Combine all ranks' operands in a dtype in which NumPy does not round."""
     wide = np.dtype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
     return reduce(op, (row.astype(wide) for row in x)).astype(x.dtype)
 
@@ -27,7 +27,7 @@ def _everywhere(one: np.ndarray, n: int) -> np.ndarray:
 
 
 def psum(x: np.ndarray) -> np.ndarray:
-    """The sum; of booleans as int32."""
+    """The sum; booleans are summed as int32."""
     return _everywhere(_fold(np.add, x.astype(np.int32) if x.dtype == bool else x), len(x))
 
 
@@ -50,7 +50,7 @@ def _to_divide(x: np.ndarray) -> tuple[np.ndarray, Any]:
 
 
 def all_gather(x: np.ndarray, axis: int = 0, tiled: bool = False, to: str = "") -> np.ndarray:
-    """All operands, end to end if tiled, else along a new dimension."""
+    """All operands, end to end if tiled, otherwise along a new dimension."""
     return _everywhere((np.concatenate if tiled else np.stack)(list(x), axis), len(x))
 
 
@@ -67,7 +67,7 @@ def all_to_all(x: np.ndarray, split_axis: int, concat_axis: int, tiled: bool = F
 
 
 def _cut(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
-    """A block for each rank; blocks lose a dimension that is not tiled."""
+    """A block for each rank; if not `tiled`, blocks lose the dimension."""
     blocks = np.split(x, n, dim)
     return blocks if tiled else [block.squeeze(dim) for block in blocks]
 

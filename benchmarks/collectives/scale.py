@@ -2,8 +2,8 @@
 
 Tori have v5p chips, and are as nearly square as powers of two allow. Hosts have 8 H200, which
 share one port to InfiniBand. The model, its constants and their sources are those of
-`ringcoll.cost`. With `--by simgrid`, SimGrid runs every message instead; 1,024 ranks in a flat ring
-take it minutes.
+`ringcoll.cost`. With `--by simgrid`, SimGrid runs every message instead; for a flat ring of 1,024
+ranks it needs minutes.
 """
 
 import argparse
@@ -59,18 +59,20 @@ NAMES = tuple(form.name for form in FORMS)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sizes, and the file of the picture."""
     add = parser.add_argument
-    add("--bytes", type=size, default="64M", metavar="SIZE", help="of the full vector (64M)")
-    add("--ranks", type=_ranks, default="16..65536", metavar="LIST", help="(16..65536)")
+    add("--bytes", type=size, default="64M", metavar="SIZE", help="bytes of the full vector (64M)")
+    what = "numbers of ranks (16..65536)"
+    add("--ranks", type=_ranks, default="16..65536", metavar="LIST", help=what)
     add("--form", type=listed(*NAMES), default="all", metavar="LIST", help=", ".join(NAMES))
-    add("--by", choices=BY, default=BY[0], help="the source of the seconds (price)")
-    add("--plot", type=PictureFile, metavar="FILE", help="the same as a picture, svg or png")
+    add("--by", choices=BY, default=BY[0], help="where the seconds come from (price)")
+    add("--plot", type=PictureFile, metavar="FILE", help="plot the table, as svg or png")
 
 
 def _ranks(text: str) -> list[int]:
-    """Numbers of ranks, of "16..64" or "8,32".
+    """Read numbers of ranks, such as "16..64" or "8,32".
 
     Raises:
-        argparse.ArgumentTypeError: one has several axes, or makes no such tori and hosts.
+        argparse.ArgumentTypeError: one has several axes, or no tori and hosts of this model have
+            this many ranks.
     """
     made = [prod(shape) for shape in shapes(text) if len(shape) == 1]
     if len(made) < len(shapes(text)) or any(n & (n - 1) or n < LOCAL for n in made):
@@ -79,7 +81,7 @@ def _ranks(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, draw a picture."""
+    """Print the table, draw the picture, and return the exit status."""
     ranks, forms = args.ranks, [form for form in FORMS if form.name in args.form]
     how = "modelled" if args.by == BY[0] else "simulated"
     title = f"all_reduce of {bytes_in_words(args.bytes)}, {how}"
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def seconds_of(bytes: str, ranks: str, form: str, by: str = BY[0]) -> float:
-    """The seconds that the command prints in one cell, by its flags."""
+    """The seconds that the command prints in the cell that these flags name."""
     (chosen,) = (one for one in FORMS if one.name == form)
     return _seconds(chosen, int(ranks), size(bytes), by)
 

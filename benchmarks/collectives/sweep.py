@@ -1,20 +1,20 @@
 """Check every collective by every algorithm, and then time it.
 
 First all algorithms run on an odd number of elements. Then the best of them run at each size (-b to
--e). Each result is compared with NumPy's and lax's, and each time is measured in turn with lax:
+-e). Each result is compared with NumPy's and lax's. Each algorithm is timed in turn with lax:
 
-  size      bytes of the larger of what a rank passes and gets, as in nccl-tests
-  count     elements of a block where there are blocks, else of the vector
-  time      microseconds of one jitted call, median; +- half of what the middle half spans
-  algbw     size over time; busbw: that, made comparable over n (nccl-tests' factors)
-  #wrong    elements on all ranks that differ in any bit from NumPy's or lax's result; with
-            --wire int8, of ring:int8, those that are further off than the bound
+  size      bytes of a rank's operand or result, whichever is larger, as in nccl-tests
+  count     elements of a block if the collective has blocks, otherwise of the vector
+  time      microseconds of one jitted call, median; +- half the width of the middle half
+  algbw     size over time; busbw: algbw, made comparable over n (nccl-tests' factors)
+  #wrong    elements on all ranks that differ in any bit from NumPy's or lax's result; for an
+            algorithm with a wire, such as ring:int8, those whose error is above the bound
   vs_lax    time over lax's, median of the rounds: below 1 is faster than lax
-  predicted microseconds by alpha a message + beta a byte sent + gamma a byte added, fitted
-            to this run, and how far that is from the time
+  predicted microseconds by a model fitted to this run (alpha per message + beta per byte sent +
+            gamma per byte added), and how far that is from the time
 
 With --order tree, forms that add by one tree for any number of ranks run too: lax:tree.
-At small sizes most of the time starts a program on all devices; lax pays that too.
+At small sizes, most of the time is the start of a program on all devices; lax has that time too.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _OPS = sorted({case.redop for case in CASES if case.redop})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, how long, and where to write it."""
+    """Declare what to measure, for how long, and where to write it."""
     options.add_sizes(parser)
     options.add_datatypes(parser)
     options.add_wire_and_order(parser)
@@ -65,11 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, time, report; 1 if anything was wrong."""
+    """Check, time, report, and return the exit status: 1 if anything was wrong."""
     processes.start(args)
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
-    options.sizes(args)  # ends the program if there are none
+    options.sizes(args)  # ends the program if there are no sizes
     header = options.described(mesh)
     report.print_header(header)
     dtypes = [np.dtype(name) for name in args.datatype]
@@ -102,7 +102,7 @@ def _cases(args: argparse.Namespace, ops: Sequence[str]) -> list[Case]:
 def _check_all(
     args: argparse.Namespace, mesh: Mesh, dtypes: Sequence[np.dtype], rows: list[Measurement]
 ) -> None:
-    """Every algorithm of every collective, on `CHECK_COUNT` elements."""
+    """Check every algorithm of every collective, on `CHECK_COUNT` elements."""
     points = [
         (case, dtype, case.size(CHECK_COUNT, dtype.itemsize, mesh.size))
         for case in _cases(args, args.op or _OPS)
@@ -124,7 +124,7 @@ def _time_all(
     rows: list[Measurement],
     skipped: list[report.Place],
 ) -> None:
-    """Time the chosen algorithms at all sizes; collects the points for which there is no time."""
+    """Time the chosen algorithms at all sizes; add points without time to `skipped`."""
     ops = args.op or (_OPS if args.collective else ("sum",))
     points = [
         (case, dtype, size)

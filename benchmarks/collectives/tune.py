@@ -1,10 +1,10 @@
 """Measure this machine's table for algorithm="auto", and write it as JSON.
 
 Every algorithm of every collective is tried at every size. The fastest few are checked, and timed
-in turn with lax. A row of the table is written where one of them is clearly faster than lax: by
-more than 5 % in three rounds of four. Without a row, "auto" is lax. Between two sizes the row
-changes at their geometric mean. Sizes count as in the other tables. A row applies only to the
-ranks, hosts and minor version of JAX that were measured.
+in turn with lax. If one of them is clearly faster than lax (by more than 5 % in three of four
+rounds), the table gets a row. Without a row, "auto" is lax. Between two sizes the row changes at
+their geometric mean. Sizes are counted as in the other tables. A row applies only to the ranks,
+hosts and minor version of JAX that were measured.
 
 Use the table with RINGCOLL_TABLE=PATH, or algorithm=ringcoll.Table.load(PATH).
 """
@@ -32,11 +32,12 @@ from ringcoll.commands.arguments import File, writing
 from ringcoll.pricing import price
 from ringcoll.runtime.hosts import on_hosts
 
-#: How many algorithms are timed with care, after one call of each.
+#: How many algorithms are timed in many rounds, after one call of each algorithm.
 FEW = 3
-#: From so many bytes, an algorithm is not tried if it sends more than twice what another sends.
+#: From this many bytes, an algorithm is not tried if it sends more than twice what another sends.
 LARGE = 2**20
-#: The choice at the size before is kept if it is at most this much slower than the fastest.
+#: The choice at the previous size is kept if it takes at most this many times as long as the
+#: fastest.
 ALIKE = 1.05
 
 #: pmax and pmin use the rows of psum.
@@ -44,7 +45,7 @@ _TUNED = [case for case in CASES if case.name in COLLECTIVES and case.redop in (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, how long, and where to write it."""
+    """Declare what to measure, for how long, and where to write it."""
     options.add_sizes(parser)
     options.add_datatypes(parser)
     options.add_machine(parser, budget=900)
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, choose, write; 1 if any result was wrong."""
+    """Measure, choose, write, and return the exit status: 1 if any result was wrong."""
     processes.start(args)
     mesh = options.mesh(args)
     header = options.described(mesh)
@@ -111,7 +112,7 @@ def _choices(rows_of: Mapping[report.Place, Sequence[Measurement]]) -> list[Meas
 
 
 def _measured(point: Point, seconds: float, rounds: int) -> list[Measurement]:
-    """lax and the fastest few, timed in turn."""
+    """Time lax and the fastest few algorithms in turn."""
     end = time.perf_counter() + seconds
     tried = {name: _one_call(point, name) for name in _worth_trying(point)}
     few = nsmallest(FEW, tried, key=lambda name: tried[name])
@@ -119,7 +120,7 @@ def _measured(point: Point, seconds: float, rounds: int) -> list[Measurement]:
 
 
 def _worth_trying(point: Point) -> list[str]:
-    """All algorithms; at large sizes, those that do not send far too much."""
+    """All algorithms; at large sizes, only those that do not send far too much."""
     names = point.case.algorithms(point.ranks)
     sends = {name: price(point.case.name, name, (point.ranks,)).link for name in names}
     least = min(sends.values())
@@ -137,11 +138,11 @@ def _one_call(point: Point, name: str) -> float:
 
 
 def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:
-    """The fastest of those clearly faster than lax, or lax.
+    """The fastest of the algorithms that are clearly faster than lax; lax if there are none.
 
     Args:
-        rows: lax's and its rivals'.
-        before: the choice at the size before, kept where it is as good.
+        rows: the measurements of lax and of its rivals.
+        before: the choice at the previous size; it is kept if it is about as fast.
     """
     faster = {
         row.algorithm: row.vs_lax.median
@@ -155,7 +156,7 @@ def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:
 
 
 def measured_bounds(mesh: Mesh) -> dict[str, tuple[Any, Any]]:
-    """The bounds of measurements on a mesh: its ranks, their hosts, this minor version of JAX."""
+    """The bounds for rows measured on a mesh: its ranks, their hosts, this minor version of JAX."""
     hosts, local = on_hosts(mesh, mesh.axis_names)
     assert local is not None  # the devices of a mesh are known
     major, minor = jax.__version_info__[:2]
@@ -170,12 +171,12 @@ def measured_bounds(mesh: Mesh) -> dict[str, tuple[Any, Any]]:
 def table_rows(
     chosen: Sequence[Measurement], platform: str, **within: tuple[Any, Any]
 ) -> list[table.TableRow]:
-    """The rows of a table, one for neighbouring sizes of the same choice.
+    """The rows of a table; neighbouring sizes with the same choice share a row.
 
     Args:
-        chosen: what `choose` chose, from small sizes to large for each collective and type.
+        chosen: the results of `choose`, from small sizes to large for each collective and type.
         platform: one of `ringcoll.collectives.table.PLATFORMS`.
-        within: bounds of all of them.
+        within: bounds for all rows.
     """
     made = []
     for (collective, name), group in groupby(chosen, lambda row: (row.collective, row.type)):

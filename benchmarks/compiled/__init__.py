@@ -1,1 +1,1 @@
-"""Matmuls and layers compiled for real machines, and the claims of the pages about them."""
+"""Matmuls and layers compiled for real machines, and the claims that the pages make about them."""

@@ -1,6 +1,6 @@
-"""One block of a transformer, tensor-parallel, as programs: ours, the built-in forms.
+"""One tensor-parallel block of a transformer as programs: ringcoll's, and the built-in forms.
 
-x + attention(rms_norm(x)), then x + gated_mlp(rms_norm(x)): heads of keys and values in groups,
+x + attention(rms_norm(x)), then x + gated_mlp(rms_norm(x)): grouped heads of keys and values,
 rotary positions, a causal mask. All programs have the same functions for norms, rotary positions
 and the attention of a rank's own heads. They differ in the code that moves the activations, which
 are sharded by sequence between the halves. If the mesh has an axis `data`, the batch is sharded
@@ -23,7 +23,7 @@ from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings
 from ringcoll.layers import tensor_parallel as tp
 
 DATA = "data"
-#: Of Llama 3.
+#: The base of Llama 3.
 ROTARY_BASE = 500000.0
 
 #: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; others use XLA's.
@@ -54,11 +54,11 @@ class BlockShape:
 
     @staticmethod
     def of(text: str) -> "BlockShape":
-        """That of "2x4096x4096x32x8x14336"."""
+        """Read a shape such as "2x4096x4096x32x8x14336"."""
         return BlockShape(*map(int, text.split("x")))
 
     def parameters(self) -> dict[str, Any]:
-        """The shapes of the weights, by the names that `tensor_parallel` has for them."""
+        """The shapes of the weights, by their names in `tensor_parallel`."""
         d, f, k = self.width, self.hidden, self.width // self.heads
         key = (d, self.groups, k)
         query, out = (d, self.heads, k), (self.heads, k, d)
@@ -76,7 +76,7 @@ def algorithms_of(mesh: Collection[str], names: Sequence[str]) -> list[str]:
 
 
 def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> tuple[Any, tuple]:
-    """A block as a function of x and weights, and both, as `overlap.compile_for` takes them."""
+    """A block as a function of x and weights, and these operands, for `overlap.compile_for`."""
     sizes, axes = BlockShape.of(shape), tuple(a for a in mesh.axis_names if a != DATA)
     batch = DATA if DATA in mesh.axis_names else None
     x_spec, is_shape = P(batch, axes), lambda x: isinstance(x, tuple)
@@ -116,9 +116,9 @@ def _ours(
 def _ours_beside(
     axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
 ) -> Array:
-    """The same, but gradients of later weights are summed under the gradient of the attention.
+    """The same, but the gradient of the attention hides the sum of later weights' gradients.
 
-    That gradient sends nothing, so the wire is free.
+    The gradient of the attention sends nothing, so the wire is free.
     """
     late = {"out": weights["attention"]["out"], "mlp": weights["mlp"]}
     early = {**weights, "mlp": None}
@@ -185,7 +185,7 @@ def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
 def constrained(
     mesh: Mesh, batch: str | None, axes: tuple[str, ...]
 ) -> tuple[Callable[..., list[Array]], Linear]:
-    """The same for whole arrays: constrains their shardings, and XLA does the rest."""
+    """The same two functions for whole arrays: they constrain shardings, and XLA does the rest."""
 
     def put(x: Array, *spec: Any) -> Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch, *spec)))
@@ -200,5 +200,5 @@ def constrained(
 
 
 def _product(x: Array, kernel: Array) -> Array:
-    """x: [b, s, *k], kernel: [*k, f] -> [b, s, f], or [b, s, h, k] of a kernel [d, h, k]."""
+    """x: [b, s, *k], kernel: [*k, f] -> [b, s, f]; a kernel [d, h, k] gives [b, s, h, k]."""
     return jnp.tensordot(x, kernel, x.ndim - 2)

@@ -1,7 +1,7 @@
 """The halves of a transformer block as programs: a gated MLP, and grouped-query attention.
 
 Each is one gather, several products with the gathered array, and one reduce-scatter. An addition
-of query, key and value stands for the attention itself, which sends nothing and would take most of
+of query, key and value replaces the attention itself, which sends nothing and would take most of
 the time.
 """
 
@@ -21,7 +21,7 @@ from ringcoll.layers import tensor_parallel as tp
 
 MLP, ATTENTION = "gated_mlp", "attention"
 FORMS = (MLP, ATTENTION)
-#: Features of a head; heads of keys and values: one for each rank of the largest mesh.
+#: The features of a head, and the heads of keys and values: one for each rank of the largest mesh.
 HEAD, GROUPS = 128, 16
 
 Columns = Callable[[Array, Sequence[Array]], list[Array]]
@@ -34,10 +34,10 @@ def half(
 
     Args:
         name: one of `FORMS`.
-        shape: tokens x features of a token x features inside, as "8192x8192x28672".
-        algorithm: "auto" or another of ringcoll, or one of `programs.BUILT_IN`.
-        mesh: of one axis, x.
-        dtype: of x and weights.
+        shape: tokens x features of a token x features inside, such as "8192x8192x28672".
+        algorithm: "auto" or another algorithm of ringcoll, or one of `programs.BUILT_IN`.
+        mesh: a mesh with one axis, x.
+        dtype: the dtype of x and weights.
     """
     m, k, f = map(int, shape.split("x"))
     shapes = _shapes(name, k, f)
@@ -87,6 +87,6 @@ def _by_parts(
 
 
 def _added(query: Array, key: Array, value: Array) -> Array:
-    """In place of attention: add key and value of its group to each head of queries."""
+    """What replaces attention: add the key and value of its group to each head of queries."""
     grouped = query.reshape(*key.shape[:-1], -1, key.shape[-1])  # [b, s, groups, heads, k]
     return (grouped + (key + value)[..., None, :]).reshape(query.shape)

@@ -1,11 +1,11 @@
 """Compute the compiled and modelled figures of the pages again, and compare them with the claims.
 
-Without a flag, only the headline figures of README. Nothing runs on a TPU or GPU, and no time is
-measured. `claims.json` holds the claims with their commands, versions and tolerances; `pages.toml`
-says which pages show them. A claim holds for the versions of JAX and of the compiler that it names;
-programs without a claim for the installed versions are counted and left out. The exit status is 1
-if a program fails or has no claim for any version, or if its time is off by more than 2 %, its
-exposure by more than one point, or its temporaries by more than 2 % (and 1 MiB).
+Without a flag, it computes only the headline figures of README. Nothing runs on a TPU or GPU, and
+no time is measured. `claims.json` holds the claims with their commands, versions and tolerances;
+`pages.toml` says which pages show them. A claim is for the versions of JAX and of the compiler that
+it names; programs without a claim for the installed versions are counted and left out. The exit
+status is 1 if a program fails or has no claim for any version, or if its time is off by more than
+2 %, its exposure by more than one point, or its temporaries by more than 2 % (and 1 MiB).
 """
 
 import argparse
@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     compiling.add_cache(parser)
     add("--missing", action="store_true", help="only programs without a claim for these versions")
-    what = "only programs that have changed since they were claimed, or the code that times them"
+    what = "only programs that have changed since their claim, or whose times have other code now"
     add("--changed", action="store_true", help=what)
-    add("--update", action="store_true", help="save what is found as claims, and write the pages")
+    add("--update", action="store_true", help="save the new figures as claims, and write the pages")
     add("--write", action="store_true", help="only write the pages from the claims")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find and compare, or write; returns the exit status."""
+    """Find and compare figures, or write pages, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     every, claims = pages.tables(), recorded_claims.load()
     if args.write:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         todo = [which for which in todo if which not in known]
     if args.changed:
         asked_for, todo = todo, [which for which in todo if _has_changed(which, known)]
-        print(f"{len(asked_for) - len(todo)} of {len(asked_for)} programs are as when claimed")
+        print(f"{len(asked_for) - len(todo)} of {len(asked_for)} programs have not changed")
         if not todo:
             return 0
     if args.update:

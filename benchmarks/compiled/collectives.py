@@ -1,8 +1,8 @@
-"""Collectives compiled for TPUs, without having them: ours and the built-in, in a program alone.
+"""Compile collectives for TPUs that you need not have: ringcoll's and the built-in.
 
-The built-in counts as the least time that any algorithm could take over its links, without latency;
-ours as its messages go over the links. Ranks are in the order of `overlap.mesh`. The messages of
-`ring:int8` hold codes.
+Each program is one collective. The time of the built-in is the least that any algorithm could take
+over its links, without latency; the time of ringcoll's comes from its messages on the links. Ranks
+are in the order of `overlap.mesh`. The messages of `ring:int8` hold codes.
 """
 
 import argparse
@@ -31,10 +31,11 @@ COLLECTIVES: Mapping[str, Callable] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the calls and the machines."""
     add = parser.add_argument
-    add("--topology", default="v5e:4x4", metavar="LIST", help="comma between (v5e:4x4)")
-    add("--axes", default="16,4x4", metavar="LIST", help="of the mesh (16,4x4)")
+    what = "topologies with commas between (v5e:4x4)"
+    add("--topology", default="v5e:4x4", metavar="LIST", help=what)
+    add("--axes", default="16,4x4", metavar="LIST", help="the axes of the mesh (16,4x4)")
     add("--collective", choices=COLLECTIVES, default="psum_scatter", help="(psum_scatter)")
-    add("--bytes", default="1M,64M", metavar="LIST", help="of one rank's operand (1M,64M)")
+    add("--bytes", default="1M,64M", metavar="LIST", help="bytes of one rank's operand (1M,64M)")
     known = "lax,bidirectional_ring,two_ended,torus"
     add("--algorithm", default=known, metavar="LIST", help=f"({known})")
     dtypes = options.listed("float32", "bfloat16")
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile; 1 if the compiler refused a program."""
+    """Compile, and return the exit status: 1 if the compiler refused a program."""
     todo = [
         {
             "topology": topology,
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def program_of(
     topology: str, axes: str, collective: str, bytes: str, algorithm: str, dtype: str = "float32"
 ) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operand."""
+    """The program that the flags of the command name, and its operand."""
     sizes = shape(axes)
     names = tuple("xyz"[: len(sizes)])
     mesh = overlap.mesh(topology, **dict(zip(names, sizes, strict=True)))

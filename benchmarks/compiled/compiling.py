@@ -1,4 +1,4 @@
-"""Compiles programs for machines that need not be here, and writes tables and files of them."""
+"""Compile programs for machines that need not be here, and write tables and files about them."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +18,29 @@ from ringcoll.commands.overlap import add_option
 from ringcoll.overlap import topology as topologies
 from ringcoll.overlap.gpus import is_named
 
-#: From keywords that name a program to its function and operands, for `overlap.compile_for`.
+#: Makes, from keywords that name a program, its function and operands for `overlap.compile_for`.
 Make = Callable[..., tuple[Callable, tuple]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how to compile, and where to write the results."""
     add = parser.add_argument
-    add("--profile", action="store_true", help="costs from the static profile (slow)")
+    add("--profile", action="store_true", help="take times from the static profile (slow)")
     add_option(parser)
     options.add_json(parser, "what was found")
-    what = "write a timeline of every program, a PNG each"
+    what = "write the timeline of every program into this folder, as PNG"
     add("--draw", type=Folder, metavar="DIR", help=what)
     add_cache(parser)
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Declare --cache."""
-    what = "keep compiled programs in this folder, and reuse those that are there"
+    what = "keep compiled programs in this folder, and reuse those that are in it"
     parser.add_argument("--cache", type=Folder, metavar="DIR", help=what)
 
 
 def devices_of(args: argparse.Namespace) -> dict[str, int]:
-    """The number of devices of each of --topology; ends the program at one that is not known."""
+    """The number of devices of each --topology; an unknown topology ends the program."""
     counts: dict[str, int] = {}
     try:
         counts = {name: len(topologies.devices(name)) for name in args.topology.split(",")}
@@ -50,13 +50,13 @@ def devices_of(args: argparse.Namespace) -> dict[str, int]:
 
 
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
-    """Compile every program, and print a table; 1 if the compiler refused one.
+    """Compile every program, print a table, and return 1 if the compiler refused one.
 
     Args:
-        args: with those of `add_arguments`.
-        todo: keywords for `make`, which are also the first columns of the table; each has a
+        args: the arguments, with those of `add_arguments`.
+        todo: the keywords for `make`, which are also the first columns of the table; each has a
             topology and an algorithm.
-        make: makes a program of them.
+        make: makes a program.
     """
     found, failed = find_all(args, todo, make)
     if timed := [one for one in found if one.timed]:
@@ -69,7 +69,7 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
 def find_all(
     args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make
 ) -> tuple[list[Figures], list[str]]:
-    """The figures of each program, also written to --json, and a line for each refused one."""
+    """The figures of each program, and a line for each refused one. Also write them to --json."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     found: list[Figures] = []
     failed: list[str] = []
@@ -86,7 +86,7 @@ def find_all(
 
 
 def tell_failed(failed: Sequence[str]) -> int:
-    """Print a line for each refused program; returns the exit status."""
+    """Print a line for each refused program, and return the exit status."""
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
     return 1 if failed else 0
@@ -121,11 +121,11 @@ def compile_one(
         which: as in `compile_all`.
         make: makes the program of `which`.
         profile: whether to take times from the static profile.
-        options: of the compiler, beside those of the algorithm.
+        options: options of the compiler, in addition to those of the algorithm.
         cache: a folder of compiled programs; see `benchmarks.compiled.program_cache`.
 
     Raises:
-        Exception: JAX or the compiler raises.
+        Exception: whatever JAX or the compiler raises.
     """
     of = _compiled_from(which, make, options)
     program, seconds = program_cache.compiled(cache, *of, profile)

@@ -1,12 +1,12 @@
-"""Causal attention over a sequence that is cut over all devices: ours against gathering first.
+"""Compare causal attention over a sharded sequence: ringcoll against an all-gather first.
 
-Without --topology the programs run in turn on the devices of this machine, in float32, after their
-results were compared. With --topology they are compiled in bfloat16 for chips that you need not
-have, and `ringcoll.overlap` computes their times. `python -m benchmarks cluster` runs it between
-hosts whose links have a rate.
+Without --topology, the results of all programs are compared, and then the programs run in turn on
+the devices of this machine, in float32. With --topology they are compiled in bfloat16 for chips
+that you need not have, and `ringcoll.overlap` computes their times. `python -m benchmarks cluster`
+can run it between hosts whose links have a given rate.
 
-  plain      keys and values by the built-in all-gather, then attention, tile by tile
-  ulysses    all-to-alls of positions for heads, before and after
+  plain      the built-in all-gather of keys and values, then attention, tile by tile
+  ulysses    all-to-alls that exchange positions for heads, before and after
   others     ringcoll.layers.context_parallel.attention with that algorithm; "ring" on a contiguous
              layout is ring attention as it was published
 
@@ -44,7 +44,7 @@ TOLERANCE = 1e-4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which programs, on what, and where to write what is found."""
+    """Declare which programs, on which devices, and where to write the results."""
     layouts = options.listed(*LAYOUTS)
     what = f"which positions a rank has: {', '.join(LAYOUTS)} (zigzag)"
     parser.add_argument("--layout", type=layouts, default=["zigzag"], metavar="LIST", help=what)
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, or compare and time; 1 if anything was refused or wrong."""
+    """Compile, or compare and time; return 1 if anything was refused or wrong."""
     if not args.topology:
         return _measure(args)
     todo = [
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def program_of(
     topology: str, layout: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operands."""
+    """The program that the flags of the command name, and its operands."""
     mesh = overlap.mesh(topology, x=len(topologies.devices(topology)))
     return _program(mesh, layout, direction, shape, algorithm, jnp.bfloat16)
 
@@ -108,7 +108,7 @@ def _program(
 
 
 def with_gradients(function: Callable) -> Callable:
-    """Forward and backward; the cotangent waits for the result, as that of a loss does."""
+    """Forward and backward; the cotangent waits for the result, as the cotangent of a loss does."""
 
     def both(*operands: Array) -> Any:
         out, pull_back = jax.vjp(function, *operands)
@@ -118,7 +118,7 @@ def with_gradients(function: Callable) -> Callable:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Compare, time, report; 1 if anything was wrong."""
+    """Compare, time, report; return 1 if anything was wrong."""
     processes.start(args)
     flat = options.mesh(args)
     todo = [

@@ -1,16 +1,16 @@
-"""A mixture of experts over all devices, compiled: ours against all-to-alls before and after.
+"""Compile a mixture of experts over all devices: ringcoll against built-in all-to-alls.
 
-Programs are compiled in bfloat16 for chips that need not be here, and `ringcoll.overlap` computes
+Programs are compiled in bfloat16 for chips that you need not have, and `ringcoll.overlap` computes
 their times.
 
-  plain      rows sorted by expert, a block of equal size for each, by the built-in all-to-all to
+  plain      rows sorted by expert, in blocks of equal size; the built-in all-to-all sends them to
              the experts' ranks and back
   others     ringcoll.layers.expert_parallel.moe with that algorithm
 
 The choice is even: every expert gets the same number of tokens from each rank, and `max_send` says
-so. In all programs experts multiply blocks of that size by one batched product. It stands for a
-grouped matmul of uneven blocks, whose time a compiled program does not tell. Routing, sorting and
-the moves of rows are in the programs.
+so. In all programs, experts multiply blocks of that size by one batched product. It replaces a
+grouped matmul of uneven blocks, whose time cannot be read from a compiled program. Routing, sorting
+and the moves of rows are in the programs.
 
 A shape is tokens of a rank x width of a token x width of an expert x experts x experts of a token.
 """
@@ -41,7 +41,7 @@ ALGORITHMS = (PLAIN, *expert_parallel.ALGORITHMS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which programs, for what, and where to write what is found."""
+    """Declare which programs, for which chips, and where to write the results."""
     add = parser.add_argument
     add("--topology", default=TOPOLOGIES, metavar="LIST", help=f"({TOPOLOGIES})")
     add("--shape", type=options.shapes(5), default=SHAPE, metavar="LIST", help=f"({SHAPE})")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile; 1 if the compiler refused a program."""
+    """Compile, and return the exit status: 1 if the compiler refused a program."""
     todo = [
         {"topology": topology, "direction": direction, "shape": shape, "algorithm": algorithm}
         for topology in compiling.devices_of(args)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def program_of(topology: str, direction: str, shape: str, algorithm: str) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operands."""
+    """The program that the flags of the command name, and its operands."""
     mesh = overlap.mesh(topology, x=len(topologies.devices(topology)))
     return program(mesh, direction, shape, algorithm, jnp.bfloat16)
 
@@ -95,7 +95,7 @@ def _ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **how: A
 
 
 def _even_blocks(rows: Array, weights: Array, sizes: Array) -> Array:
-    """A block of rows for each expert, all of one size: `[r, d], [e, d, f], [e] -> [r, f]`."""
+    """Multiply equal blocks of rows, one for each expert: `[r, d], [e, d, f], [e] -> [r, f]`."""
     blocks = rows.reshape(len(weights), -1, rows.shape[1])
     return _products(blocks, weights).reshape(len(rows), -1)
 
@@ -103,7 +103,7 @@ def _even_blocks(rows: Array, weights: Array, sizes: Array) -> Array:
 def _all_to_alls(
     x: Array, router: Array, gate: Array, up: Array, down: Array, *, top_k: int
 ) -> Array:
-    """Blocks by the built-in all-to-all, before and after the experts."""
+    """The layer with built-in all-to-alls of blocks, before and after the experts."""
     exchange = partial(lax.all_to_all, axis_name="x", tiled=True)
     routing = route(x, router, "x", top_k, normalize=True)
     order, back = orders(routing.ids)

@@ -1,26 +1,26 @@
-"""A scan over fully sharded layers: ours against the built-in forms, forward and backward.
+"""Compare scans over fully sharded layers: ringcoll against the built-in, with gradients.
 
 The layers are gated MLPs. Their float32 parameters are sharded over all devices, and gathered for
-each layer. Without --topology the programs run in turn on the devices of this machine, in float32,
-after their results were compared. With --topology they are compiled in bfloat16 for chips that you
-need not have, and `ringcoll.overlap` computes their times.
+each layer. Without --topology, the results of all programs are compared, and then the programs run
+in turn on the devices of this machine, in float32. With --topology they are compiled in bfloat16
+for chips that you need not have, and `ringcoll.overlap` computes their times.
 
   plain      lax.scan in shard_map over jax.checkpoint of a layer that gathers its parameters by
              jax.lax.all_gather; gradients are reduce-scattered by its transpose
-  compiler   jit with shardings, the parameters of a layer constrained to be whole
-  .../tuned  with the options of the compiler that were found to matter (compiled only)
+  compiler   jit with shardings; the parameters of a layer are constrained to be whole
+  .../tuned  with compiler options that change the program (compiled only)
   fused      ringcoll.layers.fsdp.scan_layers, its gathers by "auto", with fsdp.linear:
              gradients are reduce-scattered under the products that make them
   linear     fsdp.linear with kernels sharded by columns, in plain's scan: it multiplies while the
              kernel arrives; /regather gathers again for the gradient; /two_ended: by that algorithm
   others     scan_layers with an algorithm of ringcoll.all_gather and ringcoll.psum_scatter
-  above      how far the total is above the longer of computing (plain's) and communicating
+  above      how far the total is above the longer of compute (plain's) and communication
   built in   the fastest of plain and compiler, tuned or not
-  error      the largest difference to plain, over the largest element of that result
+  error      the largest difference from plain, over the largest element of plain's result
 
 A shape is layers x tokens on each device x features between layers x features inside one. For the
-gradient a layer keeps its input, and nothing else or its products. Ratios are between programs that
-keep the same.
+gradient, a layer keeps its input; with --kept products it keeps its products too. Ratios are
+between programs that keep the same.
 """
 
 import argparse
@@ -41,12 +41,12 @@ from ringcoll import overlap
 
 #: Layers of Llama 3 8B.
 COMPILED = "4x4096x4096x14336"
-#: What CPU devices do in a second.
+#: About a second on CPU devices.
 MEASURED = "4x256x256x512"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which programs, on what, and where to write what is found."""
+    """Declare which programs, on which devices, and where to write the results."""
     kept = options.listed(*POLICIES)
     parser.add_argument(
         "--kept", type=kept, default="all", metavar="LIST", help=", ".join(POLICIES)
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, or compare and time; 1 if anything was refused or wrong."""
+    """Compile, or compare and time; return 1 if anything was refused or wrong."""
     if not args.topology:
         return _measure(args)
     todo = [
@@ -70,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def program_of(topology: str, shape: str, kept: str, algorithm: str) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operands."""
+    """The program that the flags of the command name, and its operands."""
     function, operands = stack(shape, kept, algorithm, overlap.mesh(topology))
     return with_gradient(function), operands
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Compare, time, report; 1 if anything was wrong."""
+    """Compare, time, report; return 1 if anything was wrong."""
     mesh = options.mesh(args)
     algorithms = side_by_side.measured_here(args.algorithm)
     todo = [
@@ -91,8 +91,8 @@ def _measure(args: argparse.Namespace) -> int:
 def tolerance(shape: str, ranks: int) -> float:
     """The allowed difference of results, over the largest element.
 
-    In float32, a sum of k products of random signs has an error of some sqrt(k) roundings. A layer
-    has two such sums in a row forward, and four backward, the last over all tokens.
+    In float32, a sum of k products of random signs has an error of about sqrt(k) roundings. A layer
+    has two such sums in a row forward, and four backward; the last is over all tokens.
     """
     of = StackShape.of(shape)
     longest = max(of.width, of.hidden, of.tokens * ranks)

@@ -1,7 +1,7 @@
-"""A grid of collective matmuls: "auto" beside the plain form and the compiler's own, in each cell.
+"""A grid of collective matmuls: each cell compares "auto", the plain form and the compiler's own.
 
 Every program is compiled and priced as by `python -m benchmarks overlap`. The results go into a
-file beside the page, and replace older results of the same programs. The page is written from the
+file next to the page, and replace older results of the same programs. The page is written from the
 whole file, so several runs can fill a grid.
 """
 
@@ -30,7 +30,7 @@ FORMS = {
 ROWS = (128, 512, 2048, 8192)
 K = 8192
 WIDTHS = (28672, 14336)
-#: The same for attention, whose queries are together as wide as x, or half as wide.
+#: The same for attention: all queries together are as wide as x, or half as wide.
 ATTENTION_WIDTHS = (8192, 4096)
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
@@ -68,7 +68,7 @@ class Times(NamedTuple):
 
     @property
     def above(self) -> float | None:
-        """By what share "auto" is slower than the fastest other form."""
+        """The share by which "auto" is slower than the fastest other form."""
         others = [time for time in (self.plain, self.compiler) if time is not None]
         return None if self.auto is None or not others else self.auto / min(others) - 1
 
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --grid and --page; the other options choose the cells."""
     what = "compile a grid of shapes, and write its page instead of printing tables"
     parser.add_argument("--grid", action="store_true", help=what)
-    what = f"of the grid; the figures are kept beside it, as JSON ({PAGE.name})"
+    what = f"the page of the grid; its figures are kept next to it, as JSON ({PAGE.name})"
     parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help=what)
 
 
@@ -118,7 +118,7 @@ def program(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile the cells that are asked for, and write the page; 1 if a program was refused."""
+    """Compile the cells that are asked for, write the page; return 1 if a program was refused."""
     shapes = args.shape.split(",") if args.shape else ()
     topologies = args.topology.split(",") if args.topology else TOPOLOGIES
     asked = cells(topologies, args.form or tuple(FORMS), args.direction, shapes)
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
-    """The rows that were kept; what was found replaces the rows of the same programs."""
+    """The kept rows, with new figures in place of those of the same programs."""
     rows = {tuple(row["which"].items()): row for row in kept}
     for one in found:
         row = {"which": one.which, "total": round(one.total, 1), "exposed": round(one.exposed, 1)}

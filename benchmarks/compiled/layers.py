@@ -1,21 +1,21 @@
-"""One tensor-parallel transformer block: ours against the built-in forms.
+"""Compare tensor-parallel transformer blocks: ringcoll against the built-in forms.
 
 The block is RMSNorm, attention with grouped heads, RMSNorm, gated MLP; between them activations are
-sharded by sequence. Without --topology the programs run in turn on the devices of this machine, in
-float32, after their results were compared. With --topology they are compiled in bfloat16 for chips
-that need not be here, and `ringcoll.overlap` computes their times.
+sharded by sequence. Without --topology, the results of all programs are compared, and then the
+programs run in turn on the devices of this machine, in float32. With --topology they are compiled
+in bfloat16 for chips that you need not have, and `ringcoll.overlap` computes their times.
 
   plain      jax.lax in shard_map: one all_gather for query, key and value, one for gate and up,
-             a psum_scatter after either half (Megatron's sequence parallelism)
+             a psum_scatter after each half (Megatron's sequence parallelism)
   compiler   jit with shardings and no shard_map
-  .../tuned  with the options of the compiler that were found to matter (compiled only)
+  .../tuned  with compiler options that change the program (compiled only)
   others     ringcoll.layers.tensor_parallel with an algorithm of ringcoll.all_gather_matmul and
-             ringcoll.matmul_reduce_scatter; /regather gathers once more for the gradient
+             ringcoll.matmul_reduce_scatter; /regather gathers again for the gradient
   auto+...   gradients are summed over data by an algorithm of ringcoll.psum, for each half of the
              block (others: by XLA's); /beside sums gradients of later weights under the attention
-  above      how far the total is above the longer of computing (plain's) and communicating
+  above      how far the total is above the longer of compute (plain's) and communication
   built in   the fastest of plain and compiler, tuned or not
-  error      the largest difference to plain, over the largest element of that result
+  error      the largest difference from plain, over the largest element of plain's result
 
 A shape is sequences for each group of ranks that shares a model x tokens x d x heads x heads of
 keys and values x features in the MLP. A mesh is written as data=2,model=8: the batch is sharded
@@ -44,20 +44,20 @@ from ringcoll.commands.overlap import axes
 COMPILED = "2x4096x4096x32x8x14336"
 #: About a second on CPU devices.
 MEASURED = "2x128x256x16x8x512"
-#: Those with as many ranks as there are devices are measured.
+#: The meshes; those with as many ranks as there are devices are measured.
 MESHES = ("model=8", "data=2,model=8", "data=4,model=4", "data=8,model=8")
 #: A larger error is a fault: sums of float32 in another order differ by about 1e-6.
 TOLERANCE = 1e-4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which programs, on what, and where to write what is found."""
+    """Declare which programs, on which devices, and where to write the results."""
     parser.add_argument(
         "--mesh",
         type=_mesh,
         action="append",
         metavar="data=2,model=8",
-        help=f"again for more (those of {' '.join(MESHES)} that fit)",
+        help=f"the mesh; may be repeated (default: those of {' '.join(MESHES)} that fit)",
     )
     directions = options.listed(*DIRECTIONS)
     parser.add_argument(
@@ -68,17 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mesh(text: str) -> str:
-    """A mesh, as it is written.
+    """Check the text of a mesh, and return it.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not a mesh.
     """
     axes(text)
     return text
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, or compare and time; 1 if anything was refused or wrong."""
+    """Compile, or compare and time; return 1 if anything was refused or wrong."""
     if not args.topology:
         return _measure(args)
     todo = [
@@ -101,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
 def program_of(
     topology: str, mesh: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
-    """A program, as the flags of the command name it, and its operands."""
+    """The program that the flags of the command name, and its operands."""
     function, operands = block(shape, algorithm, overlap.mesh(topology, **axes(mesh)))
     return with_gradient(function) if direction == "both" else function, operands
 
 
 def _meshes(args: argparse.Namespace, devices: int, of: str) -> list[str]:
-    """The meshes asked for, or those of `MESHES`, that have so many ranks."""
+    """The meshes that were asked for (or `MESHES`) that have this many ranks."""
     asked = args.mesh or MESHES
     fitting = [mesh for mesh in asked if prod(axes(mesh).values()) == devices]
     if not fitting:
@@ -116,7 +116,7 @@ def _meshes(args: argparse.Namespace, devices: int, of: str) -> list[str]:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Compare, time, report; 1 if anything was wrong."""
+    """Compare, time, report; return 1 if anything was wrong."""
     flat = options.mesh(args)
     algorithms = side_by_side.measured_here(args.algorithm)
     todo = [

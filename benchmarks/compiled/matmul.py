@@ -1,15 +1,16 @@
-"""Collective matmuls on this machine's devices: ours against the built-in collective and `@`.
+"""Time collective matmuls on this machine: ringcoll against the built-in collective and `@`.
 
 First all results are compared with NumPy's; sums of small integers are exact. Then all programs
-run in turn, and a ratio to plain is between times of one round. Temporaries are what one rank holds
-beside operands and results, by the compiler's count. A chunk is one rank's part of the array that
-is sent (its shard of x or w, its block of the result). The forms and their shapes, m x k x f, are
-those of `python -m benchmarks overlap`; float32. With --wire int8 the forms whose messages hold
-codes run in turn with the others, forward, and their results have to be within the wire's bound.
+run in turn. A ratio to plain compares times of the same round. Temporaries are the memory of one
+rank besides operands and results, as the compiler counts it. A chunk is one rank's part of the
+array that is sent (its shard of x or w, or its block of the result). The forms and their shapes, m
+x k x f, are those of `python -m benchmarks overlap`, in float32. With --wire int8, forms whose
+messages hold codes run in turn with the others, forward only; their errors must be within the
+wire's bound.
 
-With --trace the profiler measures how long a rank sends messages in a call, how long it works,
-and how much of the shorter of the two overlaps. For several processes, start it in each, or let
-`python -m benchmarks cluster` do so.
+With --trace, the profiler measures how long a rank sends messages in a call, how long it computes,
+and how much of the shorter of the two overlaps. For several processes, start the command in each,
+or let `python -m benchmarks cluster` do so.
 """
 
 import argparse
@@ -49,9 +50,9 @@ class Overlapped:
 
     Attributes:
         over_plain: seconds over those of plain in the same round.
-        temporaries: bytes; None if the compiler does not tell.
+        temporaries: bytes; None if the compiler does not say.
         chunk: bytes.
-        busy: from a trace; None without one.
+        busy: the result of a trace; None without one.
     """
 
     form: str
@@ -67,7 +68,7 @@ class Overlapped:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which programs, how long, and where to write what is found."""
+    """Declare which programs, for how long, and where to write the results."""
     add, listed = parser.add_argument, options.listed
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = ", ".join(OURS)
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, time, report; 1 if anything was wrong."""
+    """Compare, time, report; return 1 if anything was wrong."""
     processes.start(args)
     mesh = options.mesh(args)
     header = options.described(mesh)
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
                 continue
             try:
                 found += _measured(args, mesh, form, direction, shape, seconds)
-            except ValueError as error:  # sizes that do not divide
+            except ValueError as error:  # the ranks do not divide the sizes
                 args.error(f"--shape {shape}: {in_a_line(error)}")
     _print(found)
     if processes.leads():
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 def _measured(
     args: argparse.Namespace, mesh: Mesh, form: str, direction: str, shape: str, seconds: float
 ) -> list[Overlapped]:
-    """Plain and the algorithms, side by side."""
+    """Measure plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, args.algorithm)]
     if args.wire and direction == "forward":
@@ -164,7 +165,7 @@ def _ready(
     operands: Sequence[np.ndarray],
 ) -> Ready:
     function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
-    if direction == "both":  # by a cotangent of small integers too
+    if direction == "both":  # the cotangent consists of small integers too
         function = with_gradient(function, jnp.sign)
     placed = [
         jax.make_array_from_callback(whole.shape, of.sharding, whole.__getitem__)
@@ -174,13 +175,13 @@ def _ready(
 
 
 def _operands(form: str, shape: str) -> list[np.ndarray]:
-    """Integers from -1 to 1, whose sums are exact: for 63 ranks, `exact` makes 0 to 2."""
+    """Integers from -1 to 1, whose sums are exact. (For 63 ranks, `exact` makes 0 to 2.)"""
     sizes = FORMS[form].shapes(*(int(size) for size in shape.split("x")))
     return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
 
 
 def _allowed(form: str, algorithm: str, x: np.ndarray, w: np.ndarray, n: int) -> float:
-    """How far off a result with a wire may be: the bound of its collective; 0 without one."""
+    """How far off a result with a wire may be: the bound of its collective; 0 without a wire."""
     name, options = name_and_options(algorithm)
     if "wire" not in options:
         return 0.0

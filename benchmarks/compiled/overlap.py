@@ -1,20 +1,20 @@
-"""Collective matmuls as real compilers schedule them: ours against the built-in forms.
+"""Compile collective matmuls for chips that you need not have: ringcoll against the built-in forms.
 
-No TPU is needed: every program is compiled for the topology (libtpu, the extra tpu), and
-`ringcoll.overlap` computes its times; its docstring has the model. For GPUs (--topology h200:8, the
-extra gpu) a second table counts the collectives with a matmul under them.
+Every program is compiled for the topology (by libtpu, the extra tpu), and `ringcoll.overlap`
+computes its times; `help(ringcoll.overlap)` has the model. For GPUs (--topology h200:8, the extra
+gpu) a second table counts the collectives with a matmul under them.
 
   plain      the built-in collective, then the multiplication (or in the other order)
-  compiler   jit with shardings and no shard_map: XLA's own collective matmul where it finds one
-  .../tuned  with the options of the compiler that were found to matter
+  compiler   jit with shardings and no shard_map: XLA's own collective matmul if it finds one
+  .../tuned  with compiler options that change the program
   1lane...   the ring in another formulation: see `benchmarks.compiled.ring_formulations`
   notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
   chunks4, grouped: forms for a switch: see `benchmarks.compiled.switch_forms`
   auto:tree  order="tree", on devices in the order of a cube, where the partners of its first
              rounds are neighbours
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
-             /regather gathers once more for the gradient, in place of keeping
-  above      how far the total is above the longer of computing (plain's) and communicating
+             /regather gathers again for the gradient instead of keeping the gathered array
+  above      how far the total is above the longer of compute (plain's) and communication
   built in   the fastest of plain and compiler, tuned or not
 """
 
@@ -38,7 +38,7 @@ SHAPES = ("8192x8192x28672", "4096x4096x14336", "2048x4096x4096")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which programs, and where to write what is found."""
+    """Declare which programs, and where to write the results."""
     add, listed = parser.add_argument, options.listed
     add("--topology", metavar="LIST", help="such as v5e:4x2, h200:8")
     forms = (*FORMS, *block_halves.FORMS)
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile every program, and print a table, or write the page of a grid."""
+    """Compile every program, and print a table or write the page of a grid."""
     if args.grid:
         return grid.run(args)
     args.form = args.form or [*FORMS]

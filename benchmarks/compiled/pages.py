@@ -1,7 +1,7 @@
-"""Writes the tables of README and of the pages from claims.
+"""Write the tables of README and of the pages from claims.
 
 `pages.toml` lists the tables. Rows and columns name flags. A cell shows the program whose flags
-are those of its row, its column and the table's `where`, all together. Where a flag has several
+are those of its row, its column and the table's `where`, all together. If a flag has several
 values, the cell shows the fastest of these programs. Besides flags, a row or column may have:
 
   title     the text at its head (a list, for rows only: in several columns)
@@ -168,7 +168,7 @@ def programs(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
 
 
 def headline(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
-    """The programs of them that CI compiles again."""
+    """The programs in these tables that CI compiles again."""
     for table in tables:
         for which in table.programs():
             flags = dict(which.flags)
@@ -182,11 +182,11 @@ def written(
     """The text of a page, with its tables written again.
 
     Returns:
-        The text; and, by table, how many of its programs have no claim. Such a table stays as it
-        is.
+        The text; and, by table, how many of its programs have no claim. Such a table is not
+        changed.
 
     Raises:
-        ValueError: the page has no place for a table, or a place for one that is not listed.
+        ValueError: the page has no place for a table, or has a place for one that is not listed.
     """
     text = (ROOT / page).read_text(encoding="utf-8")
     listed = {table.name: table for table in tables if table.page == page}
@@ -212,7 +212,7 @@ def written(
 def write_pages(
     tables: Sequence[PageTable], claims: Sequence[Claim]
 ) -> tuple[list[str], dict[str, int]]:
-    """Write the tables into their pages, those of algorithms too.
+    """Write the tables into their pages, including the tables of algorithms.
 
     Returns:
         The pages that changed; and missing claims, as `written`.

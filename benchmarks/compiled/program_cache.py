@@ -25,7 +25,7 @@ from ringcoll.overlap.program import versions as installed
 
 
 def versions() -> dict[str, str]:
-    """The versions of JAX and of the TPU compiler; "none" if that is not installed."""
+    """The versions of JAX and of the TPU compiler; "none" if the compiler is not installed."""
     found = installed(("tpu",))
     return {name: found.get(name, "none") for name in ("jax", "libtpu")}
 
@@ -38,10 +38,10 @@ def compiled(
     options: Mapping[str, Any],
     profile: bool,
 ) -> tuple[overlap.Program, float]:
-    """A program, and the seconds that it took to compile, and to profile if that was asked for.
+    """A program, and the seconds that it took to compile and, if asked, to profile.
 
     Args:
-        folder: where programs are kept; None keeps none.
+        folder: the folder in which programs are kept; None keeps none.
         topology, function, operands, options, profile: as for `overlap.compile_for`.
     """
     path = None
@@ -56,7 +56,8 @@ def compiled(
         topology, function, *operands, compiler_options=options, profile=profile
     )
     seconds = time.perf_counter() - start
-    if path is not None and bool(program.profile) == profile:  # else the next try may get one
+    # Without the profile that was asked for, do not keep it: the next try may get one.
+    if path is not None and bool(program.profile) == profile:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The network is not kept, because the mesh gives it again.
         kept = {"program": asdict(replace(program, network=None)), "seconds": seconds}

@@ -1,4 +1,4 @@
-"""The figures of programs that were compiled and not run, and tables of them."""
+"""The figures of programs that were compiled but not run, and tables of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class Figures:
     """The cost of one program.
 
     Attributes:
-        which: names the program: heads and cells of the first columns.
+        which: the keywords that name the program; they are the first columns of a table.
         total, exposed, communication: microseconds; 0 if its text has no times.
         hidden: by kind of collective, how many have a matmul under them, and how many there are.
     """
@@ -35,7 +35,7 @@ class Figures:
         return self.which["algorithm"]
 
     def is_beside(self, other: "Figures") -> bool:
-        """Whether the two differ in nothing but the algorithm."""
+        """Whether the two differ only in the algorithm."""
         return self.which | {"algorithm": other.algorithm} == other.which
 
 
@@ -77,7 +77,7 @@ def print_timed(found: Sequence[Figures]) -> None:
 
 
 def print_counted(found: Sequence[Figures]) -> None:
-    """Print programs of GPUs, or without times, with counts of hidden collectives."""
+    """Print programs for GPUs, or without times, with counts of hidden collectives."""
     made = report.table(*found[0].which, "with a matmul under them", "temp\nMiB", "compile\ns")
     for one in found:
         made.add_row(

@@ -1,4 +1,4 @@
-"""Matmuls with a collective as programs: ours, the built-in forms, and rings of others."""
+"""Matmuls with a collective as programs: ringcoll's, the built-in forms, and published rings."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ TUNING = {
     },
     "gpu": {"xla_gpu_threshold_for_windowed_einsum_mib": "0"},
 }
-DIRECTIONS = ("forward", "both")  # the second: with both gradients
-#: Ours with messages of codes.
+DIRECTIONS = ("forward", "both")  # "both" is forward and both gradients
+#: Algorithms of ringcoll whose messages hold codes.
 ENCODED = ("auto:int8", "bidirectional_ring:int8")
-#: Ours with `order="tree"`.
+#: Algorithms of ringcoll with `order="tree"`.
 IN_ORDER = ("auto:tree",)
 OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 
@@ -43,13 +43,13 @@ class Form:
     """A matmul with a collective.
 
     Attributes:
-        shapes: of both operands, for m, k and f.
-        ins: their shardings.
+        shapes: gives the shapes of both operands for m, k and f.
+        ins: the shardings of the operands.
         out: the sharding of the result.
         ours: the call of ringcoll.
         plain: the built-in collective and the multiplication.
         travels: which of x, w and the result is sent.
-        has_residuals: whether ours may keep the gathered array, or gather it again.
+        has_residuals: whether ringcoll may keep the gathered array or gather it again.
     """
 
     shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
@@ -148,7 +148,7 @@ def program(
 
 
 def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any]:
-    """The operands of a rival, with w arranged as it needs it."""
+    """The operands of a rival, with w in the order that the rival needs."""
     spec = FORMS[name].ins[1]
     change = ARRANGED.get((rival, name), lambda w: w)
     made = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
@@ -171,7 +171,7 @@ def tuning(topology: str, algorithm: str) -> dict[str, str]:
 
 
 def mesh_of(topology: str, algorithm: str) -> Mesh:
-    """All devices, in the order of a ring; or, for a tree of sums, as a cube of sides of two."""
+    """A mesh of all devices, in the order of a ring; for a tree of sums, of a cube with sides 2."""
     mesh = overlap.mesh(topology)
     if algorithm not in IN_ORDER:
         return mesh
@@ -186,7 +186,7 @@ def by_shardings(function: Callable, operands: tuple) -> Callable:
 
 
 def with_gradient(function: Callable, cotangent: Callable = lambda y: y * y) -> Callable:
-    """Forward and backward; the cotangent waits for the result, as that of a loss does."""
+    """Forward and backward; the cotangent waits for the result, as the cotangent of a loss does."""
 
     def both(x: Array, w: Array) -> Any:
         y, pull_back = jax.vjp(function, x, w)

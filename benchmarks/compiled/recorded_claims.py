@@ -1,4 +1,4 @@
-"""Claims: the figures on the pages of programs that were compiled or modelled, but not run.
+"""Claims: the figures on the pages about programs that were compiled or modelled, but not run.
 
 `claims.json` holds all claims, `benchmarks.compiled.pages` shows them in tables, and
 `python -m benchmarks claims` computes them again.
@@ -26,11 +26,11 @@ from ringcoll.io.files import write
 from ringcoll.overlap import gpus
 
 FILE = Path(__file__).with_name("claims.json")
-#: How far a claim may be off: a share of its time, points of exposure, a share of its temporaries
-#: (or 1 MiB).
+#: How far a claim may be off: a share of its time, points of exposure, and a share of its
+#: temporaries (or 1 MiB, if that is more).
 TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
 
-#: The commands that compile programs, and functions from their flags to programs.
+#: The commands that compile programs, and the functions that make programs from their flags.
 COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
@@ -39,7 +39,7 @@ COMPILED: Mapping[str, compiling.Make] = {
     "context": context.program_of,
     "experts": experts.program_of,
 }
-#: The commands that only model, and functions from their flags to seconds.
+#: The commands that only model, and the functions that give seconds from their flags.
 MODELLED: Mapping[str, Callable[..., float]] = {
     "scale": scale.seconds_of,
     "referee": referee.seconds_of,
@@ -86,7 +86,7 @@ class ClaimedProgram:
         try:
             return f"{name} {version(name)}"
         except PackageNotFoundError:
-            return f"no {name}"  # no claim has this compiler
+            return f"no {name}"  # no claim names such a compiler
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Claim:
         exposed_percent: the percentage of the time that is exposed communication.
         temporaries, program: bytes; None if nothing is compiled.
         profiled: whether times are from the profile; the compiler cannot profile every program.
-        hidden: how many collectives have a matmul under them, and how many there are; None
-            of TPUs.
-        digest: that of `digest` when the figures were saved; None if nothing is compiled.
+        hidden: how many collectives have a matmul under them, and how many there are; None for
+            TPUs.
+        digest: the result of `digest` when the figures were saved; None if nothing is compiled.
     """
 
     which: ClaimedProgram
@@ -143,7 +143,7 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
         cache: a folder of compiled programs; see `benchmarks.compiled.program_cache`.
 
     Raises:
-        Exception: JAX or the compiler raises.
+        Exception: whatever JAX or the compiler raises.
     """
     flags = dict(which.flags)
     if which.run in MODELLED:
@@ -155,10 +155,10 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
 
 @cache
 def digest(which: ClaimedProgram) -> str | None:
-    """A digest of all that the figures of a program come from; None if nothing is compiled.
+    """A digest of everything that determines the figures of a program; None if not compiled.
 
-    That is what is compiled, the compiler, and the code and the machines that give it times. While
-    it is that of a claim, to compile again would give the same figures.
+    That is the program, the compiler, and the code and the machines that give it times. As long as
+    it is equal to the digest of a claim, compiling again would give the same figures.
     """
     if which.run in MODELLED:
         return None
@@ -170,7 +170,7 @@ def digest(which: ClaimedProgram) -> str | None:
 def _timing(of_gpus: bool) -> str:
     """The code that gives times to a compiled program, and the rates of its machines.
 
-    Without comments and docstrings. The times of GPUs come from all of the model of costs.
+    Comments and docstrings are left out. For GPUs, the whole model of costs gives times.
     """
     rooms = [overlap, costs] if of_gpus else [overlap]
     files = [path for room in rooms for path in Path(room.__path__[0]).rglob("*.py")]
@@ -215,7 +215,7 @@ def _claim(row: Mapping[str, Any]) -> Claim:
 
 
 def save(claims: Iterable[Claim], file: Path = FILE) -> None:
-    """Write all claims, a line each, sorted by command and versions."""
+    """Write all claims, one per line, sorted by command and versions."""
     lines = [json.dumps(_row(claim)) for claim in sorted(claims, key=_place)]
     head = json.dumps({"tolerance": TOLERANCE})[:-1]
     write(file, f'{head}, "claims": [\n' + ",\n".join(lines) + "\n]}\n")

@@ -2,16 +2,16 @@
 
 A formulation has a name such as "2lanes-joined-tied"; each part of the name is a choice:
 
-  1lane, 2lanes  whole shards in one direction, or half of each shard in either direction
+  1lane, 2lanes  whole shards in one direction, or half of each shard in each direction
   joined         the halves of two lanes multiplied as one matmul, not as two
   tied           a barrier in each round, over the shards that arrive and the products so far
   loop           a `fori_loop` instead of one round after the other
 
 `python -m benchmarks overlap --algorithm LIST` compiles them. The engine of the library uses the
-best of them, for any schedule. A gather is 2lanes-joined-tied; if its products are added up, it is
+best of them, for any schedule. A gather is 2lanes-joined-tied; if its products are added, it is
 a loop without barriers (`adding` of `benchmarks.compiled.rivals`). A scatter is
-2lanes-joined-tied-loop, or runs by turns where messages take longer than products
-(`ringcoll.runtime.turns`). `overlap.md` says which is best where, and why.
+2lanes-joined-tied-loop; if messages take longer than products, it runs by turns
+(`ringcoll.runtime.turns`). `overlap.md` says which one is best for which machine, and why.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ FORMS = ("all_gather_matmul", "matmul_reduce_scatter")
 
 
 def formulation(form: str, name: str) -> Formulation:
-    """A function of x and w in `shard_map` over an axis x, for one of `FORMS`."""
+    """The function of x and w for one of `FORMS`; it runs in `shard_map` over an axis x."""
     chosen = name.split("-")
     made = dict(zip(FORMS, (_gathered, _scattered), strict=True))[form]
     return partial(

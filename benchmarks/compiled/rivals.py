@@ -1,8 +1,8 @@
 """Rings that others published for the same matmuls, rewritten here.
 
 Each is a function of x and w in `shard_map` over an axis x, for one form of
-`benchmarks.compiled.programs`. Where the authors keep weights in another order, `ARRANGED` puts
-them in that order outside the program, so that the program does not pay for it.
+`benchmarks.compiled.programs`. If the authors keep weights in another order, `ARRANGED` puts them
+in that order outside the program, so that this takes no time in the program.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,17 +37,17 @@ def _varying(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def _forwarded(pieces: list[Array]) -> list[Array]:
-    """The first goes up, the second down."""
+    """Send the first piece to the next rank, the second to the rank before."""
     return [hop(piece, 1 - 2 * lane) for lane, piece in enumerate(pieces)]
 
 
 def _origins(turn: Any) -> list[Array]:
-    """The ranks whose pieces a rank holds after so many hops."""
+    """The ranks whose pieces a rank holds after `turn` hops."""
     return [rank_after(-turn), rank_after(turn)]
 
 
 def _gathered(turn: Callable, pieces: list[Array], out: Any, loop: bool = False) -> Any:
-    """Run `turn(i, pieces, out)` on the pieces of i hops, for i < n; the last after the loop."""
+    """Run `turn(i, pieces, out)` on the pieces after i hops, i < n; the last is not in the loop."""
 
     def step(i, state):
         pieces, out = state

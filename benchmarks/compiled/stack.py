@@ -1,6 +1,6 @@
-"""A stack of fully sharded layers as programs: ours, and the built-in forms.
+"""A stack of fully sharded layers as programs: ringcoll's, and the built-in forms.
 
-x + down(silu(gate(x)) * up(x)) of layer after layer, under a scan. Parameters are float32 and
+Each layer is x + down(silu(gate(x)) * up(x)); a scan runs them. Parameters are float32 and
 sharded over the one axis of the mesh; x is sharded by tokens. All programs have the same layer.
 They differ in how and when they gather its parameters.
 """
@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings
 from ringcoll.layers import fsdp
 
-#: `fsdp.linear` by its own algorithm for the products; the gathers by `scan_layers`.
+#: `scan_layers` gathers, and `fsdp.linear` multiplies with its own algorithm.
 FUSED = "fused"
-#: `fsdp.linear` alone, with these options: everything is gathered under its product.
+#: Only `fsdp.linear`, with these options: everything is gathered under its product.
 LINEAR: dict[str, dict[str, Any]] = {
     "linear": {},
     "linear/regather": {"residuals": "regather"},
@@ -29,7 +29,7 @@ LINEAR: dict[str, dict[str, Any]] = {
 }
 OURS = ("auto", "ring", "bidirectional_ring", "two_ended", FUSED, *LINEAR)
 
-#: What a layer keeps for the gradient beside its x; the rest is computed again.
+#: What a layer keeps for the gradient besides its x; the rest is computed again.
 POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_saveable}
 
 Weights = dict[str, Any]
@@ -42,8 +42,8 @@ class StackShape:
     """Sizes of a stack.
 
     Attributes:
-        layers: how many.
-        tokens: on each rank.
+        layers: the number of layers.
+        tokens: the tokens on each rank.
         width: features of a token between layers.
         hidden: features inside a layer.
     """
@@ -55,7 +55,7 @@ class StackShape:
 
     @staticmethod
     def of(text: str) -> "StackShape":
-        """That of "4x4096x4096x14336"."""
+        """Read a shape such as "4x4096x4096x14336"."""
         return StackShape(*map(int, text.split("x")))
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -71,14 +71,14 @@ class StackShape:
 def stack(
     shape: str, kept: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16
 ) -> tuple[Callable, tuple]:
-    """A stack as a function of x and weights, and both, as `overlap.compile_for` takes them.
+    """A stack as a function of x and weights, and these operands, for `overlap.compile_for`.
 
     Args:
         shape: see `StackShape`.
         kept: one of `POLICIES`.
         algorithm: one of `programs.BUILT_IN` or `OURS`.
-        mesh: of one axis.
-        dtype: of all but the weights, which are float32.
+        mesh: a mesh with one axis.
+        dtype: the dtype of everything but the weights, which are float32.
     """
     sizes, (axis,) = StackShape.of(shape), mesh.axis_names
     shapes = {

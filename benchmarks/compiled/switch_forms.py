@@ -1,4 +1,4 @@
-"""Collective matmuls in forms that suit a switch, on which permutes are slow and built-ins fast.
+"""Collective matmuls in forms for a switch, on which permutes are slow and built-ins are fast.
 
   chunks2, chunks4, chunks8  the built-in collective of a part of the rows under the matmul of
                              another part; a barrier between parts keeps compilers from joining them
@@ -17,7 +17,7 @@ FORMS = ("all_gather_matmul", "matmul_reduce_scatter")
 
 
 def _gathered_in_chunks(x: Array, w: Array, chunks: int) -> Array:
-    """x: [m/n, k], w: [k, f] -> [m, f]; each chunk is gathered under the product of the last."""
+    """x: [m/n, k], w: [k, f] -> [m, f]; a chunk is gathered under the product of the one before."""
     n, parts = lax.axis_size("x"), jnp.split(x, chunks)
     empty = lax.empty((n, chunks, parts[0].shape[0], w.shape[1]), x.dtype)
     out = lax.pcast(empty, "x", to="varying")

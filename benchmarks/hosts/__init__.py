@@ -1,1 +1,1 @@
-"""Benchmarks between hosts made on this machine, and of programs whose processes fail."""
+"""Benchmarks between hosts that are made on this machine, and of programs that fail."""

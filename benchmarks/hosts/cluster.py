@@ -1,12 +1,12 @@
-"""Hosts on this machine with links of a given rate, and a command in a process on each.
+"""Make hosts on this machine with links of a given rate, and run a command on all of them.
 
     python -m benchmarks cluster --hosts 4 --rate 1gbit
     python -m benchmarks cluster --hosts 4 --rate 500mbit --links ring wire --collective psum
     python -m benchmarks cluster --hosts 2 --devices 2 tune --collective psum
 
 Each host is a network namespace, so this needs root. (With --loopback it does not: processes
-share this machine's network, whose links are not shaped.) Nothing is left behind, however it
-ends.
+share this machine's network, and links have no given rate.) Hosts and links are always removed
+at the end.
 """
 
 import argparse
@@ -20,29 +20,32 @@ from benchmarks.hosts import namespaces
 from benchmarks.hosts.links import LINKS, bits
 from benchmarks.measuring import launch
 
-#: Seconds that the other processes get when one has failed, because they may hang.
+#: Seconds that the other processes get to end when one has failed. They may hang.
 GRACE = 15
-_COORDINATOR = 4321  # free, because the hosts are new
+_COORDINATOR = 4321  # this port is free, because the hosts are new
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The hosts, and what they run."""
+    """Declare the hosts, and what they run."""
     add = parser.add_argument
     add("--hosts", type=int, default=4, metavar="N", help="the number of hosts (4)")
     add("--devices", type=int, default=1, metavar="N", help="devices of each host (1)")
-    add("--rate", default="1gbit", metavar="RATE", help="of a link, in each direction (1gbit)")
-    add("--links", choices=LINKS, default="star", help="a switch, or a cable to each neighbour")
-    add("--loopback", action="store_true", help="no hosts: processes on this machine's network")
+    what = "the rate of a link in each direction (1gbit)"
+    add("--rate", default="1gbit", metavar="RATE", help=what)
+    what = "star is a switch; ring is a cable to each neighbour (star)"
+    add("--links", choices=LINKS, default="star", help=what)
+    what = "make no hosts: run processes on this machine's network"
+    add("--loopback", action="store_true", help=what)
     add(
         *("command",),
         nargs=argparse.REMAINDER,
         metavar="COMMAND",
-        help="of python -m benchmarks, with its flags (wire)",
+        help="a command of python -m benchmarks, with its flags (wire)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the hosts, run, take them away; 1 if a process failed."""
+    """Make the hosts, run the command, remove the hosts; return 1 if a process failed."""
     if args.hosts < 1 or args.devices < 1:
         raise SystemExit(f"--hosts {args.hosts} --devices {args.devices}: give 1 or more of each")
     try:
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _exits_by_signals() -> Iterator[None]:
-    """In the block, signals exit Python with cleanup, even if the shell ignores them."""
+    """In this block, signals end Python with cleanup, even if the shell ignores signals."""
     stops = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(stop, lambda number, _: sys.exit(128 + number)) for stop in stops]
     try:
@@ -82,7 +85,7 @@ def _exits_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _places(args: argparse.Namespace) -> Iterator[tuple[str, list[list[str]]]]:
-    """The coordinator's address, and a prefix for commands on each host."""
+    """The coordinator's address, and the words with which a command on each host begins."""
     if args.loopback:
         with launch.loopback() as address:
             yield address, [["env", f"--chdir={os.getcwd()}"]] * args.hosts

@@ -1,8 +1,9 @@
-"""What happens when a process fails or runs another program: today, checked, under a deadline.
+"""Show what happens if a process fails or runs another program: plain, checked, with a deadline.
 
 Several processes on this machine, each with one device, communicate through gloo on the loopback.
-All run a healthy program once. Then the last process does what the row says. The table says how
-each process ended, and after how many seconds. (Most rows hang today, for as long as --patience.)
+All run a correct program once. Then the last process does what the row says. The table says how
+each process ended, and after how many seconds. (Without ringcoll's tools, most rows hang until
+--patience is over.)
 """
 
 import argparse
@@ -73,14 +74,14 @@ def large_small(x: Array) -> Array:
 
 
 def _scaled(x: Array, scales: dict[str, int]) -> Array:
-    """Sums in the order of a dictionary, as if each process iterated a set in its own order."""
+    """Sum x in a dictionary's order, as if each process iterated over a set in another order."""
     sums, last = {}, x
     for name, scale in scales.items():
         sums[name] = last = ring(scale * x + 0 * last)
     return sums["large"] - sums["small"]
 
 
-#: For programs that do not return the plain sum: from that sum and n to the result.
+#: For programs that do not return the plain sum: a function from that sum and n to the result.
 RIGHT: dict[Program, Callable[[int, int], int]] = {
     sum_greatest: lambda total, n: total + 2 * n,
     small_large: lambda total, n: 99 * total,
@@ -99,14 +100,14 @@ def fail() -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """What the last process does first, its program and operand, and the others' program."""
+    """What the last process does first, its program and operand, and the program of the others."""
 
     act: Callable[[], Any] | None = None
     own: Program = ring
     others: Program = ring
     rows: int = 1
     dtype: str = "float32"
-    turned: bool = False  # its mesh has another order of devices, and operands have no mesh
+    turned: bool = False  # its mesh has another order of devices; operands do not name a mesh
 
 
 FAILURES = {
@@ -130,7 +131,7 @@ FAILURES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     processes.add_arguments(parser)
     add = parser.add_argument
-    add("--only", metavar="WORDS", default="", help="the rows with these words")
+    add("--only", metavar="WORDS", default="", help="only the rows whose names have these words")
     ways = options.listed(*WAYS)
     add("--ways", type=ways, default="all", metavar="LIST", help=f"columns, of {', '.join(WAYS)}")
     add("--seconds", type=float, default=10, help="seconds of the deadline (%(default)g)")
@@ -138,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--patience",
         type=float,
         default=150,
-        help="a process that lives longer hangs (%(default)g s)",
+        help="seconds after which a process counts as hanging (%(default)g)",
     )
 
 
@@ -203,7 +204,7 @@ def _process(args: argparse.Namespace) -> int:
 
 
 def ended(only: str, way: str, count: int, seconds: float = 10, patience: float = 150) -> list[End]:
-    """Run rows of a column of the table in so many processes, and wait for them."""
+    """Run rows of one column of the table in `count` processes, and wait for them."""
     what = ["-m", "benchmarks", "failures", "--only", only, "--ways", way, "--seconds", seconds]
     with launch.loopback() as at:
         return launch.together(launch.python(at, count, *what), [1] * count, seconds=patience)

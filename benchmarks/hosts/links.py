@@ -1,4 +1,4 @@
-"""Hosts and their links: the fewest bytes that links must carry, and those of a schedule."""
+"""Hosts and their links: the fewest bytes that links must carry, and the bytes of a schedule."""
 
 import argparse
 import re
@@ -20,20 +20,21 @@ from ringcoll.pricing import Price
 from ringcoll.schedules.phases import phases
 from ringcoll.schedules.registry import EXCHANGES
 
-#: One switch; or a cable from each host to the next one.
+#: "star" is one switch; "ring" is a cable from each host to the next one.
 LINKS = ("star", "ring")
 
 
 @dataclass(frozen=True)
 class Wire:
-    """The hosts and what joins them.
+    """The hosts and their links.
 
     Attributes:
-        hosts: how many.
-        local: ranks on each.
-        links: how they are joined, one of `LINKS`.
-        rate, tcp: bytes per second of a link in one direction: as configured, as TCP reaches.
-        counts: whether the hosts have their own interfaces, whose counters are read.
+        hosts: the number of hosts.
+        local: the number of ranks on each host.
+        links: how hosts are joined, one of `LINKS`.
+        rate, tcp: bytes per second of a link in one direction: the configured rate, and the rate
+            that TCP reaches.
+        counts: whether the hosts have their own interfaces; then the counters of these are read.
     """
 
     hosts: int
@@ -45,22 +46,22 @@ class Wire:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.hosts * self.local
 
     def bound(self, case: Case, size: int) -> float:
         """The fewest bytes that the busiest link must carry in one direction.
 
         Args:
-            case: of the collective.
-            size: in bytes, as nccl-tests count it.
+            case: the collective.
+            size: bytes, as nccl-tests counts them.
         """
         if case.name == "ppermute":
             return size
         shares = (self.hosts - 1) / self.hosts * size
         if case.name == "pbroadcast":
             shares = size
-        elif case.name in ("psum", "pmax", "pmin"):  # scattered, and gathered
+        elif case.name in ("psum", "pmax", "pmin"):  # first scattered, then gathered
             shares *= 2
         ports = 2 if self.links == "ring" and self.hosts > 2 else 1
         if case.name not in EXCHANGES:
@@ -82,10 +83,10 @@ class Wire:
         return float(np.max(loads)) * shard
 
     def paid(self, row: Measurement) -> Price | None:
-        """The price for the fit of a model: as `model.paid`, except the bytes on the link.
+        """The price for the fit of a model: as `model.paid`, but with other bytes on the link.
 
-        XLA:CPU runs the moves of a round one after the other. If two ranks swap, gloo sends one
-        direction after the other.
+        XLA:CPU runs the moves of a round one after the other. If two ranks exchange messages, gloo
+        sends one direction after the other.
         """
         counts = paid(row)
         if counts is None or row.collective not in COLLECTIVES:
@@ -94,7 +95,7 @@ class Wire:
         return replace(counts, link=Fraction(sum(busy)))
 
     def _moves(self, row: Measurement) -> Iterator[tuple[np.ndarray, bool]]:
-        """For each move: shards on every link, by sender and side; and whether two ranks swap."""
+        """For each move: shards on every link, by sender and side; whether two ranks exchange."""
         name, shape = on_shape(name_and_options(row.resolved)[0])
         made = build(row.collective, name, shape or (row.ranks,))
         for phase in phases(row.collective, made):
@@ -115,8 +116,8 @@ class Wire:
         """A row's bytes over its price, and its time over the bounds.
 
         Args:
-            row: with its time.
-            by_link: bytes that a call sent by every interface of every host.
+            row: a row with a time.
+            by_link: the bytes that a call sent through every interface of every host.
         """
         if row.seconds is None:
             raise ValueError(f"only checked, not timed: {row}")
@@ -133,10 +134,10 @@ class Wire:
 
 
 def way(source: int, target: int, hosts: int) -> int:
-    """The side to which a message leaves in a ring of hosts: 1 to the next host, or -1.
+    """The direction in which a message leaves in a ring of hosts: 1 to the next host, or -1.
 
-    It is the shorter way. To opposite hosts, even hosts send one way and odd hosts the other, so
-    that all cables carry equally much if all swap.
+    It is the shorter way. To the opposite host, even hosts send in one direction and odd hosts in
+    the other. So all cables carry equally much if all pairs of opposite hosts exchange messages.
     """
     ahead = (target - source) % hosts
     if 2 * ahead == hosts:
@@ -145,7 +146,7 @@ def way(source: int, target: int, hosts: int) -> int:
 
 
 def bits(text: str) -> float:
-    """A rate as `tc` takes it, 500mbit, in bytes per second; a type for argparse."""
+    """Read a rate as `tc` takes it, such as 500mbit, in bytes per second; a type for argparse."""
     parsed = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text)
     if not parsed or not float(parsed[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: give a rate such as 500mbit or 1gbit")
@@ -153,5 +154,5 @@ def bits(text: str) -> float:
 
 
 def in_bits(rate: float) -> str:
-    """Bytes per second in Mbit/s."""
+    """A rate in bytes per second, written in Mbit/s."""
     return f"{rate * 8e-6:.4g} Mbit/s"

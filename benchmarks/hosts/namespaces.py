@@ -1,7 +1,7 @@
-"""Hosts on this machine: network namespaces, joined by links that are shaped to a rate.
+"""Hosts on this machine: network namespaces, joined by links that are limited to a rate.
 
-A namespace has no name outside. A process that waits for the end of its standard input holds it
-open. So when this process ends in any way, the kernel removes hosts, links and mounts.
+A namespace has no name in the system. A process that waits for the end of its standard input keeps
+it open. So the kernel removes hosts, links and mounts when this process ends, for any reason.
 """
 
 import os
@@ -14,9 +14,9 @@ from shutil import which
 
 from benchmarks.hosts.links import way
 
-#: Of util-linux and iproute2.
+#: The programs that are needed, of util-linux and iproute2.
 TOOLS = ("unshare", "nsenter", "setpriv", "mount", "ip", "tc")
-#: A whole segment (64 KiB) must fit, before the sender cuts it.
+#: The burst must hold a whole segment (64 KiB), which is limited before the sender cuts it.
 _BURST = "128kb latency 200ms"
 
 
@@ -33,7 +33,7 @@ class Host:
     holder: subprocess.Popen
 
     def command(self, *command: str) -> list[str]:
-        """A command that runs on this host, in this folder, and ends when this process does."""
+        """A command that runs on this host, in the current folder, and ends with this process."""
         target = ["--target", str(self.holder.pid), "--net", "--mount", f"--wd={os.getcwd()}"]
         return ["setpriv", "--pdeathsig", "KILL", "nsenter", *target, *command]
 
@@ -62,10 +62,10 @@ def made(number: int, links: str, rate: str) -> Iterator[list[Host]]:
     """Make hosts that all reach each other.
 
     Args:
-        number: at least 1.
-        links: "star" joins all to one switch. "ring" joins each to the next one and the one
+        number: the number of hosts, at least 1.
+        links: "star" joins all to one switch. "ring" joins each to the next one and to the one
             before; hosts forward messages for others the shorter way.
-        rate: of each link in each direction, as `tc` takes it: 500mbit.
+        rate: the rate of each link in each direction, as `tc` takes it, such as 500mbit.
     """
     with ExitStack() as held:
         hosts = [_host(held, f"10.77.0.{i + 1}") for i in range(number)]
@@ -77,7 +77,7 @@ def made(number: int, links: str, rate: str) -> Iterator[list[Host]]:
 
 
 def _host(held: ExitStack, address: str) -> Host:
-    holder = held.enter_context(  # leaving closes its input, which ends it
+    holder = held.enter_context(  # leaving the context closes its input, which ends it
         subprocess.Popen(
             ["unshare", "--net", "--mount", "sh", "-c", "echo; exec cat"],
             stdin=subprocess.PIPE,
@@ -102,7 +102,7 @@ def _shaped(device: str, rate: str) -> str:
 
 
 def _cable(one: Host, device: str, other: Host, its_device: str, rate: str) -> None:
-    """A link between two hosts, shaped at both ends."""
+    """Make a link between two hosts, limited at both ends."""
     ends = one.holder.pid, other.holder.pid
     subprocess.run(
         f"ip link add {device} netns {ends[0]} type veth peer name {its_device} netns {ends[1]}",

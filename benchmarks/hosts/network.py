@@ -1,4 +1,4 @@
-"""Counts the bytes on the network of this process's host, and measures TCP there."""
+"""Count the bytes on the network of this process's host, and measure TCP there."""
 
 import socket
 import time
@@ -14,21 +14,21 @@ from benchmarks.measuring import processes
 
 #: The most interfaces of a host.
 _MOST = 8
-#: Measurements of TCP; the best counts, because other work can only slow it down.
+#: How often TCP is measured. The best rate counts, because other work can only lower it.
 _TRIES = 3
 
 
 def counters() -> dict[str, int]:
-    """Bytes that this host has sent by each interface, without loopback."""
+    """Bytes that this host has sent through each interface, without loopback."""
     lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()[2:]
     fields = {name.strip(): of.split() for name, of in (line.split(":", 1) for line in lines)}
     return {name: int(of[8]) for name, of in fields.items() if name != "lo"}
 
 
 def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
-    """Bytes that a call sends by each interface: a row for each host.
+    """Bytes that a call sends through each interface: a row for each host.
 
-    Everything that the hosts send meanwhile counts, also headers and acknowledgements.
+    Everything that the hosts send at that time counts, also headers and acknowledgements.
     """
     processes.meet()
     before = counters()
@@ -43,7 +43,7 @@ def sent_by(program: Callable[[], Any], calls: int = 3) -> np.ndarray:
 def tcp_rate(seconds: float = 0.5) -> tuple[float, bool]:
     """The best TCP rate of the slowest host, while each sends to the next one.
 
-    And whether the processes are on hosts with different addresses.
+    It also returns whether the processes are on hosts with different addresses.
     """
     with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
         address, port = server.getsockname()
@@ -56,7 +56,7 @@ def tcp_rate(seconds: float = 0.5) -> tuple[float, bool]:
 
 
 def _rate(server: socket.socket, to: tuple[str, int], seconds: float) -> float:
-    """Bytes per second from this host to another, until all have arrived."""
+    """Bytes per second from this host to another, until all bytes have arrived."""
     receiver = Thread(target=_receive, args=(server,), daemon=True)
     receiver.start()
     processes.meet()

@@ -1,12 +1,12 @@
-"""Time a swap between two hosts, one of which starts later.
+"""Time an exchange of messages between two hosts if one of them starts later.
 
     python -m benchmarks cluster --hosts 2 --rate 500mbit skew
 
-The clocks of both must agree, as on one machine. A hop over gloo is a send, then a receive. The
-first host announces that it is ready to receive, and waits. The later host finds the announcement,
-and sends its whole message before it announces the same, on the same socket. So one direction waits
-for the other, and the swap takes twice as long. Both directions run at once only if both hosts
-start within the time of an announcement.
+The clocks of both hosts must agree, as on one machine. A hop over gloo is a send, then a receive.
+The first host announces that it is ready to receive, and waits. The later host finds the
+announcement, and sends its whole message before its own announcement, on the same socket. So one
+direction waits for the other, and the exchange takes twice as long. Both directions run at the same
+time only if both hosts start within the time of an announcement.
 """
 
 import argparse
@@ -28,16 +28,16 @@ DELAYS = (-5.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 5.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the size and the number of swaps."""
+    """Declare the size and the number of exchanges."""
     processes.add_arguments(parser)
     add = parser.add_argument
     add("--bytes", type=size, default="4M", metavar="SIZE", help="bytes in each direction (4M)")
-    add("-n", "--iters", type=int, default=20, metavar="N", help="swaps for each delay (20)")
+    add("-n", "--iters", type=int, default=20, metavar="N", help="exchanges for each delay (20)")
     options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time swaps, and print a row for each delay."""
+    """Time exchanges, and print a row for each delay."""
     processes.start(args)
     if jax.process_count() != 2 or jax.device_count() != 2:
         raise SystemExit(
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _swapped(program: Callable[[], Any], delay: float) -> float:
-    """The seconds of a swap, from when both are there to when both are done."""
+    """The seconds of an exchange, from the time when both have started until both are done."""
     processes.meet()
     both = processes.first_says(time.time() + 0.02) + abs(delay)
     late = (jax.process_index() == 1) == (delay > 0)

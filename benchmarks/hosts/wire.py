@@ -1,21 +1,21 @@
-"""Measure collectives between hosts: bytes on the links, and time over the least they allow.
+"""Measure collectives between hosts: bytes on the links, and time over the least possible time.
 
 Start it in a process on every host, or let `python -m benchmarks cluster` make the hosts.
 
   vs_lax    time over lax's, median of the rounds
-  sent      bytes that the busiest link carries in one direction, counted by the interfaces
+  sent      bytes that the busiest link carries in one direction, as the interfaces count them
   of price  sent, over the bytes of the schedule
-  of bound  time over the least that the link rate allows
-  of TCP    the same for the rate that plain sockets reached just before
-  predicted time by alpha and beta fitted to this run
+  of bound  time over the least time that the rate of the links allows
+  of TCP    the same with the rate that plain sockets reached just before
+  predicted time by a model (alpha and beta) that is fitted to this run
 
 `ring@4x2` is the ring on 4 hosts of 2 ranks. It gathers between hosts first (and sums between
 them last), so the fewest bytes cross the links. Each result is compared with NumPy's on every
-rank. With --wire int8, the forms whose messages hold codes run in turn with the others: ring:int8.
-With --order tree, so do those that add by one tree whatever the number of ranks: lax:tree.
+rank. With --wire int8, forms whose messages hold codes (ring:int8) run in turn with the others.
+With --order tree, so do forms that add by one tree for any number of ranks (lax:tree).
 
 With --algorithm auto, the choice of "auto" runs in turn with lax and all other algorithms. The last
-table has its time over lax's, and over the best one's.
+table has its time over that of lax, and over that of the best algorithm.
 """
 
 import argparse
@@ -52,15 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     default = ",".join(_NAMES)
     names = options.collectives(*(case.name for case in CASES))
-    add("--collective", type=names, default=default, metavar="LIST", help=f"({default})")
-    add("--algorithm", metavar="LIST", help="names, ring@4x2 too, auto, or all (hand-written)")
-    add("--rate", type=bits, metavar="RATE", help="of a link, each way, as 1gbit (as TCP reaches)")
-    add("--links", choices=LINKS, default="star", help="a switch, or a cable to each neighbour")
+    what = f"names with commas between ({default})"
+    add("--collective", type=names, default=default, metavar="LIST", help=what)
+    what = "names, also as ring@4x2; auto; or all (default: the hand-written ones)"
+    add("--algorithm", metavar="LIST", help=what)
+    what = "the rate of a link in each direction, such as 1gbit (default: what TCP reaches)"
+    add("--rate", type=bits, metavar="RATE", help=what)
+    what = "star is a switch; ring is a cable to each neighbour (star)"
+    add("--links", choices=LINKS, default="star", help=what)
     options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, report; 1 if anything was wrong."""
+    """Measure, report, and return the exit status: 1 if anything was wrong."""
     processes.start(args)
     hosts = jax.process_count()
     if hosts == 1:
@@ -111,7 +115,7 @@ def _measure(
     rows: list[Measurement],
     sent: list[np.ndarray],
 ) -> None:
-    """Add the rows, and the bytes that each call sent by every interface of every host."""
+    """Measure; add to `rows`, and add to `sent` the bytes of a call on each host's interfaces."""
     points = [
         (case, np.dtype(name), size)
         for case in CASES
@@ -132,15 +136,15 @@ def _measure(
 def chosen(
     collectives: Sequence[str], asked: str | None, hosts: int, local: int
 ) -> dict[str, list[str]]:
-    """By collective, its algorithms among those asked for; by default the hand-written ones.
+    """The algorithms of each collective that were asked for; by default the hand-written ones.
 
     Args:
         collectives: names of `CASES`.
-        asked: names with commas between, or "all"; "auto" alone is compared with all.
+        asked: names with commas between, or "all"; only "auto" is compared with all others.
         hosts, local: the number of hosts, and of ranks on each.
 
     Raises:
-        SystemExit: no collective has one of them on so many ranks.
+        SystemExit: no collective has one of the algorithms on this many ranks.
     """
     cases = [case for case in CASES if case.name in collectives]
     written = {case.name: _algorithms(case, hosts, local) for case in cases}
@@ -156,7 +160,7 @@ def chosen(
 
 
 def _algorithms(case: Case, hosts: int, local: int) -> list[str]:
-    """The hand-written algorithms, also in the form that goes between hosts first."""
+    """The hand-written algorithms, also in the form that gathers between hosts first."""
     names = list(case.algorithms(hosts * local))
     if local > 1 and case.name in COLLECTIVES:
         names += [f"{name}@{hosts}x{local}" for name in case.algorithms(hosts)]
@@ -197,7 +201,7 @@ def _named(row: Measurement) -> str:
 
 
 def _print_auto(rows: Sequence[Measurement]) -> None:
-    """Print the choice of "auto" beside the best algorithm, where others were measured."""
+    """Print the choice of "auto" and the best algorithm, if others were measured."""
     heads = "type", "size", "auto", "over lax", "best", "over best"
     made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):

@@ -1,1 +1,1 @@
-"""Machines: what others measured on them, the curves fitted to it, and the error of the model."""
+"""Machines: published measurements, the curves fitted to them, and the error of the model."""

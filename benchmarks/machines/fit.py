@@ -2,10 +2,10 @@
 
     python -m benchmarks machines
 
-Measurements are those of `benchmarks/machines/points.csv`, and those of two tables inside the
-installed wheel of JAX's plugin for CUDA. A curve is fitted to each collective and number of ranks
-that was measured at four sizes or more. A start and FLOP/s are fitted to the matmuls of each dtype.
-Other rates (alpha, links, memory) are kept as they are.
+The measurements are in `benchmarks/machines/points.csv`, and in two tables inside the installed
+wheel of JAX's plugin for CUDA. A curve is fitted to each collective and number of ranks that was
+measured at four sizes or more. A start and FLOP/s are fitted to the matmuls of each dtype. Other
+rates (alpha, links, memory) are not changed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit, write, print; returns the exit status."""
+    """Fit, write, print, and return the exit status."""
     products = fitted_matmuls(wheel.matmuls())
     for name, curves in fitted(everything()).items():
         path, of = machines.path_of(name), products.get(name, [])
@@ -48,13 +48,13 @@ def everything() -> list[Point]:
 
 
 def device(name: str, measured: list[Point]) -> Device:
-    """A machine with the curves of these measurements, in place of its own."""
+    """A machine with curves fitted to these measurements, in place of its own curves."""
     data = machines.contents(machines.path_of(name))
     return machines.device_of(data | {"curves": fitted(measured).get(name, [])})
 
 
 def fitted(measured: list[Point]) -> dict[str, list[dict]]:
-    """The curves of each machine, as its file holds them."""
+    """The curves of each machine, in the form of its file."""
     groups: dict[tuple[str, str, bool, int, int], list[Point]] = defaultdict(list)
     for one in measured:
         if machines.MACHINES[one.device].ranks_a_host > 1 and not one.why_left_out:
@@ -71,7 +71,7 @@ def fitted(measured: list[Point]) -> dict[str, list[dict]]:
 
 
 def fitted_matmuls(measured: list[wheel.Matmul]) -> dict[str, list[dict]]:
-    """A start and FLOP/s for the matmuls of each machine and dtype, as its file holds them."""
+    """A start and FLOP/s for the matmuls of each machine and dtype, in the form of its file."""
     groups: dict[tuple[str, str], list[wheel.Matmul]] = defaultdict(list)
     for one in measured:
         groups[one.device, one.dtype].append(one)

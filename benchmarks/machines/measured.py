@@ -1,4 +1,4 @@
-"""The model against every published measurement: its error by machine, collective, size and ranks.
+"""Compare the model with every published measurement: errors by machine, collective, size, ranks.
 
     python -m benchmarks measured
     python -m benchmarks measured --device h100,gb300
@@ -6,9 +6,9 @@
     python -m benchmarks measured --plot measured.svg
     python -m benchmarks measured --write
 
-The model is `ringcoll.cost.predict`. Three judgements: of the model as it is; of models that were
-fitted without what they are judged on (a source, or a number of ranks); and whether the model
-knows which of two ways is the faster, where both were measured.
+The model is `ringcoll.cost.predict`. There are three comparisons: the model as it is; models that
+were fitted without the measurements that they are compared with (those of a source, or of a number
+of ranks); and whether the model knows which of two measured ways is faster.
 """
 
 import argparse
@@ -32,9 +32,9 @@ from ringcoll.io.text import bytes_in_words, seconds_in_words
 MIB = 2**20
 PAGE = Path(__file__).parents[1] / "pages" / "measured.md"
 _BEGIN, _END = "<!-- measured -->", "<!-- end -->"
-#: A matmul of so many FLOPs, as of 2048^3, is large.
+#: A matmul counts as large from this many FLOPs: those of 2048^3.
 _LARGE = 2 * 2048**3
-#: The sizes of a table, from the first to below the next.
+#: The ranges of sizes in a table: from each number to below the next.
 _SIZES = (0, 2**14, 2**20, 2**24, 2**28)
 
 
@@ -52,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="LIST", help="only these machines")
     add("--points", action="store_true", help="a row for each measurement")
     add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
-    where = "measured points, and the line of the model (svg, png)"
+    where = "plot measured points, and the lines of the model (svg, png)"
     add("--plot", type=PictureFile, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; returns the exit status."""
+    """Print, and return the exit status."""
     measured, notes = everything()
     if args.device:
         wanted = args.device.split(",")
@@ -87,7 +87,7 @@ def _show(table: Table) -> None:
 
 
 def tables(measured: Sequence[Point]) -> list[Table]:
-    """All judgements."""
+    """The tables of all comparisons."""
     names = ("points", "median off", "from 1 MiB", "below", "modelled / measured")
     found = [
         Table(
@@ -119,7 +119,7 @@ def tables(measured: Sequence[Point]) -> list[Table]:
 
 
 def of_matmuls(devices: Iterable[str]) -> list[tuple[str, ...]]:
-    """The errors of the matmuls of these machines: of all, of large ones; fitted to small ones."""
+    """The errors of these machines' matmuls: all, large ones, and with a fit to small ones only."""
     try:
         measured = [one for one in wheel.matmuls() if one.device in devices]
     except wheel.TableError:
@@ -136,14 +136,14 @@ def of_matmuls(devices: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _matmul_error(fitted: list[wheel.Matmul], judged: Sequence[wheel.Matmul]) -> float:
-    """The median error on some matmuls of what was fitted to others."""
+    """Fit to the matmuls `fitted`; return the median error on the matmuls `judged`."""
     ((rate,),) = fit.fitted_matmuls(fitted).values()
     start, per_second = rate["start_seconds"], rate["flops_per_second"]
     return median(abs((start + one.flops / per_second) / one.seconds - 1) for one in judged)
 
 
 def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:
-    """A page with these tables in place of those between its marks."""
+    """The text of a page, with these tables in place of those between its marks."""
     lines = [f"- {note}" for note in notes]
     for table in found:
         lines += ["", f"**{table.title[0].upper()}{table.title[1:]}**", ""]
@@ -156,11 +156,11 @@ def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:
 
 
 def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Point, Device]]]:
-    """Points, each with its machine fitted without their source, or without their ranks.
+    """Points, each with a machine that was fitted without the points of its source or its ranks.
 
-    A source is left out of a machine that another source measured too, and a number of ranks
-    where others of the same collective are left. Without several hosts, these are priced from one
-    host and the network between them.
+    A source is left out only if another source measured the machine too. A number of ranks is left
+    out only if others remain for the collective. If no measurement on several hosts remains, these
+    are priced from one host and the network between hosts.
     """
     found: dict[tuple[str, str], list[tuple[Point, Device]]] = {}
     kinds: list[tuple[str, Callable[[Point], Any]]] = [
@@ -188,9 +188,10 @@ def _is_known(one: Point, fitted: Device) -> bool:
 
 
 def winners(measured: Sequence[Point]) -> tuple[int, int]:
-    """Of the pairs of a ring of permutes and the built-in, measured on one machine: right, all.
+    """In how many cases the model knows the faster of a ring of permutes and the built-in.
 
-    A ring of n ranks takes n-1 permutes of 1/n of the bytes; an all-reduce twice as many.
+    It returns the number of right cases and of all cases: both were measured on one machine. A ring
+    of n ranks takes n-1 permutes of 1/n of the bytes; an all-reduce twice as many.
     """
     permutes = {
         (one.device, one.ranks, one.bytes): one.seconds
@@ -210,7 +211,7 @@ def winners(measured: Sequence[Point]) -> tuple[int, int]:
 
 
 def _plot(path: str, measured: Sequence[Point]) -> None:
-    """All-gathers and all-reduces of the most ranks of each machine on one host."""
+    """Plot all-gathers and all-reduces of the most ranks that each machine has on one host."""
     lines = []
     for name, some in grouped(measured, lambda one: (one.device, one.collective)).items():
         if name[1] not in ("all_gather", "psum"):
@@ -228,7 +229,7 @@ def _plot(path: str, measured: Sequence[Point]) -> None:
 
 
 def everything() -> tuple[list[Point], list[str]]:
-    """The measurements that are compared, and what was left out, in words."""
+    """The measurements to compare, and words about those that were left out."""
     published, untimed = points.read()
     notes = [f"left out: {untimed} without a time"] if untimed else []
     inside: list[Point] = []
@@ -244,7 +245,7 @@ def everything() -> tuple[list[Point], list[str]]:
 
 @cache
 def modelled(one: Point) -> float:
-    """The seconds by the model; computed once, since every table asks for them."""
+    """The seconds by the model. They are computed once, because every table needs them."""
     return modelled_on(one, one.device)
 
 
@@ -257,7 +258,7 @@ def modelled_on(one: Point, device: str | Device) -> float:
 
 
 def off(one: Point) -> float:
-    """How far the model is off, as a part of what was measured."""
+    """How far the model is off, as a share of the measured time."""
     return abs(modelled(one) / one.seconds - 1)
 
 
@@ -269,13 +270,13 @@ def row(one: Point) -> tuple[str, ...]:
 
 
 def errors(some: Sequence[Point]) -> tuple[str, ...]:
-    """Median errors: of all, from 1 MiB on, below; and the median ratio."""
+    """The median errors of all points, of those from 1 MiB, of those below; the median ratio."""
     ratio = median(modelled(one) / one.seconds for one in some)
     return (*_medians([(one.bytes, off(one)) for one in some]), f"{ratio:.3f}")
 
 
 def _medians(errors: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-    """The median of errors, each with its bytes: of all, from 1 MiB on, below."""
+    """The median errors of all, of those from 1 MiB, of those below; errors come with bytes."""
     large, small = ([e for size, e in errors if (size >= MIB) == big] for big in (True, False))
     every = [e for _, e in errors]
     return tuple(f"{median(some):.1%}" if some else "-" for some in (every, large, small))
@@ -289,7 +290,7 @@ def grouped(some: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, lis
 
 
 def _at_size(nbytes: float) -> str:
-    """Between which sizes; in the order of their sizes."""
+    """The range of sizes that contains `nbytes`, in words that sort by size."""
     least = max(i for i, size in enumerate(_SIZES) if size <= nbytes)
     return f"{least + 1}: from {bytes_in_words(_SIZES[least])}"
 

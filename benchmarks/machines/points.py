@@ -1,8 +1,8 @@
 """Published measurements of collectives, with their sources.
 
 `points.csv` holds 1,247 of them. Its columns are source, url_or_repo_path, hardware, chips,
-topology, collective, bytes, dtype, time_us, busbw_GBps and notes; `bytes` are counted as nccl-tests
-counts them: the larger of what a rank passes and gets.
+topology, collective, bytes, dtype, time_us, busbw_GBps and notes. `bytes` are counted as nccl-tests
+counts them: the operand or the result of a rank, whichever is larger.
 """
 
 import csv
@@ -18,11 +18,11 @@ FILE = Path(__file__).with_name("points.csv")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: who published it, on what, and the seconds that it took."""
+    """One measurement: its source, its machine, its call, and the seconds that it took."""
 
     source: str
     device: str  # the name of a machine of `ringcoll.costs.machines`
-    collective: str  # as in lax
+    collective: str  # its name in lax
     ranks: int
     hosts: int
     topology: str
@@ -32,7 +32,7 @@ class Point:
 
     @property
     def why_left_out(self) -> str:
-        """Why it is no measurement of what the model prices; "" if it is one."""
+        """Why the model cannot price this measurement; "" if it can."""
         if "NVLS_ENABLE=0" in self.notes or "NVLS off" in self.notes:
             return "NVLS was switched off"
         if re.search(r"one way|pairs", self.notes):
@@ -41,7 +41,7 @@ class Point:
 
 
 def read(path: Path = FILE) -> tuple[list[Point], int]:
-    """The points of a file, and how many rows have no time."""
+    """The points of a file, and the number of rows without a time."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     timed = [row for row in rows if row["time_us"]]
@@ -49,9 +49,9 @@ def read(path: Path = FILE) -> tuple[list[Point], int]:
 
 
 def merged(published: list[Point], inside: list[Point]) -> list[Point]:
-    """The points of the file, and those of the table in the wheel, none twice.
+    """The points of the file and those of the table in the wheel, each only once.
 
-    The file has a part of that table, which counts where the wheel is not installed.
+    The file contains a part of that table, which is used if the wheel is not installed.
     """
     if not inside:
         return published

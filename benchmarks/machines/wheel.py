@@ -6,7 +6,7 @@ library of the wheel `jax-cuda13-pjrt`. Its schema is `xla/service/gpu/model/hlo
 of openxla/xla; what was run is in `xla/tools/collective_perf_table_gen.cc`. A few fields of the
 wire format are enough, so no schema is compiled.
 
-Beside it stands a table of matmuls, `xla.GemmPerfTable`, as text: FLOP/s by shape and dtype.
+The library also has a table of matmuls, `xla.GemmPerfTable`, as text: FLOP/s by shape and dtype.
 """
 
 import mmap
@@ -30,7 +30,7 @@ KEYS: Mapping[bytes, str] = {
     b"sm_100_GB200": "gb200",
     b"sm_103": "gb300",
 }
-# The numbers of fields in the schemas.
+# Numbers of fields in the schemas.
 _ENTRIES, _INSTRUCTION, _THROUGHPUT = 1, 1, 6
 _OPCODE, _SHAPE, _PAIRS, _GROUPS = 2, 3, 52, 92
 _DIMENSIONS = 3
@@ -41,18 +41,18 @@ Fields = list[tuple[int, int | bytes]]
 
 #: How the table of matmuls begins.
 _MATMULS = b"# proto-message: xla.GemmPerfTable"
-#: The element types of both factors there, and their names.
+#: The element types of both operands in that table, and their names here.
 DTYPES: Mapping[str, str] = {
     "f32xf32": "float32",
     "bf16xbf16": "bfloat16",
     "f8e4m3fnxf8e4m3fn": "float8",
 }
-#: Left out: faster than the 1979 TFLOP/s that are published for this GPU.
+#: Matmuls that are left out: they are faster than the published 1979 TFLOP/s of this GPU.
 _INCREDIBLE = ("h100", "float8")
 
 
 class Matmul(NamedTuple):
-    """A measured matmul: on what, the dtype of its factors, its FLOPs and its seconds."""
+    """A measured matmul: its machine, the dtype of its operands, its FLOPs and its seconds."""
 
     device: str
     dtype: str
@@ -61,14 +61,14 @@ class Matmul(NamedTuple):
 
 
 class TableError(ValueError):
-    """There is no such table."""
+    """The wheel is not installed, or has no such table."""
 
 
 def points() -> list[Point]:
     """All measurements in the table of the installed wheel.
 
-    The table has bytes a second; seconds follow. Of an entry whose rate was rounded to 0, nothing
-    is known.
+    The table has bytes per second, from which seconds are computed. An entry whose rate was rounded
+    to 0 is left out.
 
     Raises:
         TableError: the wheel is not installed, or has no such table.
@@ -86,7 +86,7 @@ def points() -> list[Point]:
 
 
 def matmuls() -> list[Matmul]:
-    """All matmuls in the table of the installed wheel that are of a machine of `KEYS`.
+    """All matmuls in the table of the installed wheel that were measured on a machine of `KEYS`.
 
     Raises:
         TableError: the wheel is not installed, or has no such table.
@@ -106,7 +106,7 @@ def matmuls() -> list[Matmul]:
 
 
 def _of(entry: str, device: str) -> Iterator[Matmul]:
-    """The matmuls of one shape, in batches of b."""
+    """The matmuls of one entry of the table: one shape, several dtypes."""
     flops = 2 * prod(int(size) for size in re.findall(r"\b[bmnk]: (\d+)", entry))
     for dtype, rate in re.findall(r'key: "(\w+)->\w+" value: (\d+)', entry):
         if dtype in DTYPES and (device, DTYPES[dtype]) != _INCREDIBLE:
@@ -118,7 +118,7 @@ def _library() -> Iterator[mmap.mmap]:
     """The shared library of the installed wheel.
 
     Raises:
-        TableError: it is not there.
+        TableError: the wheel or the library is missing.
     """
     spec = find_spec("jax_plugins.xla_cuda13") if find_spec("jax_plugins") else None
     if spec is None or spec.origin is None:
@@ -138,14 +138,14 @@ def version_of() -> str:
 
 
 def _table(library: mmap.mmap, key: bytes) -> Iterator[bytes]:
-    """The entries below a key of the map: a field 1, the key, and a field 2, the value."""
+    """The entries under a key of the map. In a map, field 1 is the key and field 2 the value."""
     head = b"\n" + bytes([len(key)]) + key + b"\x12"
     start = library.find(head)
     while start >= 0:
         try:
             length, begin = _varint(library, start + len(head))
             entries = [v for k, v in _fields(library[begin : begin + length]) if k == _ENTRIES]
-        except (ValueError, IndexError):  # these bytes are of something else
+        except (ValueError, IndexError):  # these bytes are not an entry of the map
             entries = []
         if entries:
             return (entry for entry in entries if isinstance(entry, bytes))
@@ -174,10 +174,10 @@ def _point(entry: bytes, device: str) -> Point | None:
         groups, ranks = int(shape[_GROUP_COUNT]), int(shape[_GROUP_SIZE])
         name = in_lax(opcode.replace("-", "_"))
     if name == "psum_scatter":
-        size *= ranks  # of its result
+        size *= ranks  # the size of its result
     if not rate:
         return None
-    # The rate is that of the result's bytes for a gather, of the operand's for a scatter.
+    # The rate counts the bytes of the result for a gather, and those of the operand for a scatter.
     topology = f"{groups * ranks} on NVSwitch; {groups} groups of {ranks} at once"
     return Point("XLA's table", device, name, ranks, 1, topology, size, size / float(rate), notes)
 
@@ -192,7 +192,7 @@ def _pattern(steps: list[tuple[int, int]], ranks: int) -> str:
 
 
 def _varint(data: mmap.mmap | bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """The number at a place, and the place where it ends."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -206,7 +206,7 @@ def _fields(data: bytes) -> Fields:
     """The fields of a message: their numbers, and their values (numbers, or bytes).
 
     Raises:
-        ValueError: it is no message.
+        ValueError: it is not a message.
     """
     found: Fields = []
     at = 0

@@ -1,1 +1,1 @@
-"""Shared by all benchmarks: options, data, timing, rows, reports, several processes."""
+"""What all benchmarks share: options, data, timing, rows, reports, several processes."""

@@ -1,8 +1,8 @@
 """Data whose sums are exact in any order, and the count of wrong elements.
 
 Sums are exact for any number of ranks and any order of additions. So a right result is right to the
-last bit, and there is no tolerance. With a wire, a result has to be within the bound that is known
-before the run.
+last bit, and there is no tolerance. With a wire, the error of a result must be within a bound,
+which is known before the run.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-#: The data repeats after so many elements: a prime, so that no two blocks are equal.
+#: The data repeats after this many elements. It is a prime, so that no two blocks are equal.
 _PERIOD = 65521
 
 
 def largest(dtype: Any) -> int:
-    """The largest integer such that a dtype has all integers up to it."""
+    """The largest integer up to which a dtype has all integers."""
     kind = jnp.dtype(dtype)
     if kind.kind == "b":
         return 1
@@ -33,16 +33,16 @@ def exact(
     """Random small integers whose sum over `ranks` is exact in every order.
 
     No partial sum needs more digits than the dtype has. Values differ by rank and position, so data
-    in a wrong place shows.
+    in a wrong place is noticed.
 
     Args:
-        shape: of the data of all ranks together.
-        dtype: any but complex.
+        shape: the shape of the data of all ranks together.
+        dtype: any dtype but a complex one.
         ranks: the largest number of contributions in a sum.
-        seed: of the integers.
+        seed: the seed of the random numbers.
 
     Raises:
-        ValueError: a sum over so many ranks has too many digits for the dtype.
+        ValueError: a sum over this many ranks has too many digits for the dtype.
     """
     kind = jnp.dtype(dtype)
     if largest(kind) < ranks:
@@ -53,7 +53,10 @@ def exact(
 
 
 def count_outside(result: np.ndarray, truth: np.ndarray, allowed: float) -> int:
-    """How many elements are further off than allowed, or not finite; all, as for `count_wrong`."""
+    """The number of elements whose error is above `allowed` or not finite.
+
+    All elements count if shape or dtype differ.
+    """
     if (result.shape, result.dtype) != (truth.shape, truth.dtype):
         return max(result.size, 1)
     off = np.abs(result.astype(np.float64) - truth.astype(np.float64))
@@ -61,7 +64,7 @@ def count_outside(result: np.ndarray, truth: np.ndarray, allowed: float) -> int:
 
 
 def count_wrong(result: np.ndarray, *truths: np.ndarray) -> int:
-    """How many elements differ in a bit from a truth; all, if shape or dtype differ."""
+    """The number of elements that differ in a bit from a truth; all, if shape or dtype differ."""
     if any((result.shape, result.dtype) != (truth.shape, truth.dtype) for truth in truths):
         return max(result.size, 1)
     bits = np.dtype(f"u{result.itemsize}")

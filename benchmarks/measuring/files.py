@@ -1,4 +1,4 @@
-"""Writes everything that a run measured, as JSON. Seconds and bytes."""
+"""Write everything that a run measured as JSON, in seconds and bytes."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from ringcoll.io.files import write
 
 
 def write_json(args: argparse.Namespace, found: Any) -> None:
-    """Write what was found to --json, if that is asked for."""
+    """Write the results to the file of --json, if it is given."""
     if args.json:
         with writing(args, "json"):
             write(args.json, json.dumps(found, indent=1) + "\n")
@@ -25,7 +25,7 @@ def everything(
     rows: Sequence[Measurement],
     fitted: Mapping[str, Fitted],
 ) -> dict[str, Any]:
-    """All that was measured: seconds, bytes, bytes per second."""
+    """Everything that was measured: seconds, bytes, bytes per second."""
     models = {
         name: {**asdict(model), "median_error": error, "rows": count}
         for name, (model, error, count) in fitted.items()
@@ -39,7 +39,7 @@ def everything(
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as objects."""
+    """A value for JSON; a named tuple becomes an object."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _plain(item) for name, item in value._asdict().items()}
     return value

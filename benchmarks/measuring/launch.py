@@ -1,4 +1,4 @@
-"""Runs several processes on this machine as one program, and ends them."""
+"""Run several processes on this machine as one program, and end them."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class End:
-    """The end of a process: status (None: it still ran), `time.time`, and its output."""
+    """The end of a process: its status (None: it was still running), the time, and its output."""
 
     status: int | None
     time: float
@@ -27,9 +27,10 @@ class End:
 
 @contextmanager
 def loopback() -> Iterator[str]:
-    """An address that no other program gets meanwhile, but that a coordinator can use.
+    """An address for a coordinator. In this block, no other program gets it.
 
-    A socket here holds the port without listening, and gRPC's servers share ports.
+    A socket keeps the port without listening on it. A coordinator can still use the port, because
+    gRPC's servers share ports.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -55,14 +56,15 @@ def together(
 
     Args:
         commands: one for each process.
-        devices: the number of devices of each.
-        seconds: after these, processes are killed.
-        grace: seconds that the others, which wait for it, get once one has failed.
-        shows_first: print the output of the first process instead of keeping it.
+        devices: the number of devices of each process.
+        seconds: the time after which processes are killed.
+        grace: seconds that the other processes get to end after one has failed; they may wait for
+            it.
+        shows_first: whether to print the output of the first process instead of keeping it.
     """
     here = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     with TemporaryDirectory() as folder, ExitStack() as ended:
-        # To files, because a pipe that nobody reads blocks the process that writes.
+        # Write to files, because a pipe that nobody reads blocks the process that writes.
         files = [Path(folder, str(number)) for number in range(len(commands))]
         started = []
         for number, (command, own, file) in enumerate(zip(commands, devices, files, strict=True)):
@@ -86,7 +88,7 @@ def together(
 def _wait(
     started: Sequence[subprocess.Popen], seconds: float, grace: float
 ) -> list[tuple[int | None, float]]:
-    """The status and the end time of each."""
+    """Wait for all processes; the status and the end time of each."""
     last = time.time() + seconds
     ends = [last] * len(started)
     failed = False

@@ -1,9 +1,9 @@
-"""Measures one collective at one size, by several algorithms and by lax, in turn.
+"""Measure one collective at one size, by several algorithms and by lax, in turn.
 
-Every rank's result is compared with NumPy's and lax's. (Several processes each compare the results
-of their own ranks, with NumPy's alone.) Then all programs run once in each round, in a changing
-order. So a drift of the machine affects all of them, and a ratio to lax is between times of one
-round.
+Every rank's result is compared with NumPy's and lax's. (With several processes, each compares the
+results of its own ranks, only with NumPy's.) Then all programs run once in each round, in a
+changing order. So a drift of the machine affects all of them, and a ratio to lax compares times of
+the same round.
 """
 
 import time
@@ -31,7 +31,7 @@ from ringcoll.runtime.hosts import on_hosts
 
 T = TypeVar("T")
 
-#: The fewest rounds of timing, even if the time is over.
+#: The fewest rounds of timing, even if there is no time left.
 FEWEST = 3
 
 
@@ -87,11 +87,12 @@ class Point:
         return self._programs[algorithm]
 
     def wrong(self, algorithm: str, result: Array) -> int:
-        """Wrong elements on all ranks; lax's own result is compared with NumPy's alone.
+        """The number of wrong elements on all ranks.
 
-        So are all results over several processes, where lax itself may be wrong: on jax 0.10.2 its
-        psum_scatter sometimes is (github.com/jax-ml/jax/issues/40830). With a wire, elements count
-        that are further off than its bound, or, of a sum on all ranks, that differ between ranks.
+        lax's own result is compared only with NumPy's. So are all results over several processes,
+        because lax itself may be wrong there: on jax 0.10.2 its psum_scatter sometimes is
+        (github.com/jax-ml/jax/issues/40830). With a wire, an element is wrong if its error is above
+        the bound, or if it should be the same on all ranks but is not.
         """
         if allowed := self.allowed(algorithm):
             results = _of_own_ranks(result)
@@ -106,7 +107,7 @@ class Point:
         return processes.total(sum(count_wrong(mine, *true) for mine, *true in ranks))
 
     def allowed(self, algorithm: str) -> float:
-        """How far off a result with a wire may be; 0 without one."""
+        """How far off a result with a wire may be; 0 without a wire."""
         name, options = name_and_options(algorithm)
         if "wire" not in options:
             return 0.0
@@ -142,7 +143,7 @@ class Point:
     def _resolved(self, algorithm: str) -> str:
         if algorithm != "auto" or self.case.name not in COLLECTIVES:
             return algorithm
-        # pmax and pmin use the rows of psum: all all-reduces cost the same.
+        # pmax and pmin use the rows of psum, because all of these all-reduces cost the same.
         name = "psum" if self.case.name in ("pmax", "pmin") else self.case.name
         call = name, self.platform, self.ranks, self.operand_bytes, self.dtype.name
         lie = on_hosts(self.mesh, (AXIS,))
@@ -174,10 +175,10 @@ def measure(
 
     Args:
         point: what is measured.
-        algorithms: of ringcoll; "auto" is one.
+        algorithms: algorithms of ringcoll; "auto" is one.
         seconds: the time for everything; `FEWEST` rounds may take longer.
         rounds: the most rounds of timing.
-        warmup: rounds before these; at least 1, which compiles.
+        warmup: rounds before the timing; at least 1, in which programs compile.
         checks: whether results are compared.
     """
     end = time.perf_counter() + seconds
@@ -209,8 +210,8 @@ class Ready:
     Attributes:
         program: runs it until it is done.
         compiled: the compiled program.
-        temporaries: bytes that one rank holds beside operands and results; None if the compiler
-            does not tell.
+        temporaries: bytes that one rank holds besides operands and results; None if the compiler
+            does not say.
     """
 
     program: Callable[[], Any]
@@ -235,9 +236,9 @@ def interleave(
 ) -> dict[str, np.ndarray]:
     """The seconds of every program in every round, until `rounds` or the time `end`.
 
-    Over several processes these are the seconds of the first, so that all processes choose alike.
-    Each program runs once a round. Rounds run forward and backward by turns; after every two, the
-    order starts at the next program.
+    Over several processes these are the seconds of the first, so that all processes choose the
+    same. Each program runs once in a round. The order of programs alternates between forward and
+    backward; after two rounds, it starts at the next program.
     """
     order = list(programs)
     times: dict[str, list[float]] = {name: [] for name in order}

@@ -1,6 +1,6 @@
-"""Fits alpha, beta and gamma to the rows of a run, and predicts times.
+"""Fit alpha, beta and gamma to the rows of a run, and predict times.
 
-Each dtype has its model, because the time to add a byte differs between dtypes.
+Each dtype has its own model, because the time to add a byte differs between dtypes.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Fitted(NamedTuple):
 def paid(row: Measurement) -> Price | None:
     """The price of a row's algorithm in units of 1/n of its size; None for a built-in.
 
-    None with an option, too: the time to encode, or to add apart, is in no price.
+    It is also None with an option: no price includes the time to encode, or to add by a tree.
     """
     if row.resolved.endswith(BUILT_INS) or row.ranks == 1 or row.option:
         return None

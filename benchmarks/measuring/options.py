@@ -1,4 +1,4 @@
-"""The flags of benchmarks, with the letters of nccl-tests where it has them."""
+"""The flags of benchmarks. They have the letters of nccl-tests if it has the same flag."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ WIDE_DATATYPES = ("float64", "int64", "uint64")
 
 
 def listed(*choices: str):
-    """A type for argparse: several of the choices, comma between, or "all"."""
+    """A type for argparse: several of the choices with commas between, or "all"."""
 
     def parse(text: str) -> tuple[str, ...]:
         chosen = choices if text == "all" else tuple(text.split(","))
@@ -41,7 +41,7 @@ def listed(*choices: str):
 
 
 def collectives(*names: str):
-    """The same for collectives, which may have hyphens, or their names in the literature."""
+    """The same for collectives. Names may have hyphens, or be those of the literature."""
     several = listed(*names)
 
     def parse(text: str) -> tuple[str, ...]:
@@ -51,10 +51,10 @@ def collectives(*names: str):
 
 
 def algorithms(known: Mapping[str, Sequence[str]]):
-    """The same for algorithms, by collective; former names are accepted.
+    """The same for algorithms; the result is by collective. Former names are accepted.
 
     Args:
-        known: the algorithms by collective, also as `ring@4x2`.
+        known: the algorithms of each collective, including names such as `ring@4x2`.
     """
     every = dict.fromkeys(chain(*known.values()))
 
@@ -75,7 +75,7 @@ def algorithms(known: Mapping[str, Sequence[str]]):
 
 
 def shapes(*axes: int):
-    """A type for argparse: shapes of so many sizes, with commas between; returns the text."""
+    """A type for argparse: shapes with this many sizes, with commas between; returns the text."""
 
     def parse(text: str) -> str:
         for one in text.split(","):
@@ -88,12 +88,12 @@ def shapes(*axes: int):
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "everything measured") -> None:
-    """-J."""
+    """Declare -J."""
     parser.add_argument("-J", "--json", type=File, metavar="PATH", help=f"write {what}")
 
 
 def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M") -> None:
-    """-b, -e, -f and -i."""
+    """Declare -b, -e, -f and -i."""
     add = parser.add_argument
     add(
         "-b",
@@ -117,14 +117,14 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
         "--stepbytes",
         type=size,
         metavar="SIZE",
-        help="a difference between sizes, in place of the factor",
+        help="the difference between sizes, in place of a factor",
     )
 
 
 def sizes(args: argparse.Namespace) -> list[int]:
-    """The sizes that -b, -e, -f and -i name: every second one first, then the others.
+    """The sizes that -b, -e, -f and -i name: first every second one, then the others.
 
-    So a run that ends early has covered the whole range.
+    So a run that ends early has still covered the whole range.
     """
     if args.stepfactor < 2 and not args.stepbytes:
         raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
@@ -138,23 +138,25 @@ def sizes(args: argparse.Namespace) -> list[int]:
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
-    """-g."""
+    """Declare -g."""
     parser.add_argument(
         "-g", "--devices", type=int, metavar="N", help="the number of devices to use (all)"
     )
 
 
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
-    """-g, -n and --budget."""
+    """Declare -g, -n and --budget."""
     add_devices(parser)
     add = parser.add_argument
-    add("-n", "--iters", type=int, default=rounds, metavar="N", help=f"rounds at most ({rounds})")
+    what = f"the most rounds ({rounds})"
+    add("-n", "--iters", type=int, default=rounds, metavar="N", help=what)
     add(
         "--budget",
         type=float,
         default=budget,
         metavar="SECONDS",
-        help=f"the time for everything; fewer rounds, then fewer sizes, keep to it ({budget})",
+        help=f"the time for everything; if it is short, there are fewer rounds, then fewer sizes "
+        f"({budget})",
     )
 
 
@@ -169,29 +171,30 @@ def add_wire_and_order(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wire(parser: argparse.ArgumentParser) -> None:
-    """--wire."""
+    """Declare --wire."""
     parser.add_argument(
         "--wire",
         choices=CODES,
         metavar="CODES",
-        help=f"also with messages of codes, as ring:int8, where there are: {', '.join(CODES)}",
+        help=f"also run algorithms whose messages hold codes, as in ring:int8: {', '.join(CODES)}",
     )
 
 
 def add_datatypes(parser: argparse.ArgumentParser) -> None:
-    """-d."""
+    """Declare -d."""
     parser.add_argument(
         "-d",
         "--datatype",
         type=listed(*DATATYPES, *(WIDE_DATATYPES if jax.config.read("jax_enable_x64") else ())),
         default="float32,bfloat16",
         metavar="LIST",
-        help="names with commas between, or all (float32,bfloat16); 64 bits: JAX_ENABLE_X64=1",
+        help="names with commas between, or all (float32,bfloat16); dtypes of 64 bits need "
+        "JAX_ENABLE_X64=1",
     )
 
 
 def mesh(args: argparse.Namespace) -> Mesh:
-    """A mesh with one axis of the first -g devices."""
+    """A mesh of the first -g devices, with one axis."""
     devices = jax.devices()
     n = args.devices or len(devices)
     if not 1 <= n <= len(devices):
@@ -207,7 +210,7 @@ def mesh(args: argparse.Namespace) -> Mesh:
 
 
 def described(mesh: Mesh) -> dict[str, Any]:
-    """The machine and the versions of a measurement."""
+    """A description of the machine and the versions, for a measurement."""
     device = mesh.devices.flat[0]
     return {
         "devices": mesh.size,

@@ -1,6 +1,7 @@
 """Several processes as one machine: how they find each other and agree on values.
 
-All run the same program on the same data. Where the clock decides, the first process's clock does.
+All run the same program on the same data. If the clock decides, the clock of the first process
+decides for all.
 """
 
 import argparse
@@ -11,11 +12,11 @@ from jax.experimental import multihost_utils
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--coordinator, --num-processes and --process-id."""
+    """Declare --coordinator, --num-processes and --process-id."""
     add = parser.add_argument_group(
         "several processes",
-        "Start the same command in each. Without these flags they are those of Slurm, Kubernetes, "
-        "Open MPI or a TPU pod, where there is one.",
+        "Start the same command in each. Without these flags, the processes are those of Slurm, "
+        "Kubernetes, Open MPI or a TPU pod, if the command runs in one.",
     ).add_argument
     add("--coordinator", metavar="HOST:PORT", help="the address of the first process")
     add("--num-processes", type=int, metavar="N", help="the number of processes")
@@ -23,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Join the other processes, if there are any; before a device is asked for.
+    """Join the other processes, if there are any. Call it before anything asks for a device.
 
     Args:
-        args: with those of `add_arguments`.
+        args: the arguments, with those of `add_arguments`.
     """
     flags = {
         "--coordinator": args.coordinator,
@@ -42,7 +43,7 @@ def start(args: argparse.Namespace) -> None:
         )
     try:
         jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
-    except (ValueError, RuntimeError):  # there are no other processes, or JAX has started already
+    except (ValueError, RuntimeError):  # there are no other processes, or JAX has already started
         if not missing:
             raise
 
@@ -53,12 +54,12 @@ def leads() -> bool:
 
 
 def first_says(value: float) -> float:
-    """The value of the first process."""
+    """The value that the first process passes; all processes get it."""
     return float(first_say(np.array([value]))[0])
 
 
 def first_say(values: np.ndarray) -> np.ndarray:
-    """The values of the first process; all processes pass equally many."""
+    """The values that the first process passes; all processes pass equally many."""
     if jax.process_count() == 1:
         return values
     bits = np.asarray(values, np.float64).view(np.uint8)  # bytes arrive unchanged
@@ -66,7 +67,7 @@ def first_say(values: np.ndarray) -> np.ndarray:
 
 
 def everyones(own: np.ndarray) -> np.ndarray:
-    """The values of all processes, a row each; all pass equally many."""
+    """The values of all processes, a row for each; all pass equally many."""
     gathered = own if jax.process_count() == 1 else multihost_utils.process_allgather(own)
     return np.asarray(gathered).reshape(jax.process_count(), -1)
 

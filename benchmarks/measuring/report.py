@@ -1,4 +1,4 @@
-"""Shows a run: a progress bar and tables."""
+"""Show a run: a progress bar and tables."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -20,9 +20,9 @@ from ringcoll.collectives.table import BUILT_INS, LAX
 from ringcoll.io.text import bytes_in_words
 
 T = TypeVar("T")
-Place = tuple[Case, np.dtype, int]  # and size
+Place = tuple[Case, np.dtype, int]  # the collective, the dtype and the size
 
-#: Values of vs_lax below and above which an algorithm counts as faster, and as slower.
+#: Below the first value of vs_lax an algorithm counts as faster, above the second as slower.
 FASTER, SLOWER = 0.95, 1.05
 
 
@@ -51,10 +51,10 @@ def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]
 
 @contextmanager
 def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]:
-    """On Ctrl-C, go on with the results so far; if there are none, end the program.
+    """On Ctrl-C, continue with the results so far; if there are none, end the program.
 
     Args:
-        args: gets `interrupted`, so that the exit status is that of Ctrl-C.
+        args: `args.interrupted` is set, so that the exit status is that of Ctrl-C.
         found: lists that the block fills with results.
     """
     try:
@@ -72,7 +72,7 @@ def point(shared: tuple[Place, float]) -> str:
 
 
 def table(*columns: str, left: int = 1) -> Table:
-    """A table without vertical lines, the first columns to the left, the others right."""
+    """A table without vertical lines; the first columns are aligned left, the others right."""
     made = Table(box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
@@ -80,7 +80,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 
 def show(title: str, made: Table) -> None:
-    """A table under its title."""
+    """Print a table under a title."""
     console().print(f"[bold]{title}[/bold]")
     console().print(made)
 
@@ -113,7 +113,7 @@ def print_checks(rows: Sequence[Measurement]) -> None:
 
 
 def print_rows(rows: Sequence[Measurement]) -> None:
-    """Print a table like nccl-tests' for every collective."""
+    """Print a table for every collective, like those of nccl-tests."""
     columns = ["size", "count", "type", "redop", "algorithm", "time", "±", "algbw", "busbw"]
     units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
     heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
@@ -172,7 +172,7 @@ def print_models(fitted: Mapping[str, Fitted]) -> None:
 
 
 def print_skipped(skipped: Sequence[Place]) -> None:
-    """Print the points for which there was no time, a line for each size."""
+    """Print the points for which no time was left, a line for each size."""
     for size, some in groupby(skipped, lambda place: place[2]):
         names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)
         console().print(f"no time within --budget at {bytes_in_words(size)} for {names}")
@@ -190,7 +190,7 @@ def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
 
 
 def print_verdict(rows: Iterable[Measurement]) -> int:
-    """Print what was wrong; returns the exit status."""
+    """Print what was wrong, and return the exit status."""
     rows = list(rows)
     bad = [row for row in rows if row.wrong]
     for row in bad:
@@ -217,7 +217,7 @@ def wrong_cell(count: int | None, missing: str) -> str:
 
 
 def ratio(of: Quartiles | None) -> str:
-    """A time over another: green if clearly faster, yellow if slower."""
+    """One time over another: green if it is clearly faster, yellow if it is slower."""
     if of is None:
         return ""
     text = f"{of.median:.2f}"
@@ -233,7 +233,7 @@ BESIDE_PLAIN = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB")
 def beside_plain(
     seconds: Quartiles, over_plain: Quartiles, temporaries: int | None, is_plain: bool
 ) -> tuple[str, ...]:
-    """Cells of a program's time, its ratio to plain, and its temporaries."""
+    """The cells of a program's time, its ratio to plain, and its temporaries."""
     return (
         microseconds(seconds.median),
         f"{seconds.spread:.0%}",

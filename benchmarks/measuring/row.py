@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Quartiles(NamedTuple):
-    """The median and the ends of the middle half of values."""
+    """The quartiles of values: the median, and the ends of the middle half."""
 
     low: float
     median: float
@@ -19,7 +19,7 @@ class Quartiles(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Half of the width of the middle half, over the median."""
+        """Half the width of the middle half, over the median."""
         return (self.high - self.low) / 2 / self.median
 
 
@@ -28,15 +28,15 @@ class Measurement:
     """The measurements of one algorithm at one size; without times if it was only checked.
 
     Attributes:
-        resolved: the choice of "auto"; else the algorithm.
-        asked: the size asked for; `size` is the nearest possible one.
-        size, count: as nccl-tests count them; see `benchmarks.collectives.cases`.
-        operand_bytes: of one rank's operand.
-        wrong: elements on all ranks; None if it was not checked.
+        resolved: the choice of "auto"; for others, the algorithm itself.
+        asked: the size that was asked for; `size` is the nearest possible one.
+        size, count: as nccl-tests counts them; see `benchmarks.collectives.cases`.
+        operand_bytes: bytes of one rank's operand.
+        wrong: the number of wrong elements on all ranks; None if it was not checked.
         factor: busbw over algbw.
-        seconds: of one call.
-        vs_lax: seconds over lax's in the same round.
-        predicted: seconds, by the model fitted to this run.
+        seconds: seconds of one call.
+        vs_lax: seconds over those of lax in the same round.
+        predicted: seconds by the model that is fitted to this run.
     """
 
     collective: str
@@ -62,7 +62,7 @@ class Measurement:
         return self.resolved.partition(":")[2]
 
     def algbw(self, seconds: float) -> float:
-        """Bytes per second of a call that takes so many seconds."""
+        """Bytes per second of a call that takes this many seconds."""
         return self.size / seconds
 
     def busbw(self, seconds: float) -> float:

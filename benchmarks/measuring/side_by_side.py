@@ -1,4 +1,4 @@
-"""Compares programs on this machine's devices with the plain form, then times them in turn."""
+"""Compare programs on this machine's devices with the plain form, then time them in turn."""
 
 import argparse
 import time
@@ -18,7 +18,7 @@ from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import in_a_line
 
-#: From keywords that name a program, one of them `algorithm`, to the program with its operands.
+#: Makes a program with its operands from keywords that name it; one of them is `algorithm`.
 Make = Callable[..., Ready]
 
 
@@ -27,10 +27,10 @@ class Task:
     """Programs to compare: plain, and others that differ from it only in the algorithm.
 
     Attributes:
-        which: keywords without the algorithm: heads and cells of the first columns.
-        algorithms: those beside plain.
+        which: the keywords without the algorithm; they are the first columns of a table.
+        algorithms: the algorithms besides plain.
         tolerance: a larger error is wrong.
-        weight: its share of the time.
+        weight: the task's share of the time.
     """
 
     which: Mapping[str, str]
@@ -44,9 +44,9 @@ class Timed:
     """The measurements of one program.
 
     Attributes:
-        error: the largest difference to plain, over the largest element of that result.
+        error: the largest difference from plain, over the largest element of plain's result.
         over_plain: seconds over those of plain in the same round.
-        temporaries: bytes; None if the compiler does not tell.
+        temporaries: bytes; None if the compiler does not say.
     """
 
     which: dict[str, str]
@@ -64,10 +64,10 @@ class Timed:
 def add_arguments(
     parser: argparse.ArgumentParser, known: Sequence[str], *, measured: str, compiled_as: str
 ) -> None:
-    """Declare the programs: compiled for --topology, or else compared and timed here.
+    """Declare the programs: compiled for --topology or, without it, compared and timed here.
 
     Args:
-        parser: of the command.
+        parser: the parser of the command.
         known: the algorithms.
         measured: the shape that is timed.
         compiled_as: the shape that is compiled.
@@ -83,20 +83,20 @@ def add_arguments(
 
 
 def measured_here(names: Sequence[str]) -> list[str]:
-    """The algorithms to time beside plain; tuned ones have options for other chips."""
+    """The algorithms to time besides plain. Tuned ones have options for other chips."""
     return [name for name in names if name != PLAIN and not name.endswith(TUNED)]
 
 
 def measure_all(
     args: argparse.Namespace, mesh: Mesh, title: str, todo: Sequence[Task], make: Make
 ) -> int:
-    """Compare, time, report; 1 if anything was wrong.
+    """Compare, time, report; return 1 if anything was wrong.
 
     Args:
-        args: with those of `options.add_machine`, and --json.
+        args: the arguments, with those of `options.add_machine`, and --json.
         mesh: all devices in use.
-        title: of the table.
-        todo: the keywords for `make`.
+        title: the title of the table.
+        todo: the programs to compare.
         make: makes a program, ready to run.
     """
     header = options.described(mesh)
@@ -112,7 +112,7 @@ def measure_all(
                 end = time.perf_counter() + seconds
                 try:
                     found += _beside_plain(task, make, args.iters, end)
-                except ValueError as error:  # sizes that do not divide
+                except ValueError as error:  # the ranks do not divide the sizes
                     args.error(f"--shape {task.which['shape']}: {in_a_line(error)}")
             else:
                 words = " ".join(task.which.values())
@@ -124,12 +124,12 @@ def measure_all(
 
 
 def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) -> Ready:
-    """A program, compiled, on random operands.
+    """Compile a program, and make random operands for it.
 
     Args:
-        function: of the operands.
+        function: a function of the operands.
         shapes: a `jax.ShapeDtypeStruct` with a sharding for each array.
-        deviation: the standard deviation of the elements of one of them.
+        deviation: gives the standard deviation of an array's elements.
     """
     rng = np.random.default_rng(0)
 
@@ -141,7 +141,7 @@ def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) ->
 
 
 def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed]:
-    """Plain and the algorithms, side by side."""
+    """Measure plain and the algorithms, side by side."""
     names = (PLAIN, *task.algorithms)
     made = {name: make(**task.which, algorithm=name) for name in names}
     programs = {name: one.program for name, one in made.items()}
@@ -161,7 +161,7 @@ def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed
 
 
 def _error(mine: jax.Array, true: jax.Array) -> float:
-    """The largest difference over the largest element; infinite if that is not a number."""
+    """The largest difference, over the largest element; infinite if that is not a number."""
     error = float(jnp.abs(mine - true).max() / jnp.abs(true).max())
     return error if np.isfinite(error) else np.inf
 

@@ -1,6 +1,6 @@
-"""Reads from a profiler's trace how long a rank sends or receives, computes, and does both.
+"""Read from a profiler's trace how long a rank sends or receives, computes, and does both.
 
-(Time in a message includes the wait for the sender.)
+(The time of a message includes the wait for its sender.)
 """
 
 import gzip
@@ -26,13 +26,13 @@ Spans = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Busy:
-    """Seconds of a call, means over the ranks.
+    """Seconds of a call, as means over the ranks.
 
     Attributes:
-        wire: in messages.
-        work: in all other operations.
+        wire: the time of messages.
+        work: the time of all other operations.
         shorter: the shorter of the two.
-        both: in both at once.
+        both: the time in which both run.
     """
 
     wire: float
@@ -51,7 +51,7 @@ def busy(program: Callable[[], Any], compiled: jax.stages.Compiled, times: int =
 
     Args:
         program: runs it until it is done.
-        compiled: the compiled program, which tells collectives from work.
+        compiled: the compiled program, which says which operations are collectives.
         times: how often it runs.
     """
     module = parse(compiled.as_text() or "")

@@ -1,4 +1,4 @@
-"""Seconds of a collective by SimGrid, message by message, to hold against its price."""
+"""Seconds of a collective by SimGrid, message by message, to compare with its price."""
 
 import json
 import subprocess
@@ -16,14 +16,14 @@ from ringcoll.schedules.registry import Algorithm, build
 #: The sources of seconds, as commands name them.
 BY = ("price", "simgrid")
 SIMULATOR = Path(__file__).with_name("simulator.py")
-#: Where a distribution puts its Python, to which SimGrid's module belongs.
+#: The Pythons of a distribution, which has SimGrid's module as a package.
 PYTHONS = ("/usr/bin/python3", "python3")
 #: How to get SimGrid.
 CURE = "install it, as root: apt-get install -y python3-simgrid (Debian, Ubuntu)"
 
 
 class NoSimGrid(RuntimeError):
-    """There is no Python here that has SimGrid."""
+    """No Python on this machine has SimGrid."""
 
 
 @cache
@@ -31,7 +31,7 @@ def python() -> str:
     """The Python that has SimGrid's module.
 
     Raises:
-        NoSimGrid: there is none.
+        NoSimGrid: no Python has it.
     """
     for name in PYTHONS:
         try:
@@ -54,10 +54,10 @@ def seconds(
 
     Args:
         collective, algorithm: as for `pricing.price`.
-        machine: on a torus, or on hosts with an outer network.
-        nbytes: of the full vector.
-        network: instead, a network of switches as the simulator describes it: its "kind"
-            ("fat_tree", "dragonfly") and sizes.
+        machine: a torus, or hosts with an outer network.
+        nbytes: bytes of the full vector.
+        network: a network of switches in place of the machine's, as the simulator describes it: its
+            "kind" ("fat_tree", "dragonfly") and sizes.
 
     Raises:
         NoSimGrid: SimGrid is not installed.
@@ -80,7 +80,7 @@ def description(
     nbytes: float,
     network: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the simulator reads: the network, and phases of rounds of moves in bytes."""
+    """The description that the simulator reads: the network, and phases of rounds of moves."""
     model, run = machine.model, phases(collective, build(collective, algorithm, machine.shape))
     shard = nbytes / machine.ranks
     return {
@@ -109,7 +109,7 @@ def _network(machine: Machine) -> dict[str, Any]:
 
 
 def _rate(model: Model) -> float:
-    """Bytes a second on a link; of a measured wire, the most at any size."""
+    """Bytes per second of a link; for a measured wire, the highest rate at any size."""
     if not model.wire:
         return 1 / model.beta
     (first, floor), (last, most) = model.wire.knots[0], model.wire.knots[-1]
@@ -118,7 +118,7 @@ def _rate(model: Model) -> float:
 
 
 def _rounds(phase: Phase, shard: float, model: Model) -> list[tuple[int, list[Any]]]:
-    """Rounds that move as much the same way, each once, with how many there are in a row."""
+    """The rounds; equal rounds in a row are given once, with their number."""
     each = shard * phase.shards / phase.schedule.lanes
     rounds = (
         [_move(m.axis, m.shift, len(m.offsets) * each, model) for m in moves]
@@ -128,7 +128,7 @@ def _rounds(phase: Phase, shard: float, model: Model) -> list[tuple[int, list[An
 
 
 def _move(axis: int, shift: int, size: float, model: Model) -> tuple[int, int, float, float]:
-    """A move, with the seconds that its message takes besides its bytes and links."""
+    """A move, with the seconds that its message takes in addition to its bytes and links."""
     start = model.wire(size) - size / _rate(model) if model.wire else model.alpha
     return axis, shift, size, start
 

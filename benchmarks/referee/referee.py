@@ -1,10 +1,11 @@
 """Run schedules message by message in SimGrid, and compare the seconds with their prices.
 
-A network is a torus of v5p chips (16, 8x8, 4x4x4); hosts:8x8, of 8 H200 each, which share a port to
-InfiniBand; tree:8x8, a fat tree of 8 switches with 8 ranks each; or dragonfly:4x2x4x2, groups of
-chassis of routers of ranks, with a link for each rank of a group between two groups (thin: with
-one). Ranks on the last three are priced on a switch. The exit status is 1 if a price is off by more
-than 1 %, where messages go to neighbours on a torus, or 5 % elsewhere.
+A network is one of these: a torus of v5p chips (16, 8x8, 4x4x4); hosts:8x8, 8 hosts of 8 H200 that
+share a port to InfiniBand; tree:8x8, a fat tree of 8 switches with 8 ranks each; dragonfly:4x2x4x2,
+4 groups of 2 chassis of 4 routers of 2 ranks, with as many links between two groups as a group has
+ranks (thin: instead of dragonfly: has one link). Ranks on a tree or a dragonfly are priced on a
+switch. The exit status is 1 if a price is off by more than 1 % (for messages to neighbours on a
+torus) or 5 % (for others).
 """
 
 import argparse
@@ -30,7 +31,7 @@ NETWORKS = "16,8x8,4x4x4,hosts:8x8,tree:8x8,dragonfly:4x2x4x2"
 class Place(NamedTuple):
     """A machine by its name in the command.
 
-    `network` is of switches, as the simulator takes it; None is the machine's own.
+    `network` is a network of switches, as the simulator takes it; None is the machine's own.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Place(NamedTuple):
 
 
 def place(text: str) -> Place:
-    """The machine and network of "8x8", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2" or "thin:...".
+    """Read a network: "8x8", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2" or "thin:...".
 
     Raises:
         argparse.ArgumentTypeError: it is none of these.
@@ -71,17 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     known = ", ".join(COLLECTIVES)
     add("--collective", default="all_gather", type=_collective, metavar="NAME", help=known)
-    add("--algorithm", default="all", metavar="LIST", help="comma between (default: all)")
+    what = "names with commas between (default: all)"
+    add("--algorithm", default="all", metavar="LIST", help=what)
     add("--network", default=NETWORKS, metavar="LIST", help=f"(default: {NETWORKS})")
-    add("--bytes", type=sizes, default="1K,64M", metavar="LIST", help="of the full vector (1K,64M)")
-    add("--by", choices=(*BY, "both"), default="both", help="the source of the seconds (both)")
+    what = "bytes of the full vector (1K,64M)"
+    add("--bytes", type=sizes, default="1K,64M", metavar="LIST", help=what)
+    add("--by", choices=(*BY, "both"), default="both", help="where the seconds come from (both)")
 
 
 def _collective(text: str) -> str:
-    """The name that lax has for a collective.
+    """The name of a collective in lax.
 
     Raises:
-        argparse.ArgumentTypeError: there is none of this name.
+        argparse.ArgumentTypeError: there is no collective of this name.
     """
     name = in_lax(collective(text))
     if name not in COLLECTIVES:
@@ -90,7 +93,7 @@ def _collective(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table; returns the exit status."""
+    """Print a table, and return the exit status."""
     known = names(args.collective)
     chosen = known if args.algorithm == "all" else args.algorithm.split(",")
     if wrong := [name for name in chosen if name not in known]:
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             paid = one.machine.price(args.collective, name)
             found = [_seconds(one, args.collective, name, nbytes, by) for by in shown]
-        except SizeError:  # there is none of this algorithm
+        except SizeError:  # the algorithm has no schedule for these ranks
             continue
         except ValueError as error:
             args.error(f"{one.name}, {name}: {error}")
@@ -128,7 +131,7 @@ def _to_neighbours(paid: Any) -> bool:
 
 
 def seconds_of(bytes: str, network: str, collective: str, algorithm: str, by: str) -> float:
-    """The seconds that the command prints in one cell, by its flags."""
+    """The seconds that the command prints in the cell that these flags name."""
     return _seconds(place(network), collective, algorithm, size(bytes), by)
 
 

@@ -4,10 +4,10 @@ SimGrid's Python module belongs to the distribution (Debian: python3-simgrid), s
 nothing else but the standard library. It reads a description as JSON from standard input
 (`benchmarks.referee.judge` writes it) and prints the seconds until the last rank is done.
 
-A rank starts a round when all messages of its last round have come, and its own have gone. Each of
-its ports starts its messages one after the other; then their bytes share the links with all others
-(SimGrid: max-min fairness). Routes, what meets on a link, and who waits for whom are found here, by
-walking; nothing is taken from a price.
+A rank starts a round when all messages of its previous round have arrived and all that it sent have
+left. Each of its ports starts its messages one after the other; then their bytes share the links
+with all other messages (SimGrid: max-min fairness). This file finds routes, shared links and waits
+by itself; it takes nothing from a price.
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 
 import simgrid
 
-#: Only what a price has too: no TCP, no packets that acknowledge, no factors of measured clusters.
+#: Options that switch off what a price does not have: TCP, acknowledgements, factors of clusters.
 PLAIN = (
     "network/model:CM02",
     "network/TCP-gamma:0",
@@ -26,12 +26,13 @@ PLAIN = (
     "surf/precision:1e-12",
 )
 DUPLEX = simgrid.Link.SharingPolicy.SPLITDUPLEX
-#: SimGrid takes whole numbers of bytes; shares of a shard have fractions.
+#: SimGrid takes whole numbers of bytes, but shares of a shard are fractions. So bytes are
+#: multiplied by this.
 PARTS = 1000
 
 
 class Switched:
-    """A network of switches, which joins ranks by one port each."""
+    """A network of switches; each rank has one port."""
 
     def __init__(self, given, ranks):
         self.given, self.ranks = given, ranks
@@ -47,7 +48,7 @@ class Switched:
         raise NotImplementedError
 
     def port(self, rank, target):
-        """The port by which a message leaves."""
+        """The port through which a message leaves."""
         return rank
 
     def start(self, port, start):
@@ -56,7 +57,7 @@ class Switched:
 
 
 class FatTree(Switched):
-    """Two levels; a switch has as many links up as ranks below it."""
+    """A fat tree of two levels; a switch has as many links up as it has ranks."""
 
     def zone(self, made, rate, hop):
         leaves, below = self.given["sizes"]
@@ -65,7 +66,7 @@ class FatTree(Switched):
 
 
 class Dragonfly(Switched):
-    """Groups of chassis of routers, with so many links between two of each."""
+    """Groups of chassis of routers, with given numbers of links between them."""
 
     def zone(self, made, rate, hop):
         *sizes, nodes = self.given["sizes"]
@@ -74,14 +75,14 @@ class Dragonfly(Switched):
 
 
 class Torus(Switched):
-    """A port for each axis and direction."""
+    """A torus; each rank has a port for each axis and direction."""
 
     def zone(self, made, rate, hop):
         sizes = [*reversed(self.given["sizes"])]  # SimGrid counts the first axis fastest
         return simgrid.NetZone.create_torus_zone("net", None, sizes, made, rate, hop, DUPLEX)
 
     def port(self, rank, target):
-        """The axis that a message takes first, and its shorter way there."""
+        """The first axis along which a message goes, and its direction: the shorter way."""
         stride = self.ranks
         for axis, size in enumerate(self.given["sizes"]):
             stride //= size
@@ -92,10 +93,10 @@ class Torus(Switched):
 
 
 class Hosts(Switched):
-    """A port of each rank to the others of its host, and one of the host, which its ranks share."""
+    """Hosts: each rank has a port to the ranks of its host; the ranks share the host's port."""
 
     def build(self, pairs):
-        """Make routes for those pairs of ranks that send."""
+        """Make routes for the pairs of ranks that send."""
         zone = simgrid.NetZone.create_full_zone("net")
         ranks = [_host(zone, None, rank)[0] for rank in range(self.ranks)]
         links = {}
@@ -120,7 +121,7 @@ class Hosts(Switched):
         return rank * self.given["hosts"] // self.ranks
 
     def port(self, rank, target):
-        """Each rank starts its messages to other hosts by itself; their bytes share a port."""
+        """The port of a rank; each rank starts its own messages, but hosts share the bytes."""
         return self.host(rank) != self.host(target), rank
 
     def start(self, port, start):
@@ -128,7 +129,7 @@ class Hosts(Switched):
 
 
 def _host(zone, _coordinates, number):
-    """What SimGrid calls for each place of a network."""
+    """SimGrid calls this for each place of a network."""
     host = zone.create_host(str(number), "1Gf")
     host.seal()
     return host.netpoint, None
@@ -138,7 +139,7 @@ NETWORKS = {"torus": Torus, "fat_tree": FatTree, "dragonfly": Dragonfly, "hosts"
 
 
 def step(shape, rank, axis, shift):
-    """The rank that is `shift` further along an axis; ranks are numbered row-major."""
+    """The rank that is `shift` ahead along an axis; ranks are numbered row-major."""
     stride = 1
     for size in shape[axis + 1 :]:
         stride *= size
@@ -147,7 +148,7 @@ def step(shape, rank, axis, shift):
 
 
 def planned(data, network):
-    """Each round: how often, what every rank sends after how long, and what it gets."""
+    """For each round: how often it runs, what every rank sends and when, and what it gets."""
     rounds = []
     for phase in data["phases"]:
         adding = data["addition"] if phase["adds"] else 0.0
@@ -178,7 +179,7 @@ def act(engine, rounds, rank, ended):
         out = [(start, box(f"{rank} {to}"), round(size * PARTS)) for start, to, size in sent[rank]]
         additions = adding * sum(size for _, size in got[rank])
         for _ in range(times):
-            coming = [source.get_async() for source in sources]  # kept until they have come
+            coming = [source.get_async() for source in sources]  # kept until they have arrived
             messages, slept = [comm for comm, _ in coming], 0.0
             for start, target, size in out:
                 if start > slept:

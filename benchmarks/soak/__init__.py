@@ -1,1 +1,1 @@
-"""One long run of random calls and training steps: checks every result, and memory."""
+"""One long run of random calls and training steps that checks every result, and memory."""

@@ -1,4 +1,4 @@
-"""The operands of a random call on all ranks, and its exact results, from NumPy."""
+"""The operands of a random call on all ranks, and its exact results by NumPy."""
 
 from collections.abc import Mapping
 from math import prod
@@ -22,7 +22,7 @@ References = Mapping[str, Reference]
 
 
 def operands(call: RandomCall) -> Arrays:
-    """The leaves of all ranks, with the batch dimension where the call has it."""
+    """The leaves of all ranks, with the call's batch dimension, if it has one."""
     at = call.batch
     shapes = [s if at is None else (*s[:at], BATCH, *s[at:]) for s in call.shapes]
     return [_values(call, shape, call.dtype, (_FORWARD, i)) for i, shape in enumerate(shapes)]
@@ -34,7 +34,7 @@ def results(call: RandomCall, xs: Arrays, references: References = REFERENCES) -
 
 
 def cotangents(call: RandomCall, ys: Arrays) -> Arrays:
-    """The cotangents of the results; none if the call has no gradient."""
+    """The cotangents of the results; an empty list if the call has no gradient."""
     if not call.pulls_back:
         return []
     return [_values(call, y.shape[1:], y.dtype, (_BACKWARD, i)) for i, y in enumerate(ys)]
@@ -48,17 +48,17 @@ def pulled_back(call: RandomCall, cts: Arrays, transposes: References = TRANSPOS
 def _values(
     call: RandomCall, shape: tuple[int, ...], dtype: Any, what: tuple[int, int]
 ) -> np.ndarray:
-    """Integers of either sign, as large as an exact sum (or mean) allows."""
+    """Integers of both signs, as large as an exact sum (or mean) allows."""
     kind = np.dtype(dtype)
     if jnp.issubdtype(kind, jnp.complexfloating):  # twice an exact number is exact
         return _values(call, shape, np.float32, what).astype(kind) * kind.type(1 + 2j)
     ranks, n = prod(call.place.shape), call.teams().shape[1]
     most = 1 if kind.kind == "b" else min(n, largest(kind))
-    if _is_wide(call, kind, what[0]):  # exact in the wide dtype, without overflow in its own
+    if _is_wide(call, kind, what[0]):  # exact in the wide dtype; no overflow in the narrow one
         most = -(-largest(kind) * n // int(float(jnp.finfo(kind).max)))
     if call.name == "pmean":  # multiples of n that float32 can hold
         most = max(n * n, largest(kind) >> 16)
-        if what[0] == _BACKWARD:  # JAX divides first, perhaps by 1/n, so take n alone
+        if what[0] == _BACKWARD:  # JAX divides first, perhaps times 1/n, so take only n itself
             most = largest(kind)
     seed = [call.seed, *what, call.number]
     values = exact((ranks, *shape), kind, most, seed)
@@ -67,14 +67,15 @@ def _values(
     if kind.kind == "b" or jnp.issubdtype(kind, jnp.unsignedinteger):
         return values
     turned = np.random.default_rng([*seed, 1]).integers(2, size=values.shape, dtype=bool)
-    return np.where(turned & (values != 0), -values, values)  # no -0.0: its sums differ in sign
+    # Without -0.0: the signs of its sums differ.
+    return np.where(turned & (values != 0), -values, values)
 
 
 def _is_wide(call: RandomCall, kind: np.dtype, what: int) -> bool:
     """Whether a call sums in a wider dtype than its own, so that sums may need more digits.
 
-    (A mean also divides, so it does not count. Of gradients, ringcoll alone sums only that of an
-    all_gather with `to="varying"`.)
+    (A mean also divides, so it does not count. Of all gradients, only that of an all_gather with
+    `to="varying"` is a sum by ringcoll.)
     """
     wide = call.how.get("accumulate_dtype")
     forth = what == _FORWARD and call.name in ("psum", "psum_scatter")

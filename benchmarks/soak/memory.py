@@ -1,9 +1,9 @@
-"""Measures whether the live memory of a process stays flat during a run.
+"""Measure whether the live memory of a process stays flat during a run.
 
-Live memory is allocated and not freed, after garbage collection. It is counted in bytes by glibc
-(`mallinfo2`, all threads), and in blocks by Python's allocator, which has separate memory. The
-resident set (/proc/self/statm) is shown, but not judged: a page is resident while anything on it is
-live, and compiled programs that are dropped leave ever more such pages behind.
+Live memory is memory that is allocated and not freed, after garbage collection. glibc counts it in
+bytes (`mallinfo2`, all threads); Python's allocator, which has separate memory, counts it in
+blocks. The resident set (/proc/self/statm) is shown but not judged: a page is resident while
+anything on it is live, and compiled programs that are dropped leave more and more such pages.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ import numpy as np
 
 _STATM = Path("/proc/self/statm")
 
-#: Memory is flat if it grows by fewer bytes a call than this in the last half of a run,
+#: Memory is flat if it grows by fewer bytes per call than this in the last half of a run,
 LIMIT = 4096
-#: and by fewer blocks of Python's allocator, of 512 bytes at most.
+#: and by fewer blocks of Python's allocator (of at most 512 bytes) per call than this.
 BLOCKS = 8
-#: It is judged only from so many samples in that half; in the first half caches fill.
+#: The fewest samples in the last half with which memory is judged. (In the first half caches fill.)
 FEWEST = 8
 
 
 class _Mallinfo2(ctypes.Structure):
-    """That of malloc.h."""
+    """The struct `mallinfo2` of malloc.h."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -44,11 +44,11 @@ class MemorySample:
     """The memory of the process after a number of calls.
 
     Attributes:
-        calls: their number.
-        resident: bytes.
-        live: bytes, of malloc.
-        blocks: of Python.
-        arrays: of `jax.live_arrays()`.
+        calls: the number of calls so far.
+        resident: bytes of the resident set.
+        live: live bytes of malloc.
+        blocks: live blocks of Python's allocator.
+        arrays: the number of `jax.live_arrays()`.
     """
 
     calls: int
@@ -59,12 +59,12 @@ class MemorySample:
 
 
 def is_known() -> bool:
-    """Whether this system tells its resident set, and its malloc the live bytes."""
+    """Whether this system reports the resident set, and its malloc the live bytes."""
     return _STATM.exists() and hasattr(ctypes.CDLL(None), "mallinfo2")
 
 
 def sample(calls: int) -> MemorySample:
-    """A sample of now, after so many calls."""
+    """Take a sample now, after this many calls."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     resident = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -72,7 +72,7 @@ def sample(calls: int) -> MemorySample:
 
 
 def _live() -> int:
-    """Bytes that malloc has given out and not got back, with mapped ones."""
+    """Bytes that malloc has allocated and not freed, including mapped ones."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
@@ -85,7 +85,7 @@ def last_half(samples: Sequence[MemorySample]) -> list[MemorySample]:
 
 
 def growth(samples: Sequence[MemorySample], of: str) -> float:
-    """The growth of an attribute in a call: the slope of a line by least squares."""
+    """The growth of an attribute per call: the slope of a line by least squares."""
     return float(np.polyfit([s.calls for s in samples], [getattr(s, of) for s in samples], 1)[0])
 
 

@@ -2,7 +2,8 @@
 
 Model i of a seed is always the same. It is an embedding, a block (norms, and attention, an MLP or
 both) and a loss, with `order="tree"`. Its loss and gradients are computed on meshes of several
-shapes, and compared to the last bit. Further devices hold copies, so that all processes take part.
+shapes, and compared to the last bit. The remaining devices hold copies, so that all processes take
+part.
 """
 
 import hashlib
@@ -36,16 +37,16 @@ class RandomModel:
     """A model, and the meshes on which it runs.
 
     Attributes:
-        number: of the seed's models.
-        kind: "tensor" (sharded between layers by sequence), "replicated" (not sharded there),
-            "fsdp", or "both" axes.
-        meshes: (data, model): the sizes of two axes; the first is one rank.
-        leaves: of the tree.
-        dtype: of parameters and activations.
+        number: the number of the model among those of the seed.
+        kind: "tensor" (activations sharded by sequence between layers), "replicated" (not sharded
+            there), "fsdp", or "both" axes.
+        meshes: pairs (data, model) of the sizes of two axes; the first mesh is one rank.
+        leaves: the number of leaves of the tree.
+        dtype: the dtype of parameters and activations.
         accumulate: the dtype of sums, or None.
         batch, sequence, width, heads, groups, head, features, vocabulary: sizes; `groups` are heads
             of keys.
-        norm, halves, bias: which layers.
+        norm, halves, bias: which norm, which halves of the block, and whether there are biases.
         quickly: whether LLVM optimises nothing.
     """
 
@@ -70,7 +71,7 @@ class RandomModel:
 
 
 def draw(seed: int, number: int, devices: int = 8) -> RandomModel:
-    """Model `number` of a seed, on as many devices."""
+    """Model `number` of a seed, for `devices` devices."""
     rng = np.random.default_rng((seed, number))
     choose = partial(pick, rng)
     kind = choose(KINDS)
@@ -105,7 +106,7 @@ def draw(seed: int, number: int, devices: int = 8) -> RandomModel:
 
 
 def differing(model: RandomModel, devices: Sequence[jax.Device]) -> tuple[list[str], str]:
-    """What differs on which mesh; and a digest of the bits on one rank."""
+    """Words about what differs on which mesh, and a digest of the bits on one rank."""
     made = [_bits(model, shape, devices) for shape in model.meshes]
     words = [
         f"{name} on (data, model) = {shape}"
@@ -154,7 +155,7 @@ def _tokens(model: RandomModel) -> np.ndarray:
 
 
 def _params(model: RandomModel) -> Params:
-    """Random numbers; biases are not zero, or sums of them would show nothing."""
+    """Random parameters. Biases are not zero, so that wrong sums of them are noticed."""
     rng, d = np.random.default_rng(model.number), model.width
 
     def normal(*shape: int) -> np.ndarray:
@@ -191,7 +192,7 @@ def _loss(model: RandomModel, specs: Params, params: Params, tokens: Array) -> A
 
 
 def _of_rows(model: RandomModel, params: Params, tokens: Array) -> Array:
-    """The sum of the losses of rows; MODEL alone shards what is computed."""
+    """The sum of the losses of rows; only the axis MODEL shards the computation."""
     tree: Any = {"axis_name": MODEL, "order": "tree", "leaves": model.leaves}
     whole: Any = {**tree, "sequence_parallel": model.kind != "replicated"}
     how: Any = {**whole, "accumulate_dtype": model.accumulate}

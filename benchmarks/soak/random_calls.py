@@ -1,7 +1,7 @@
 """Random calls of the drop-ins. Call i of a seed is always the same.
 
-Successive calls share a `Place`, so that they can be one program. All calls are ones that jax.lax
-accepts, on data with exact results.
+Successive calls share a `Place`, so that they can be one program. jax.lax accepts all of these
+calls, and their results are exact.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,8 @@ from ringcoll.collectives.table import BUILT_INS, choices, halves
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]
 
-#: So many calls share a place. One program for each would take several times as long to compile.
+#: How many calls share a place. One program for each call would take several times as long to
+#: compile.
 TOGETHER = 16
 #: Sizes of a rank's dimensions, and how often a size is 0.
 SIZES = (1, 2, 3, 4, 5)
@@ -37,7 +38,7 @@ EMPTY = 0.02
 _SUMS = ("psum", "psum_scatter", "pmean")
 _UNGROUPED = ("pbroadcast", "ppermute", "pshuffle")  # no groups in lax
 _UNGROUPED_IF_TYPED = ("psum", "pmean")  # no groups in lax under check_vma=True
-_WIDENED = (*_SUMS, "all_gather")  # the last in its gradient
+_WIDENED = (*_SUMS, "all_gather")  # all_gather sums in its gradient
 #: The argument with the dimension that is cut into a block for each rank.
 _CUTS = {"psum_scatter": "scatter_dimension", "all_to_all": "split_axis", "pswapaxes": "axis"}
 _RAGGED = "ragged_all_to_all"  # its operand holds the rows of all slices
@@ -49,9 +50,9 @@ class Place:
     """Where calls run.
 
     Attributes:
-        shape: of the mesh, whose axes are x, y and z.
-        devices: their numbers, row-major, in any order.
-        check_vma: of `shard_map`.
+        shape: the shape of the mesh, whose axes are x, y and z.
+        devices: the numbers of its devices, row-major, in any order.
+        check_vma: the argument of `shard_map`.
         x64: whether numbers of 64 bits are enabled.
     """
 
@@ -61,7 +62,7 @@ class Place:
     x64: bool
 
     def mesh(self) -> Mesh:
-        """Of those devices."""
+        """The mesh of these devices."""
         devices = np.array(jax.devices())[list(self.devices)].reshape(self.shape)
         return Mesh(devices, tuple("xyz"[: len(self.shape)]))
 
@@ -71,15 +72,15 @@ class RandomCall:
     """One call of a drop-in on every rank.
 
     Attributes:
-        number: of the seed's calls.
-        name: of the function.
-        axes: its axes in order; a string for a single axis given alone.
+        number: the number of the call among those of the seed.
+        name: the name of the function.
+        axes: its axes in order; a string if a single axis is given as a name.
         groups: its `axis_index_groups`.
-        dtype, shapes: of the leaves of a rank's operand.
-        what: the arguments that decide the result.
-        how: the others: `algorithm`, `accumulate_dtype`, `max_send`.
-        batch: the dimension of a `vmap` around it, if there is one.
-        pulls_back: whether it is differentiated too.
+        dtype, shapes: the dtype and the shapes of the leaves of a rank's operand.
+        what: the arguments that determine the result.
+        how: the other arguments: `algorithm`, `accumulate_dtype`, `max_send`.
+        batch: the dimension of a `vmap` around the call; None without a `vmap`.
+        pulls_back: whether it is also differentiated.
     """
 
     seed: int
@@ -126,8 +127,8 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
 
     Args:
         seed: 0 or more.
-        number: from 0.
-        devices: how many there are.
+        number: the number of the call, from 0.
+        devices: the number of devices.
         alone: whether a mesh may leave out devices; over several processes it may not.
     """
     place = _place(np.random.default_rng([seed, 1, number // TOGETHER]), devices, alone)
@@ -192,13 +193,14 @@ def _dtypes(name: str, n: int, x64: bool) -> list[str]:
     known = [*DATATYPES, *(WIDE_DATATYPES if x64 else ())]
     digits = {"pmean": n * n}.get(name, n if name in _SUMS else 1)
     fit = [dtype for dtype in known if largest(dtype) >= digits]
-    # In lax one of these does not take booleans, and the other adds them as integers.
+    # In lax, psum_scatter does not take booleans, and pmean adds them as integers.
     fit += [] if name in ("psum_scatter", "pmean") else ["bool"]
-    return fit + ([] if name in ("pmax", "pmin") else ["complex64"])  # without an order
+    # Complex numbers have no order.
+    return fit + ([] if name in ("pmax", "pmin") else ["complex64"])
 
 
 def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
-    """The arguments that decide the result."""
+    """The arguments that determine the result."""
     tiled = bool(rng.integers(2)) and ndim > 0
     count = ndim + (name == "all_gather" and not tiled)
     dim, other = (int(rng.integers(-count, count)) if count else 0 for _ in range(2))
@@ -217,7 +219,7 @@ def _what(rng: Generator, name: str, ndim: int, n: int) -> dict[str, Any]:
 
 
 def _ndims(rng: Generator, ndim: int) -> list[int]:
-    """The dimensions of one leaf or a few; some leaves have one more, which shifts dimensions."""
+    """The numbers of dimensions of one leaf or a few; some leaves have one more than others."""
     further = pick(rng, [0, 0, 0, 0, 1, 2])
     return [ndim, *(ndim + int(rng.integers(2)) for _ in range(further))]
 
@@ -238,7 +240,7 @@ def _shape(
 def _how(
     rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype, x64: bool
 ) -> dict[str, Any]:
-    """An algorithm that exists for these ranks, and perhaps a wider dtype for sums."""
+    """An algorithm that can run on these ranks, and perhaps a wider dtype for sums."""
     collective = _IS_AS.get(name, name)
     how: dict[str, Any] = {}
     if collective in COLLECTIVES:

@@ -5,15 +5,16 @@ choices among everything that the drop-ins accept. The result of every rank is c
 NumPy's, bit by bit, on data whose sums are exact. Call i of a seed is always the same (for one
 version of ringcoll, on as many devices), so --only can replay it by itself.
 
-A program has a few calls. If its result is wrong, each of its calls is tried alone. Between the
-programs whole training steps run (`benchmarks/soak/steps.py`): several in flight, with loops,
-independent collectives and a donated state, compared with jax.lax. --program I replays training
-step I of a seed; if the step is right, it prints only its header. The exit status is 1 if
+A program has a few calls. If its result is wrong, each of its calls is run by itself. Between the
+programs, whole training steps run (`benchmarks/soak/steps.py`): several in flight, with loops,
+independent collectives and a donated state. They are compared with jax.lax. --program I replays
+training step I of a seed; if the step is right, it prints only its header. The exit status is 1 if
 anything is wrong, or if live memory grows.
 
 With --order tree it draws small language models instead (`benchmarks/soak/models.py`). The loss and
 gradients of each must have the same bits on one rank as on several. --bits FILE writes a digest of
-each; another run of the seed, with more processes, is compared with what is in the file.
+each; if the file exists, the digests of this run are compared with it. So runs of one seed with
+different numbers of processes can be compared.
 """
 
 import argparse
@@ -38,14 +39,14 @@ from ringcoll.io import files
 EVERY = 16 * TOGETHER
 #: Calls between two training steps.
 STEP_EVERY = 4 * TOGETHER
-#: Models after which JAX forgets its programs.
+#: Models after which JAX's caches of programs are cleared.
 MODELS_A_CACHE = 8
-#: One of so many samples is printed.
+#: One of this many samples is printed.
 SHOWN = 4
 
 
 def numbers(text: str) -> range:
-    """The calls that "37" or "32-47" names.
+    """Read the numbers of calls, "37" or "32-47".
 
     Raises:
         argparse.ArgumentTypeError: it names none.
@@ -58,10 +59,10 @@ def numbers(text: str) -> range:
 
 
 def seed(text: str) -> int:
-    """A number from 0.
+    """Read a number from 0.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no such number.
+        argparse.ArgumentTypeError: the text is not such a number.
     """
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no seed; write a number from 0")
@@ -69,28 +70,29 @@ def seed(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how many calls, which ones, and where."""
+    """Declare how many calls run, which ones, and on which devices."""
     add = parser.add_argument
-    add("--count", type=count, default=10_000, metavar="N", help="calls (10000)")
-    add("--seed", type=seed, metavar="S", help="the seed of the calls (random, and printed)")
+    add("--count", type=count, default=10_000, metavar="N", help="the number of calls (10000)")
+    add("--seed", type=seed, metavar="S", help="the seed of the calls (default: random, printed)")
     add(
         "--only",
         type=numbers,
         metavar="I",
-        help="only call I of the seed; I-J: these calls together",
+        help="run only call I of the seed; I-J: these calls together",
     )
-    add("--program", type=seed, metavar="I", help="only training step I of the seed")
-    add("--order", choices=["tree"], help="models whose bits do not depend on the number of ranks")
-    add(
-        "--bits", type=Path, metavar="FILE", help="of --order: digests to write, or to compare with"
-    )
-    add("--budget", type=float, metavar="SECONDS", help="stop after so many seconds (never)")
+    add("--program", type=seed, metavar="I", help="run only training step I of the seed")
+    what = "run models whose bits must not depend on the number of ranks"
+    add("--order", choices=["tree"], help=what)
+    what = "with --order: write digests to this file, or compare with those in it"
+    add("--bits", type=Path, metavar="FILE", help=what)
+    what = "stop after this many seconds (default: never)"
+    add("--budget", type=float, metavar="SECONDS", help=what)
     options.add_devices(parser)
     processes.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw, compare, report; 1 if anything was wrong, or if live memory grew."""
+    """Draw, compare, report; return 1 if anything was wrong, or if live memory grew."""
     for name in ("only", "program"):
         if getattr(args, name) is not None and args.seed is None:
             args.error(f"--{name}: of which seed? Give --seed too")
@@ -129,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
                 tally["steps"] += 1
                 tally["wrong"] += _try_step(args.seed, numbers[0] // STEP_EVERY, mesh.size)
             if tally["calls"] % EVERY == 0:
-                jax.clear_caches()  # JAX would keep all programs, and none runs twice
+                jax.clear_caches()  # JAX would keep all programs, but none runs twice
                 if memory.is_known():
                     _watch(samples, tally["calls"])
     _say(_summary(tally, time.perf_counter() - start))
@@ -138,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_models(args: argparse.Namespace, mesh: Mesh) -> int:
-    """Draw models, and compare their bits on several meshes; 1 if any differ."""
+    """Draw models, and compare their bits on several meshes; return 1 if any differ."""
     if args.seed is None:
         args.seed = int(processes.first_says(secrets.randbits(24)))
     known = json.loads(args.bits.read_text()) if args.bits and args.bits.exists() else None
@@ -170,7 +172,7 @@ def _run_models(args: argparse.Namespace, mesh: Mesh) -> int:
 
 
 def _try_step(seed: int, number: int, devices: int) -> int:
-    """Run a training step; 1 if it is wrong."""
+    """Run a training step; return 1 if it is wrong."""
     step = steps.draw(seed, number, devices)
     if leaves := steps.differing(step):
         again = f"python -m benchmarks soak --seed {seed} -g {devices} --program {number}"
@@ -183,13 +185,13 @@ def _say(text: str) -> None:
 
 
 def _of_one_place(which: range) -> list[range]:
-    """The calls in parts that share a place, so that each part can be one program."""
+    """Cut calls into parts that share a place, so that each part can be one program."""
     starts = range(which.start // TOGETHER * TOGETHER, which.stop, TOGETHER)
     return [range(max(i, which.start), min(i + TOGETHER, which.stop)) for i in starts]
 
 
 def _again(seed: int, devices: int, numbers: Sequence[int]) -> str:
-    """The command that runs some calls in one program."""
+    """The command that runs these calls in one program."""
     only = "-".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     return f"python -m benchmarks soak --seed {seed} -g {devices} --only {only}"
 
@@ -229,7 +231,7 @@ def _watch(samples: list[memory.MemorySample], calls: int) -> None:
 
 
 def _judge(samples: Sequence[memory.MemorySample]) -> bool:
-    """Print how memory developed; returns whether live memory grows."""
+    """Print how memory developed; return whether live memory grows."""
     if not memory.is_judged(samples):
         why = "too few calls" if memory.is_known() else "no /proc/self/statm, or no mallinfo2"
         _say(f"memory: {why} to say whether it is flat")
@@ -246,7 +248,7 @@ def _judge(samples: Sequence[memory.MemorySample]) -> bool:
 
 
 def _course(samples: Sequence[memory.MemorySample], of: str) -> str:
-    """The size of memory at the start, at the end and at most."""
+    """The size of memory at the start and at the end, and its largest size."""
     sizes = [getattr(s, of) for s in samples]
     return (
         f"{of} {_mebi(sizes[0])} MiB after {samples[0].calls} calls, "

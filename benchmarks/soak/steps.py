@@ -1,7 +1,7 @@
 """Random training steps: collectives as in a real program, on exact data.
 
 Layers run in a loop (or are unrolled, rematerialised, or jitted functions) and send over one
-axis. Gradients are summed leaf by leaf over both axes. Metrics are summed before, beside and after
+axis. Gradients are summed leaf by leaf over both axes. Metrics are summed before, during and after
 the layers. The state is donated, and several steps are in flight. Step i of a seed is always the
 same. `jax.lax` gives the same bits, because every value is a small multiple of a power of two.
 """
@@ -27,12 +27,12 @@ from ringcoll.collectives.table import LAX
 
 #: Sizes of the axes data and model.
 SHAPES = ((2, 4), (4, 2), (1, 8), (8, 1), (2, 2), (1, 3), (1, 5))
-#: Activations; every size of an axis divides them.
+#: The shape of activations; every size of an axis divides the width.
 ROWS, WIDTH = 4, 120
 BOTH = ("data", "model")
-#: How many times a step runs, each time from the state before.
+#: How many times a step runs; each run starts from the state of the one before.
 TURNS = 3
-#: Whether a step begins before the last one is done. There XLA:CPU of JAX 0.10 may hang by itself.
+#: Whether a step begins before the one before is done. With JAX 0.10, XLA:CPU itself may then hang.
 IN_FLIGHT = jax.__version_info__ >= (0, 11)
 
 State = dict[str, Any]
@@ -45,13 +45,13 @@ class Step:
     """One training step.
 
     Attributes:
-        shape: of the mesh.
-        layers: their number.
+        shape: the shape of the mesh.
+        layers: the number of layers.
         loop: "scan", "repeat" (a scan of the first layer) or "unrolled".
         around: what wraps each layer: "checkpoint", "jit", "cond" or "".
         inside: the collectives of each layer: "gather", "mean", "exchange" or "shift".
-        metrics: how many are summed before, beside and after the layers.
-        algorithms: for each collective, those that its calls take in turn.
+        metrics: how many are summed before, during and after the layers.
+        algorithms: for each collective, the algorithms that its calls take in turn.
     """
 
     shape: tuple[int, int]
@@ -68,7 +68,7 @@ class Step:
         return Mesh(devices.reshape(self.shape), BOTH)
 
     def program(self, *, by_lax: bool = False) -> Program:
-        """The step, jitted, with its state donated: by ringcoll, or by jax.lax alone."""
+        """The step, jitted, with its state donated: by ringcoll, or only by jax.lax."""
         calls = _Calls({} if by_lax else self.algorithms)
         state = {"layers": P(), "seen": P()}
         mapped = jax.shard_map(
@@ -93,7 +93,7 @@ class Step:
 
 
 def draw(seed: int, number: int, devices: int = 8) -> Step:
-    """Step `number` of a seed, on at most so many devices."""
+    """Step `number` of a seed, on at most `devices` devices."""
     rng = np.random.default_rng((seed, number))
 
     def one_of(*values: Any) -> Any:
@@ -123,7 +123,7 @@ def draw(seed: int, number: int, devices: int = 8) -> Step:
 
 
 def differing(step: Step, ours: Program | None = None) -> list[str]:
-    """The leaves of the state that differ from those of jax.lax after `TURNS` turns.
+    """The leaves of the state that differ from those by jax.lax after `TURNS` runs.
 
     Args:
         step: the step.
@@ -144,7 +144,7 @@ def differing(step: Step, ours: Program | None = None) -> list[str]:
 
 
 class _Calls:
-    """Collectives; each call takes the next algorithm. Without algorithms, those of jax.lax."""
+    """Collectives; each call takes the next algorithm. Without algorithms, they are jax.lax's."""
 
     def __init__(self, algorithms: Mapping[str, tuple[str, ...]]) -> None:
         self.algorithms = algorithms
@@ -181,7 +181,7 @@ def _step(step: Step, calls: _Calls, state: State, x: Array) -> State:
 
 
 def _ones(x: Array) -> Array:
-    """A number with the parity of the ones in x. (On 2^k ranks most gradients are even.)"""
+    """A number with the parity of the one bits of x. (On 2^k ranks most gradients are even.)"""
     return sum((jnp.floor(x / 2.0**i) for i in range(1, 24)), start=x)
 
 

@@ -1,4 +1,4 @@
-"""Runs random calls and compares results: several in one program, or one by itself."""
+"""Run random calls and compare results: several in one program, or one by itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from benchmarks.soak import expected
 from benchmarks.soak.random_calls import RandomCall
 from ringcoll import lax as our_lax
 
-#: A program that runs once need not be fast, so LLVM does not optimise it.
+#: Options with which LLVM does not optimise: a program that runs once need not be fast.
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -30,8 +30,8 @@ class Fault:
     Attributes:
         call: the call.
         words: what is wrong.
-        shown_by: the numbers of the calls that show it in one program; its own if it is wrong by
-            itself.
+        shown_by: the numbers of the calls whose program shows the fault; only its own number if it
+            is wrong by itself.
     """
 
     call: RandomCall
@@ -44,13 +44,13 @@ class Fault:
 
 
 def faults(calls: Sequence[RandomCall]) -> list[Fault]:
-    """Run calls of one place in one program; then each suspect by itself."""
+    """Run calls of one place in one program; then run each call with a wrong result by itself."""
     together = attempt(calls)
     suspects = [(call, words) for call, words in zip(calls, together, strict=True) if words]
     if len(calls) == 1:
         return [Fault(call, words, [call.number]) for call, words in suspects]
     alone = [fault for call, _ in suspects for fault in faults([call])]
-    if alone and len(set(together)) == 1:  # the program raised because of these
+    if alone and len(set(together)) == 1:  # these calls are why the program raised
         return alone
     found = {fault.call.number for fault in alone}
     numbers = [call.number for call in calls]
@@ -59,7 +59,7 @@ def faults(calls: Sequence[RandomCall]) -> list[Fault]:
 
 
 def attempt(calls: Sequence[RandomCall]) -> list[str]:
-    """What is wrong with each call, in words; "" if nothing."""
+    """What is wrong with each call, in words; "" if nothing is."""
     try:
         return _compared(calls)
     except Exception as error:  # any exception is a finding
@@ -130,13 +130,16 @@ def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tup
 
 
 def _called(call: RandomCall, xs: list[Array]) -> list[Array]:
-    if call.name == "ragged_all_to_all":  # which takes arrays alone
+    if call.name == "ragged_all_to_all":  # it takes only arrays, not pytrees
         return [ragged.called(our_lax, x, call.axes, **call.arguments) for x in xs]
     return getattr(our_lax, call.name)(xs, call.axes, **call.arguments)
 
 
 def _wrong(made: Any, right: Sequence[Any]) -> int:
-    """The number of wrong elements on ranks of this process; each rank may match another right."""
+    """The number of wrong elements on the ranks of this process.
+
+    Ranks may match different ones of the results that count as right.
+    """
     arrays = zip(*map(jax.tree.leaves, (made, *right)), strict=True)
     return sum(
         min(count_wrong(np.asarray(shard.data), truth[shard.index]) for truth in these)

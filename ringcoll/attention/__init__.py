@@ -1,1 +1,1 @@
-"""Attention over ranks: which positions a rank holds, which tiles it computes, and its rounds."""
+"""Attention over ranks: the positions that a rank holds, the tiles it computes, and its rounds."""

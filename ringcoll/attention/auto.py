@@ -1,7 +1,7 @@
-"""Chooses "auto" for attention over ranks: what its tiles and its messages cost, added up.
+"""Choose for "auto" how attention over ranks runs: by the time of its tiles and its messages.
 
 The ranks wait for each other in every round of a gather, so a round takes as long as the rank with
-the most tiles needs; built-in collectives run before and after all computing.
+the most tiles. Built-in collectives run before and after all compute.
 """
 
 from collections.abc import Mapping
@@ -20,22 +20,22 @@ from ringcoll.schedules.tour import cut
 
 #: The algorithm that exchanges positions for heads.
 ULYSSES = "ulysses"
-#: The gathers that hide under the scores; one direction first: its products are larger.
+#: The gathers that hide under the scores. One direction is the first: its products are larger.
 GATHERS = ("ring", "bidirectional_ring")
 #: Seconds for each score of a head: exponentials and sums take longer than the matmuls. As compiled
 #: for v5e and v6e (5.4e-12 and 4.6e-12; jax 0.12.0.1, libtpu 0.0.52, `benchmarks context`).
 OF_SCORE = 5e-12
-#: By how much another form must be faster than the first gather.
+#: The factor by which another form must be faster than the first gather.
 SURE = 1.01
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What one rank has.
+    """The shapes of the operands on one rank.
 
     Attributes:
-        batch, length, heads, groups: of the operands; groups are the heads of keys.
-        width, value_width: of a head of keys, and of values.
+        batch, length, heads, groups: the sizes of the operands; groups are the heads of keys.
+        width, value_width: the width of a head of keys, and of a head of values.
         itemsize: bytes of an element.
     """
 
@@ -58,11 +58,11 @@ def fastest(
     """The algorithm of each axis that is fastest by the model.
 
     Args:
-        shape: of the operands on a rank.
+        shape: the operands on a rank.
         mask: which keys a query sees.
         layout: see `LAYOUTS`.
-        sizes: of the axes.
-        device_kind: of the devices; unknown ones are taken for v6e.
+        sizes: the sizes of the axes.
+        device_kind: the kind of the devices; unknown ones are priced as v6e.
     """
     found = seconds(shape, mask, layout, sizes, device_kind)
     first = (GATHERS[0],) * len(sizes)
@@ -76,7 +76,7 @@ def seconds(
     sizes: tuple[int, ...],
     device_kind: str | None,
 ) -> Mapping[tuple[str, ...], float]:
-    """By the algorithm of each axis, the seconds of attention, forward."""
+    """The seconds of attention, forward, for each choice of an algorithm for every axis."""
     axes, found = range(len(sizes)), {}
     for exchanged in [(), *([(axis,) for axis in axes] if len(sizes) > 1 else []), tuple(axes)]:
         ranks = prod(sizes[axis] for axis in exchanged)
@@ -110,7 +110,7 @@ def _seconds(
     of_tile = max(scores * OF_SCORE, flops * DEVICES[device].delta)
     rows = shape.batch * shape.length * shape.itemsize
     of_keys = rows * shape.groups * (shape.width + shape.value_width)
-    of_queries = rows * shape.heads * (shape.width + shape.value_width)  # and of the result
+    of_queries = rows * shape.heads * (shape.width + shape.value_width)  # queries and result
     exchange = 0.0
     if together > 1:
         exchange = sum(predict("all_to_all", x, together, device) for x in (of_keys, of_queries))
@@ -119,7 +119,7 @@ def _seconds(
         counts = [made.counted(offset) for offset in (0, *needed)]
         wire = predict("all_gather", n * of_keys, n, device) if n > 1 else 0.0
         return exchange + wire + of_tile * float(np.sum(counts, 0).max())
-    # A schedule over several axes is taken to send as much as one over all ranks in a row.
+    # Over several axes, a schedule is assumed to send as much as one over all ranks in a row.
     offsets = needed if len(others) == 1 else None
     wire = predict("all_gather", n * of_keys, n, device, gather, offsets=offsets)
     schedule = cut(_gather(gather, others), needed)
@@ -133,5 +133,5 @@ def _seconds(
 
 def _gather(name: str, shape: tuple[int, ...]) -> Schedule:
     made = build("all_gather", name, shape)
-    assert isinstance(made, Schedule)  # stages are of all-reduces
+    assert isinstance(made, Schedule)  # only all-reduces have stages
     return made

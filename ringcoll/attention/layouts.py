@@ -22,11 +22,11 @@ def _striped(n: int, length: int) -> np.ndarray:
     return np.arange(n * length).reshape(length, n).T
 
 
-#: By name, (ranks, positions of each) -> the positions `[n, length]`, which grow along a row.
+#: By name: (ranks, positions of each) -> the positions `[n, length]`, which grow along a row.
 LAYOUTS: Mapping[str, Callable[[int, int], np.ndarray]] = MappingProxyType(
     {"contiguous": _contiguous, "zigzag": _zigzag, "striped": _striped}
 )
-#: Into how many parts, each of consecutive positions, a rank's positions fall.
+#: How many parts a rank's positions have. The positions of a part are consecutive or evenly spaced.
 PARTS: Mapping[str, int] = MappingProxyType({"contiguous": 1, "zigzag": 2, "striped": 1})
 
 

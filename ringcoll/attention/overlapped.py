@@ -1,12 +1,12 @@
 """Attention whose keys and values arrive round by round, and its gradients.
 
-Forward, a gather brings keys and values; the visitor of a shard adds its scores to an online
-softmax. Backward, they travel again, and their gradients travel after them: a tour (see
+Forward, a gather brings keys and values; each shard's scores are added to an online softmax.
+Backward, keys and values travel again, and their gradients follow them: a tour (see
 `ringcoll.schedules.tour`). So a rank holds its own shard, the shard that has just arrived, the one
-that is on the wire, and its sums, whatever the number of ranks is.
+that is on the wire, and its sums, for any number of ranks.
 
-Inside, heads of one group and the batch are rows: q: [rows, heads of a group, s, d],
-keys and values end to end: [rows, s, d + dv]. The lanes of a schedule divide the rows.
+Inside, the batch and the groups of heads are rows: q: [rows, heads of a group, s, d], keys and
+values end to end: [rows, s, d + dv]. The lanes of a schedule divide the rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +85,7 @@ def _attend(
 
 
 def _gathered(work: Visits, kv: Array) -> Iterator[Shard]:
-    """The shards of all ranks, own first, after the built-in gather."""
+    """The shards of all ranks after the built-in gather; this rank's own shard is the first."""
     whole = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
     for offset in (0, *sorted(work.plan.needed())):
         origin = work.ranks.origin(offset)
@@ -93,7 +93,10 @@ def _gathered(work: Visits, kv: Array) -> Iterator[Shard]:
 
 
 def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) -> Any:
-    """The work, and two functions: operands by rows, filled up to whole tiles, and results back."""
+    """The work, and two functions.
+
+    One brings operands into rows of whole tiles; the other brings results back from these.
+    """
     batch, groups, heads, length, d = q.shape
     name = "ring" if options.algorithm == LAX else options.algorithm
     schedule, ranks = built("all_gather", name, options.axes, None)
@@ -111,7 +114,7 @@ def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None)
         return jnp.pad(x, [(0, fill * (d == dim)) for d in range(x.ndim)]) if fill else x
 
     def by_rows(x: Array, dim: int = 2) -> Array:
-        """An array that starts with batch and groups; `dim` is then that of its positions."""
+        """Bring an array that starts with batch and groups into rows; `dim` has the positions."""
         return filled(x.reshape(batch * groups, *x.shape[2:]), dim)
 
     def back(x: Array) -> Array:
@@ -128,9 +131,9 @@ def _attend_forward(options, q, kv, ids):
 
 
 def _attend_backward(options, residuals, ct):
-    options = replace(options, kernel=None)  # of blocks too large for all of their gradients
+    options = replace(options, kernel=None)  # a kernel's blocks are too large for gradients
     q, kv, ids, out, lse = residuals
-    # Without it a compiler finds the messages of the forward pass again, and keeps all shards.
+    # Without the barrier, a compiler reuses the messages of the forward pass, and keeps all shards.
     kv, ct = lax.optimization_barrier((kv, ct))
     exact, length = wide(q.dtype), q.shape[3]
     inner = (out.astype(exact) * ct.astype(exact)).sum(-1)
@@ -165,7 +168,7 @@ def _attend_backward(options, residuals, ct):
             needed = None if options.mask.window is None else work.plan.needed()
             own = [kv_rows[start : start + count] for start, count in rows]
             path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
-            # With more ranks the last hop is a small part, and halves make the program larger.
+            # With more ranks, the last hop is a small part, and halves only enlarge the program.
             order, halves = order_of_work(), work.ranks.size == 2
             dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order, halves=halves)
     dq_whole = back(concatenated(dq, 0)).astype(q.dtype)

@@ -1,4 +1,4 @@
-"""The arithmetic of a softmax that is added up tile by tile."""
+"""The arithmetic of a softmax that is computed tile by tile."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from ringcoll.runtime.value_types import varying
 
 
 class Softmax(NamedTuple):
-    """A softmax so far, by row, head and query: greatest score, sum, weighted sum of values."""
+    """An unfinished softmax, by row, head and query: largest score, sum, weighted sum of values."""
 
     greatest: Array
     total: Array
@@ -23,7 +23,7 @@ def wide(dtype: Any) -> Any:
 
 
 def like(x: Array, typed: Array) -> Array:
-    """x, typed as varying where another is."""
+    """x, typed as varying over the axes over which `typed` varies."""
     return varying(x, tuple(jax.typeof(typed).mat.varying))
 
 
@@ -39,7 +39,7 @@ def added(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softm
         scores = jnp.where(seen, scores, lowest(scores.dtype))
     greatest = jnp.maximum(before.greatest, scores.max(-1))
     p = jnp.exp(scores - greatest[..., None])
-    if seen is not None:  # else a query that sees nothing yet would see all
+    if seen is not None:  # otherwise a query that has seen nothing yet would see everything
         p = jnp.where(seen, p, 0)
     kept = jnp.exp(before.greatest - greatest)
     values = jnp.einsum("bgqk,bkd->bgqd", p.astype(v.dtype), v, preferred_element_type=scores.dtype)
@@ -57,5 +57,5 @@ def merged(a: Softmax, b: Softmax) -> Softmax:
 
 
 def lowest(dtype: Any) -> float:
-    """Less than every score; not -inf, because the difference of two of them is no number."""
+    """A number below every score. It is not -inf, because -inf minus -inf is not a number."""
     return float(jnp.finfo(dtype).min) / 2

@@ -1,8 +1,8 @@
 """Which tiles of the scores each rank computes.
 
-The scores of a rank's queries and of one shard of keys are cut into tiles. A tile in which no query
+The scores of a rank's queries and one shard of keys are cut into tiles. A tile in which no query
 sees a key is left out. A tile in which every query sees every key needs no mask. All this is known
-before anything runs: it is a table for each shard that arrives.
+before anything runs: there is a table for each shard that arrives.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import numpy as np
 
 from ringcoll.attention.layouts import PARTS, positions
 
-#: The position of what only fills up the last tile. No query sees it, and it sees no key.
+#: The position of the padding of the last tile. No query sees it, and it sees no key.
 NOWHERE = np.int32(2**30)
 #: The most bytes of a tile of scores. Small tiles stay in the fast memory of a TPU.
 TILE_BYTES = 8 << 20
@@ -44,8 +44,8 @@ class Tiles(NamedTuple):
 
     Attributes:
         lists: `[lists, tiles, 2]`, each filled up to the longest one.
-        counts: how many of each list there are.
-        which: `[ranks, origins]`, the list of a rank for the shard of another.
+        counts: the number of tiles of each list.
+        which: `[ranks, origins]`, the list that a rank uses for the shard of another rank.
     """
 
     lists: np.ndarray
@@ -54,7 +54,7 @@ class Tiles(NamedTuple):
 
 
 def side(length: int, heads: int) -> int:
-    """How many positions a side of a tile of so many heads has."""
+    """How many positions a side of a tile has, if the tile has `heads` heads."""
     most = max(int((TILE_BYTES / (4 * heads)) ** 0.5), LEAST)
     most = min(2 ** (most.bit_length() - 1), MOST)
     if length <= most:
@@ -64,7 +64,7 @@ def side(length: int, heads: int) -> int:
 
 
 def rows_together(rows: int, heads: int, tile: int) -> int:
-    """How many rows, of so many heads each, make one tile; a divisor of `rows`."""
+    """How many rows, of `heads` heads each, share one tile; it divides `rows`."""
     most = max(TILE_BYTES // (4 * max(heads, 1) * tile**2), 1)
     return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
@@ -74,9 +74,9 @@ class TilePlan:
 
     Args:
         mask: which keys a query sees.
-        positions: `[ranks, length]` of queries and keys, with `NOWHERE` where a tile is filled up.
+        positions: `[ranks, length]`, the positions of queries and keys; padding has `NOWHERE`.
         tile: the side of a tile, which divides the length.
-        shape: the ranks, cut into the digits of a schedule.
+        shape: the ranks as the digits of a schedule.
     """
 
     def __init__(self, mask: Mask, positions: np.ndarray, tile: int, shape: tuple[int, ...]):
@@ -86,14 +86,14 @@ class TilePlan:
         real = np.where(tiles == NOWHERE, -1, tiles)
         self.first, self.last = tiles.min(-1), real.max(-1)
         self.is_filled_up = (tiles == NOWHERE).any(-1)
-        # Every lane, pass and layer asks again.
+        # Caches, because every lane, pass and layer asks again.
         self._needed: frozenset[int] | None = None
         self._tiles: dict[tuple[int, ...], dict[bool, Tiles]] = {}
 
     def kinds(self, rank: int, origin: int) -> np.ndarray:
-        """`[query tiles, key tiles]`: 0 if nothing is visible, 2 if everything is, or else 1.
+        """`[query tiles, key tiles]`: 0 if nothing is visible, 2 if everything is, otherwise 1.
 
-        A tile of which this cannot be told from its first and last position counts as 1.
+        It looks only at the first and the last position of a tile. If these do not decide, it is 1.
         """
         q_first, q_last = self.first[rank][:, None], self.last[rank][:, None]
         k_first, k_last = self.first[origin], self.last[origin]
@@ -109,20 +109,20 @@ class TilePlan:
         return np.where(seen, 1 + whole, 0)
 
     def origins(self, offset: int) -> np.ndarray:
-        """For every rank, whose shard has this offset."""
+        """For every rank, the rank whose shard has this offset."""
         ranks = np.arange(len(self.positions)).reshape(self.shape)
         digits = np.unravel_index(offset, self.shape)
         return np.roll(ranks, digits, range(len(self.shape))).reshape(-1)
 
     def needed(self) -> frozenset[int]:
-        """The offsets, other than 0, of the shards that any rank needs."""
+        """The offsets, except 0, of the shards that at least one rank needs."""
         if self._needed is None:
             others = range(1, len(self.positions))
             self._needed = frozenset(offset for offset in others if self.counted(offset).any())
         return self._needed
 
     def tiles(self, offsets: tuple[int, ...]) -> dict[bool, Tiles]:
-        """By whether they need a mask, the tiles of shards of these offsets."""
+        """The tiles of shards with these offsets: those that need a mask, and those that do not."""
         if offsets not in self._tiles:
             self._tiles[offsets] = self._listed(offsets)
         return self._tiles[offsets]
@@ -169,11 +169,11 @@ def plan(
     Args:
         mask: which keys a query sees.
         layout: see `LAYOUTS`.
-        length: how many positions each rank has.
-        sizes: of the axes over which the sequence is cut.
-        exchanged: those of the axes (by number) whose ranks have exchanged positions for heads.
-        heads: how many heads share one of keys; 0 for one tile a part of a layout.
-        shape: the ranks over the other axes, cut into the digits of a schedule.
+        length: the number of positions of each rank.
+        sizes: the sizes of the axes over which the sequence is sharded.
+        exchanged: the indices of the axes over which ranks have exchanged positions for heads.
+        heads: how many heads share a head of keys; 0: each part of a layout is one tile.
+        shape: the ranks over the other axes, as the digits of a schedule.
     """
     part = length // PARTS[layout]
     tile = side(part, heads) if heads else part

@@ -29,9 +29,10 @@ class BlockMask(NamedTuple):
     """Which keys of a block a kernel's queries see.
 
     Attributes:
-        causal, window: as of `attention`; they compare positions.
-        positions: of the queries and of the keys, `[s]` each; None if segments alone decide.
-        segments: of the queries and of the keys, `[b, s]` each; None if there are none.
+        causal, window: as for `attention`; they compare positions.
+        positions: the positions of the queries and of the keys, `[s]` each; None if only segments
+            decide.
+        segments: the segments of the queries and of the keys, `[b, s]` each; None if none.
     """
 
     causal: bool
@@ -40,7 +41,7 @@ class BlockMask(NamedTuple):
     segments: tuple[Array, Array] | None
 
     def visible(self) -> Array:
-        """For every query and key whether it is seen: `[b or 1, queries, keys]`."""
+        """Whether each query sees each key: `[b or 1, queries, keys]`."""
         query, key = self.positions or (jnp.zeros(1, jnp.int32),) * 2
         seen = Mask(self.causal, self.window).visible(query[:, None], key[None, :])[None]
         if self.segments is None:
@@ -54,13 +55,13 @@ class AttentionOptions:
     """How attention runs.
 
     Attributes:
-        axes: those over which keys and values travel.
-        algorithm: of the gather.
+        axes: the axes over which keys and values travel.
+        algorithm: the algorithm of the gather.
         mask: which keys a query sees.
         layout, sizes, exchanged: which positions a rank has: see `plan`.
-        scale: of the scores.
-        kernel: computes a whole part of the scores, or None.
-        masks_blocks: whether the kernel gets a `BlockMask`, and not `causal`.
+        scale: the scale of the scores.
+        kernel: computes a whole part of the scores; None for tiles.
+        masks_blocks: whether the kernel gets a `BlockMask` instead of `causal`.
     """
 
     axes: tuple[Hashable, ...]
@@ -76,16 +77,16 @@ class AttentionOptions:
 
 @dataclass(frozen=True)
 class Visits:
-    """What the visits of one call share.
+    """What all visits of one call share. A visit computes the tiles of one shard.
 
     Attributes:
-        options: see there.
+        options: see `AttentionOptions`.
         plan: the tiles of every rank.
-        schedule, ranks: of the gather, cut if no rank needs some shards.
-        ids: `[ranks, batch, s]` of all ranks, or None.
-        sizes: of the parts of keys and values: d, dv.
-        groups: the rows of a sequence.
-        heads: of a row.
+        schedule, ranks: those of the gather; the schedule leaves out shards that no rank needs.
+        ids: `[ranks, batch, s]`, the segments of all ranks; None if there are none.
+        sizes: the widths of keys and of values: d, dv.
+        groups: the number of rows of a sequence.
+        heads: the number of heads of a row.
     """
 
     options: AttentionOptions
@@ -107,8 +108,8 @@ class Visits:
     ) -> Any:
         """`function(first row, state, rows of)` for blocks of rows, which share tiles.
 
-        The last argument takes the block's rows of an array. A block's state is small enough for
-        the fast memory of a TPU, where the tiles add to it.
+        `rows of` is a function that takes the block's rows of an array. The state of a block is
+        small enough for the fast memory of a TPU, where the tiles add to it.
         """
         count = jax.tree.leaves(state)[0].shape[0]
         is_whole = self.options.kernel or not count
@@ -129,8 +130,8 @@ class Visits:
     def tiled(self, shard: Shard, rows: Any, body: Callable[..., Any], state: Any) -> Any:
         """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
 
-        i and j are where the tile starts among queries and keys; `visible` is None for all, and a
-        `BlockMask` for a kernel. `rows` are the numbers of the rows.
+        The tile starts at query i and key j. `visible` is None if all keys are seen; for a kernel
+        it is a `BlockMask`. `rows` are the numbers of the rows.
         """
         me = self.ranks.number()
         for masked, (table, counts, which) in self.plan.tiles(shard.offsets).items():
@@ -156,7 +157,7 @@ class Visits:
     def visible(
         self, origin: Array, at: tuple[Array, Array], rows: Any, masked: bool
     ) -> Array | BlockMask | None:
-        """Which keys of a tile are seen: `[rows or 1, 1, queries, keys]`; None for all."""
+        """Which keys of a tile each query sees: `[rows or 1, 1, queries, keys]`; None for all."""
         tile, (causal, window) = (
             self.plan.tile,
             (self.options.mask.causal, self.options.mask.window),
@@ -179,7 +180,7 @@ class Visits:
         return mask if self.options.kernel else mask.visible()[:, None]
 
     def scores(self, q: Array, k: Array) -> Array:
-        """Of a tile, scaled, in the dtype of sums."""
+        """The scaled scores of a tile, in the dtype of sums."""
         exact = wide(q.dtype)
         return self.options.scale * jnp.einsum("bgqd,bkd->bgqk", q, k, preferred_element_type=exact)
 
@@ -217,7 +218,7 @@ class Visits:
         return self.by_rows(of_rows, state)
 
     def by_kernel(self, q: Array, k: Array, v: Array, mask: BlockMask | None) -> Softmax:
-        """The softmax of one part, by the caller's kernel."""
+        """The softmax of one part, computed by the caller's kernel."""
         assert self.options.kernel is not None
         queries = q.transpose(0, 2, 1, 3)
         how = {"mask": mask} if self.options.masks_blocks else {"causal": mask is not None}
@@ -227,17 +228,18 @@ class Visits:
         values = out.astype(exact).transpose(0, 2, 1, 3)
         if not self.options.masks_blocks:
             return Softmax(lse, jnp.ones_like(lse), values)
-        sees = ~(lse <= lowest(exact))  # a query of a masked block may see no key; NaN stays NaN
+        # In a masked block, a query may see no key. Written so that a NaN stays a NaN.
+        sees = ~(lse <= lowest(exact))
         values = jnp.where(sees[..., None], values, 0)
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
     def differentiated(
         self, given: tuple[Array, ...], dq: Array, shard: Shard, start: int
     ) -> tuple[Array, Array]:
-        """The gradient of the queries with a shard added to it, and that of its keys and values.
+        """Add a shard to the gradient of the queries; also the gradient of its keys and values.
 
-        `given`: the queries, the cotangent of the result, its log-sum-exps, and by query the sum
-        of the products of result and cotangent. `start` is the first row of the lane.
+        `given` has the queries, the cotangent of the result, its log-sum-exps, and for each query
+        the sum of the products of result and cotangent. `start` is the first row of the lane.
         """
         tile, exact = self.plan.tile, dq.dtype
 
@@ -269,10 +271,11 @@ class Visits:
 def packed(kv: Array) -> Array:
     """Rows of keys and values as they travel: `[rows, s, d + dv] -> [rows s, d + dv]`.
 
-    The compiler then puts the row first in memory, once, before the first hop. Of three dimensions
-    it keeps the order that the caller's arrays have, where a tile of a row is not in one place.
-    That is a tenth of all time on v5p; v5e and v6e are faster as they were with long sequences, or
-    with gradients (`python -m benchmarks context`), and for others nothing is known.
+    With two dimensions, the compiler makes the row the major dimension in memory, once, before the
+    first hop. With three, it keeps the order of the caller's arrays, in which a tile of a row is
+    not in one place. On v5p this saves a tenth of the time. On v5e and v6e three dimensions are
+    faster with long sequences or with gradients (`python -m benchmarks context`). Other chips
+    were not tried.
     """
     is_v5p = KINDS.get(device_kind() or "") == "v5p"
     return kv.reshape(-1, kv.shape[-1]) if is_v5p else kv

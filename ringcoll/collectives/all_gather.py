@@ -1,4 +1,4 @@
-"""All-gather and reduce-scatter, each the transpose of the other by the same schedule."""
+"""All-gather and reduce-scatter. Each is the transpose of the other, by the same schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -130,8 +130,8 @@ def all_gather(
     `x: [a, b] -> [n, a, b]`, tiled `[n a, b]`. Block r is rank r's; ranks of several axes
     are counted row-major. `to="invarying"` types the result as the same on all ranks.
 
-    Ring: n-1 rounds of s bytes. Every algorithm sends (n-1) s bytes a rank; "bruck" does
-    it in ceil(log2 n) rounds, "two_ended" in ceil((n-1)/2).
+    Ring: n-1 rounds of s bytes. With every algorithm, a rank sends (n-1) s bytes; "bruck" takes
+    ceil(log2 n) rounds, "two_ended" ceil((n-1)/2).
 
     With a `wire` each shard is encoded once, by its owner, and all ranks hold the same bits.
 
@@ -139,7 +139,7 @@ def all_gather(
     `to="invarying"` a slice.
 
     Raises:
-        ValueError: `axis` is out of bounds, `to` unknown.
+        ValueError: `axis` is out of bounds, or `to` is unknown.
 
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
     theory, practice, and experience", Concurrency Computat.: Pract. Exper. 19 (2007).
@@ -187,17 +187,17 @@ def psum_scatter(
     Ring: n-1 rounds of s/n bytes, with an addition in each. A schedule rounds every addition to
     the dtype of x or, if it is given, to `accumulate_dtype`; "lax" rounds as XLA does. With a wider
     `accumulate_dtype` the first message of a ring is narrow, and the others are wide. "direct"
-    sends narrow messages only, n-1 of them in one round, and rounds the sum once. The code is
-    `combine` in `ringcoll/collectives/by_schedule.py`.
+    sends only narrow messages, n-1 of them in one round, and rounds the sum once. The code for
+    this is `combine` in `ringcoll/collectives/by_schedule.py`.
 
     With a `wire`, "auto" encodes every contribution once, sends it straight to its rank, and adds
-    in float32. By an algorithm that adds on the way, such as "ring", every message is a partial
+    in float32. With an algorithm that adds on the way, such as "ring", every message is a partial
     sum that is encoded again.
 
     Gradient: `all_gather` by the same algorithm and wire.
 
     Raises:
-        ValueError: the dimension is out of bounds, is not n, or does not divide by n.
+        ValueError: the dimension is out of bounds; it is not n or, tiled, not a multiple of n.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", J. Parallel Distrib. Comput. 69 (2009).

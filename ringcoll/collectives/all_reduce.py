@@ -1,4 +1,4 @@
-"""All-reduces: the sum, mean, greatest or least of all ranks' x, the same on every rank."""
+"""All-reduces: the sum, mean, maximum or minimum of all ranks' x, the same on every rank."""
 
 import itertools
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from ringcoll.schedules.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(ScheduledCollective):
-    """Runs a gather's schedule backward and then forward; or stage by stage."""
+    """Runs a gather's schedule backward and then forward, or runs stage by stage."""
 
     collective = "psum"
     in_order = ("leaves", "gradient_leaves")
@@ -63,12 +63,13 @@ class AllReduce(ScheduledCollective):
         if dim is not None:
             return self._chunked(x, dim, schedule, ranks)
         if len(dims) == x.ndim or isinstance(schedule, Wire):
-            # Flat, it needs least padding; a reshape would unshard others.
+            # A flat array needs the least padding. Sharded arrays keep their shape: a reshape would
+            # unshard them.
             flat = self._padded(x.reshape(-1), 0, schedule, ranks)
             return flat.reshape(x.shape)
         if dims:
             return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
-        return self.staged(x, (schedule,), ranks)  # nothing can be cut
+        return self.staged(x, (schedule,), ranks)  # no dimension can be cut into chunks
 
     def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
         """Gather whole vectors and combine them, stage by stage."""
@@ -102,7 +103,10 @@ class AllReduce(ScheduledCollective):
         return lax.slice_in_dim(whole, 0, size, axis=dim)
 
     def _chunked(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
-        """Rounded once, by the owner of each chunk, so that all ranks hold the same bits."""
+        """Reduce-scatter and all-gather of chunks. The owner of a chunk rounds it, once.
+
+        So all ranks hold the same bits.
+        """
         with scope("reduce_scatter"):
             if isinstance(schedule, Wire):
                 mine = as_bytes.scattered(x, dim, ranks, schedule, self.widen)
@@ -126,7 +130,7 @@ class AllReduce(ScheduledCollective):
 
 @dataclass(frozen=True, kw_only=True)
 class Psum(AllReduce, name="psum"):
-    """The sum. Its transpose is free where types say that all ranks hold the same value."""
+    """The sum. Its transpose sends nothing if types say that all ranks hold the same value."""
 
     counts = True
 
@@ -141,7 +145,7 @@ class Psum(AllReduce, name="psum"):
 
 @dataclass(frozen=True, kw_only=True)
 class Pmean(Psum):
-    """The mean: a sum, bound as `Psum`, that is divided."""
+    """The mean: it binds a `Psum`, and divides the sum."""
 
     def by_lax(self, x: Array) -> Array:
         return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
@@ -192,20 +196,22 @@ def psum(
     """The sum of all ranks' x, on every rank, with the same bits.
 
     `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
-    A size that does not divide by n is padded, and the padding is cut off again. Small
-    leaves of a pytree share their messages. So do neighbouring calls, as `jax.tree.map`
-    makes them: the gradients of a model are one ring. (With a `wire` they do not: in one message
-    they would share scales.)
+    If n does not divide a size, it is padded, and the padding is cut off again. Small
+    leaves of a pytree share their messages. So do neighbouring calls, such as those of
+    `jax.tree.map`: the gradients of a model are one ring. (With a `wire` they do not: in one
+    message they would share scales.)
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "recursive_doubling"
     and "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes.
     "halving_doubling" is Rabenseifner's: as few bytes as the ring, in 2 log2 n rounds. With a
-    wider `accumulate_dtype`, partial sums travel wide, and finished sums travel narrow.
+    wider `accumulate_dtype`, messages of partial sums have that dtype, and messages of finished
+    sums have the dtype of x.
 
-    With a `wire`, "auto" is a `psum_scatter` and an `all_gather` by that wire: contributions are
-    encoded once and added in float32 where they belong, and each sum is encoded once by its owner.
-    By another algorithm, all that it sends is encoded, at each hop anew: so "torus" errs more, and
-    loads a TPU's links less; a model finds it faster than "auto" there for large operands.
+    With a `wire`, "auto" is a `psum_scatter` and an `all_gather` with that wire: contributions are
+    encoded once and added in float32 by the owner of the sum, and each sum is encoded once by its
+    owner. With another algorithm, everything is encoded again at each hop. So "torus" has a larger
+    error, but sends less over a TPU's links; the model says that it is faster than "auto" there for
+    large operands.
 
     Gradient: under `check_vma=True`, where the cotangent is known to be the same on all
     ranks, the cotangent itself; otherwise its psum, by the same wire.
@@ -246,9 +252,9 @@ def pmean(
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
 
-    `x: [a, b] -> [a, b]`. Integers are divided truly, as in lax. With a wider
-    `accumulate_dtype` finished sums travel wide too, and are rounded once, after the
-    division.
+    `x: [a, b] -> [a, b]`. The mean of integers is a float, as in lax. With a wider
+    `accumulate_dtype`, messages of finished sums have that dtype too, and are rounded once, after
+    the division.
 
     Steps and bytes, gradient, raises, source: as `psum`.
 
@@ -276,7 +282,7 @@ def pmax(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
-    """The greatest of all ranks' x, element by element, on every rank.
+    """The maximum of all ranks' x, element by element, on every rank.
 
     `x: [a, b] -> [a, b]`. Steps, bytes, raises and source: as `psum`.
 
@@ -299,7 +305,7 @@ def pmin(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
-    """The least of all ranks' x, element by element, on every rank.
+    """The minimum of all ranks' x, element by element, on every rank.
 
     `x: [a, b] -> [a, b]`. Steps, bytes, raises and source: as `psum`.
 

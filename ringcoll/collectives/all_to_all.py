@@ -1,4 +1,4 @@
-"""All-to-all: the exchange of blocks, and of the mapped axis with a dimension."""
+"""All-to-all: the exchange of blocks between ranks, and of the mapped axis with a dimension."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,14 +42,14 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             if any(x.shape[split] != n for x in xs):
                 raise ValueError(f"dimension {split} is not {n}, the number of ranks")
             return replace(self, tiled=True)(*xs)
-        concat += split < concat  # lax counts it without the split dimension
+        concat += split < concat  # lax counts `concat` without the split dimension
         split += concat <= split
         exchange = replace(self, dims=(split, concat), tiled=True)
         return [y.squeeze(split) for y in exchange(*(jnp.expand_dims(x, concat) for x in xs))]
 
     def run(self, x: Array, schedule: AllToAllSchedule | Wire, ranks: Ranks) -> Array:
         split, concat = self.dims
-        if not {split, concat}.isdisjoint(sharded_dims(x)):  # its blocks may not divide
+        if not {split, concat}.isdisjoint(sharded_dims(x)):  # blocks may not be divisible
             return self.by_lax(x)
         if isinstance(schedule, Wire):
             return as_bytes.swapped(x, split, concat, ranks, schedule)
@@ -96,12 +96,12 @@ def all_to_all(
     "pairwise" sends n-1 rounds of s/n bytes, which is the minimum. "bruck" sends ceil(log2
     n) rounds of about s/2 bytes.
 
-    With a `wire` each block is encoded once, by the rank that has it, also the block that stays.
+    With a `wire` each block is encoded once, by the rank that has it. So is the block that stays.
 
-    Gradient: the all-to-all with the axes exchanged, by the same wire.
+    Gradient: the all-to-all with the two axes swapped, by the same wire.
 
     Raises:
-        ValueError: a dimension is out of bounds, is not n, or does not divide by n.
+        ValueError: a dimension is out of bounds; it is not n or, tiled, not a multiple of n.
 
     Source: Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997).
 
@@ -126,7 +126,7 @@ def pswapaxes(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
 ) -> Pytree:
-    """Exchange the mapped axis with the dimension `axis`, of size n.
+    """Exchange the mapped axis with the dimension `axis`, which has size n.
 
     `x: [n, a] -> [n, a]` for axis 0: an `all_to_all` that splits and stacks there.
 

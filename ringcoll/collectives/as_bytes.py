@@ -1,4 +1,4 @@
-"""Collectives with a wire by the built-ins of `jax.lax`: what they send is bytes."""
+"""Collectives with a wire by the built-ins of `jax.lax`, which then send bytes."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -12,7 +12,7 @@ from ringcoll.runtime.engine import UNROLL_UP_TO
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.wire import Wire, decode, encode
 
-#: One message to floats.
+#: A function from one message to floats.
 Decode = Callable[[Array], Array]
 
 
@@ -32,7 +32,7 @@ def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, De
     blocks = jnp.split(x, ranks.size, split)
     if ranks.size > UNROLL_UP_TO:
         messages = jax.vmap(partial(encode, wire))(jnp.stack(blocks))
-    else:  # TPUs would copy stacked blocks, and their float32, too
+    else:  # TPUs would copy stacked blocks, and also their float32 values
         messages = jnp.stack([encode(wire, block) for block in blocks])
     arrived = built_in.all_to_all(
         messages, ranks.axes, 0, 0, axis_index_groups=ranks.groups, tiled=True
@@ -54,7 +54,8 @@ def scattered(
     arrived, decoded = exchanged(x, dim, ranks, wire)
     if ranks.size > UNROLL_UP_TO:
         return jnp.sum(widen(jax.vmap(decoded)(arrived)), 0)
-    # XLA:CPU decodes as it adds, where a `sum` would read what was decoded from memory.
+    # With these additions, XLA:CPU decodes while it adds. A `sum` would read decoded values from
+    # memory.
     return reduce(lax.add, (widen(decoded(each)) for each in arrived))
 
 

@@ -1,11 +1,11 @@
-"""The ranks that take part in a collective: the names of axes, and groups along them."""
+"""The ranks that take part in a collective: the names of axes, and groups of ranks."""
 
 import operator
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 AxisName = Hashable | Sequence[Hashable]
-#: As they may be given, and as they are kept.
+#: Groups as a caller may give them.
 Groups = Iterable[Iterable[int]] | None
 Grouped = tuple[tuple[int, ...], ...]
 
@@ -18,7 +18,7 @@ def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
 
 
 def as_tuples(groups: Iterable[Iterable[int]]) -> Grouped:
-    """Groups as tuples. They are read only once, since they may be iterators.
+    """Groups as tuples. They are read only once, because they may be iterators.
 
     Raises:
         TypeError: they are not a list of lists.
@@ -34,7 +34,7 @@ def check_groups(grouped: Grouped, n: int) -> None:
 
     Raises:
         TypeError: a rank is not a whole number.
-        ValueError: a rank is missing or there twice, or a group is empty.
+        ValueError: a rank is missing or occurs twice, or a group is empty.
     """
     try:
         are_all = are_all_ranks([rank for group in grouped for rank in group], n)
@@ -47,10 +47,10 @@ def check_groups(grouped: Grouped, n: int) -> None:
 
 
 def are_all_ranks(ranks: Collection[Any], n: int) -> bool:
-    """Whether these are the ranks 0..n-1, once each.
+    """Whether these are the ranks 0 to n-1, each once.
 
     Raises:
-        TypeError: one equals a rank but is not a whole number (1.0), or one cannot be compared.
+        TypeError: one equals a rank but is not an integer (1.0), or one cannot be compared.
     """
     are_all = len(ranks) == n and set(ranks) == set(range(n))
     return are_all and all(operator.index(rank) >= 0 for rank in ranks)

@@ -26,9 +26,10 @@ from ringcoll.schedules.schedule import Schedule
 class Pbroadcast(AllReduce, name="pbroadcast"):
     """An all-reduce to which all but the source contribute no bits.
 
-    Reduce-scatter and all-gather send the bytes of scatter and all-gather (van de Geijn's
-    broadcast). A bitwise or is exact for every dtype, also for -0.0 and NaN. lax's own broadcast
-    exists on GPU only. Elsewhere the built-in is the psum of the bits, which is exact too.
+    Its reduce-scatter and all-gather send as many bytes as a scatter and an all-gather (van de
+    Geijn's broadcast). A bitwise or is exact for every dtype, also for -0.0 and NaN. lax's own
+    broadcast exists only on GPU. Elsewhere the built-in is the psum of the bits, which is exact
+    too.
     """
 
     collective = "pbroadcast"
@@ -58,13 +59,13 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        # Typed as the operand is: `where` returns an empty array with its own type.
+        # Give it the type of the operand: `where` returns an empty array with another type.
         totals = [varying(total, self.axes) for total in Psum(**self.for_transpose())(*cts)]
         is_source = lax.axis_index(self.axes) == self.source
         return [jnp.where(is_source, total, jnp.zeros_like(total)) for total in totals]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
-        before, after = self.axes_around(axis)  # not by lax, whose own rule fails
+        before, after = self.axes_around(axis)  # not by lax: its batching rule fails
         stride = math.prod(map(lax.axis_size, after))
         major, place = divmod(self.source // stride, axis.size)
         source = major * stride + self.source % stride
@@ -77,11 +78,11 @@ def pbroadcast(
 ) -> Pytree:
     """The source rank's x on every rank, bit by bit.
 
-    `x: [a, b] -> [a, b]`. This runs on every platform; lax's runs on GPU only. If `source`
+    `x: [a, b] -> [a, b]`. This runs on every platform; lax's runs only on GPU. If `source`
     is traced, lax does the whole call.
 
-    Steps and bytes: as `psum`. It is a psum to which all ranks but one contribute zeros; it
-    sends the bytes of van de Geijn's scatter and all-gather.
+    Steps and bytes: as `psum`. It is a psum to which all ranks but one contribute zeros. It
+    sends as many bytes as van de Geijn's scatter and all-gather.
 
     Gradient: the sum of the cotangents, at the source.
 

@@ -1,4 +1,4 @@
-"""The base of all collectives that run by a schedule: chooses the algorithm, and how sums round.
+"""The base of all collectives that run by a schedule. It chooses the algorithm, and rounds sums.
 
 Each collective is a primitive in the form that neither adds nor removes a dimension
 (`tiled=True`). Its public function brings each call into that form.
@@ -40,12 +40,12 @@ from ringcoll.schedules.tree import is_balanced
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledCollective(Collective):
-    """A collective that runs by a schedule, chosen here, where the platform is known."""
+    """A collective that runs by a schedule. It chooses the schedule when the platform is known."""
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
-    leaves: int | None = None  # of the one tree by which floats are added; None for any order
-    gradient_leaves: int | None = None  # the same of the sums of its transpose
+    leaves: int | None = None  # the leaves of the tree that adds floats; None for any order
+    gradient_leaves: int | None = None  # the same for the sums of its transpose
     collective: ClassVar[str]  # its name in `algorithms` and in the table
     in_order: ClassVar[tuple[str, ...]] = ("leaves",)  # the fields that `order="tree"` sets
 
@@ -56,7 +56,7 @@ class ScheduledCollective(Collective):
         if self.leaves is not None:
             x = rounded(x, where.platform)
         with named(call, algorithm, self.collective):
-            if 0 in x.shape:  # nothing to send, and lax's psum_scatter cannot be compiled for it
+            if 0 in x.shape:  # there is nothing to send, and lax's psum_scatter cannot compile it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if self.wire:
                 y = by.encoded(x, algorithm)
@@ -72,7 +72,7 @@ class ScheduledCollective(Collective):
             return [y.astype(x.dtype)]
 
     def encoded(self, x: Array, algorithm: Algorithm) -> Array:
-        """The result for one operand, by a wire. A rank alone sends nothing, and rounds nothing."""
+        """One operand's result, with a wire. A single rank sends nothing, so rounds nothing."""
         ranks = Ranks.over(self.axes, self.groups)
         if self.wire is None or ranks.size == 1:
             return x
@@ -84,7 +84,7 @@ class ScheduledCollective(Collective):
         return (self if isinstance(made, tuple) else by).run(x, made, ranks)
 
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
-        """The algorithm for operands of these types together: the user's, or the table's."""
+        """The algorithm for operands of these types together: the user's choice, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
             return LAX
@@ -95,8 +95,8 @@ class ScheduledCollective(Collective):
         placement = on_hosts(where.axes, self.axes, self.groups)
         what, dtype = self.collective, xs[0].dtype.name
         if self.wire:
-            # A sum that adds where the result belongs is an exchange of bytes. Either the built-in
-            # does that, or all messages are sent in one round: that encodes contributions once.
+            # If the owner adds all contributions, a sum is an exchange of bytes: by the built-in,
+            # or by a schedule of one round. Both encode each contribution only once.
             sums = what not in ("all_gather", *EXCHANGES)
             what, dtype = "all_to_all" if sums else what, "uint8"
             nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
@@ -138,9 +138,9 @@ class ScheduledCollective(Collective):
         return super().within(axis, wide, dim, out).astype(x.dtype)
 
     def run(self, x: Array, schedule, ranks: Ranks) -> Array:
-        """Run the schedule of `algorithm`; the result may still have the dtype of accumulation.
+        """Run a schedule. The result may still have the dtype of partial sums.
 
-        If `schedule` is a wire, lax's own collectives send its bytes.
+        If `schedule` is a wire, lax's own collectives send encoded bytes.
         """
         raise NotImplementedError
 
@@ -153,10 +153,10 @@ class ScheduledCollective(Collective):
         return self.by_lax(x)
 
     def widen(self, x: Array) -> Array:
-        """x in the dtype of partial sums: `accumulate_dtype`, or else that of x.
+        """x in the dtype of partial sums: `accumulate_dtype`, or else the dtype of x.
 
-        Integers keep their dtype, because their sums are exact. What a wire rounded is added in
-        float32 at least."""
+        Integers keep their dtype, because their sums are exact. With a wire, values are added in
+        float32 or wider."""
         wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
         if self.wire and wide is None:
             wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -165,7 +165,7 @@ class ScheduledCollective(Collective):
     def combine(self, received: Array, mine: Array) -> Array:
         """The sum of a partial result that arrived and this rank's contribution.
 
-        It is rounded once, to the dtype of `widen`. The schedule decides how many follow."""
+        It is rounded once, to the dtype of `widen`. The schedule decides how many sums follow."""
         add = lax.add if self.leaves is None else added
         return add(self.widen(received), self.widen(mine))
 
@@ -174,25 +174,25 @@ class ScheduledCollective(Collective):
         names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
         shared = {name: getattr(self, name) for name in names}
         shared |= {"leaves": self.gradient_leaves, "gradient_leaves": self.leaves}
-        if self.algorithm == LAX_AS_BITS:  # that only moves data, and a transpose may add
+        if self.algorithm == LAX_AS_BITS:  # it can only move data, but a transpose may add
             shared["algorithm"] = "auto"
         return shared
 
 
 @lru_cache(maxsize=1024)
 def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: OnHosts) -> str:
-    """What a table says, looked up once for all leaves and programs that are alike."""
+    """The algorithm that a table picks. Equal calls are looked up only once."""
     return table.pick(*call, **placement._asdict())
 
 
 def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:
-    """Name the operations that are traced inside for profiles: `ringcoll.psum(ring)`."""
+    """Name the operations that are traced in this block, for profiles: `ringcoll.psum(ring)`."""
     name = algorithm if isinstance(algorithm, str) else name_of(algorithm, collective)
     return scope(f"ringcoll.{call}({name})")
 
 
 def name_of(algorithm: Algorithm, collective: str) -> str:
-    """The name of an algorithm that was not given by name; a schedule without one is "given"."""
+    """The name of an algorithm that was given as an object; "given" if it has no name."""
     for name, function in algorithms_of(collective).items():
         if function is algorithm:  # a gather may have another name as an all-reduce
             return name
@@ -205,10 +205,10 @@ def built(
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None,
 ) -> tuple[Any, Ranks]:
-    """The schedule (or stages) of an algorithm, and its ranks, cut into the schedule's digits.
+    """The schedule (or stages) of an algorithm, and its ranks as the schedule's digits.
 
-    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, as
-    they were written.
+    An algorithm of ringcoll skips axes of size 1. A user's schedule or function gets all axes, in
+    the order in which they were written.
     """
     ranks = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
     made = algorithms.build(collective, algorithm, ranks.shape)

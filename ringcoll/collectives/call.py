@@ -1,4 +1,4 @@
-"""A call of a public function as it was written, which every refusal of it names."""
+"""A call of a public function as the user wrote it. Every refusal of the call names it."""
 
 import math
 import operator
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a public function, without its operand, as it was written.
+    """One call of a public function as the user wrote it, without its operand.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         axis_name, groups: as the user gave them.
         said: other arguments that a refusal shows, by name. `order` and `leaves` are shown together
             or not at all.
@@ -37,7 +37,7 @@ class Call:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", axes_of(self.axis_name))
-        if self.groups is not None:  # read once: they may be iterators
+        if self.groups is not None:  # read groups only once: they may be iterators
             object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
 
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
@@ -57,9 +57,9 @@ class Call:
         return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
 
     def integer(self, name: str, ndim: int | None = None) -> int:
-        """The value of an argument that has to be a whole number, or a refusal.
+        """The value of an argument that must be a whole number, or a refusal.
 
-        With `ndim` it is one of so many dimensions, and is counted from 0.
+        With `ndim` it is one of `ndim` dimensions, and is returned as a number from 0.
         """
         value = self.said[name]
         try:
@@ -76,7 +76,7 @@ class Call:
 
     def ask(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
-        if len(set(self.axes)) < len(self.axes):  # lax aborts the process, or raises this
+        if len(set(self.axes)) < len(self.axes):  # lax may abort the process instead of raising
             raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
             return function(*args)
@@ -87,5 +87,5 @@ class Call:
             raise self.refusal(kind, str(error), cure) from error
 
     def rank_count(self) -> int:
-        """How many ranks there are over the axes."""
+        """The number of ranks over the axes."""
         return math.prod(lax.axis_size(axis) for axis in self.axes)

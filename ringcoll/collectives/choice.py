@@ -1,4 +1,4 @@
-"""Chooses the algorithm of a call: the one it names or, if it says "auto", the one set around it.
+"""Choose the algorithm of a call: the one it names or, if it says "auto", the one set around it.
 
 `with ringcoll.algorithm("ring"):` sets it for calls that are traced inside,
 `RINGCOLL_ALGORITHM=ring` for the whole program. If neither is set, or the call cannot run by that
@@ -22,7 +22,8 @@ from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 #: The environment variable that names an algorithm.
 VARIABLE = "RINGCOLL_ALGORITHM"
 
-#: `jit` compiles once for each value, because user contexts are a part of its key.
+#: The algorithm set around a call. User contexts are a part of `jit`'s key, so `jit` compiles once
+#: for each value.
 _around = jax.make_user_context(default_value=None)
 
 
@@ -30,14 +31,14 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
 
     It applies to all calls that are traced inside, on this thread. `jit` compiles once for each
-    choice. A gradient uses the algorithm of its function, also if it is taken later. (But calls
-    in the backward pass of a `custom_vjp` are traced later, and the algorithm is chosen then.) If
-    a collective has no such algorithm ("ring" for an `all_to_all`), or not on that many ranks,
-    the call stays "auto". The innermost `with` wins. Any `with` wins over `RINGCOLL_ALGORITHM`,
-    which sets an algorithm for the whole program. "auto" asks for no algorithm.
+    choice. A gradient uses the algorithm of its function, even if it is traced later. (But calls
+    in the backward pass of a `custom_vjp` are traced later, and choose their algorithm then.) If
+    a collective does not have this algorithm ("ring" for an `all_to_all`), or cannot run by it on
+    its number of ranks, the call stays "auto". The innermost `with` wins. Any `with` wins over
+    `RINGCOLL_ALGORITHM`, which sets an algorithm for the whole program. "auto" sets no algorithm.
 
     Args:
-        name: of an algorithm of `ringcoll.algorithms`, "lax" or "lax_as_bits", or "auto".
+        name: the name of an algorithm of `ringcoll.algorithms`, "lax", "lax_as_bits" or "auto".
 
     Raises:
         TypeError: the name is not a string.
@@ -67,13 +68,13 @@ def settled(
 ) -> Algorithm:
     """The algorithm that a call with this `algorithm=` runs by, by its listed name.
 
-    It is refused if the collective cannot run by it on the ranks over these axes, or in groups;
-    or if there are `leaves`, and it does not add by the balanced tree.
+    It is refused if the collective cannot run by it on the ranks over these axes or in groups, or
+    if there are `leaves` but it does not add by the balanced tree.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
-        ValueError: there is none of this name, it cannot run there, or the function raises; or
-            `RINGCOLL_ALGORITHM` names no algorithm.
+        ValueError: there is no algorithm of this name, it cannot run on these ranks, or the
+            function raises an exception; or `RINGCOLL_ALGORITHM` does not name an algorithm.
     """
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
@@ -87,12 +88,13 @@ def settled(
 
 
 def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:
-    """Whether a collective's sums are the balanced tree: read off its schedule.
+    """Whether a collective adds by the balanced tree; its schedule says so.
 
-    The built-ins exchange contributions, which ringcoll then adds.
+    The built-ins do: they exchange contributions, which ringcoll then adds.
     """
     reduces = halves(algorithm).reduces
-    collective = "psum_scatter" if collective == "all_gather" else collective  # its gradient
+    # An all_gather adds in its gradient, which is a psum_scatter.
+    collective = "psum_scatter" if collective == "all_gather" else collective
     return (
         isinstance(reduces, Table)
         or reduces in ("auto", *BUILT_INS)
@@ -103,7 +105,7 @@ def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) 
 def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
     """Refuse an algorithm that adds by another tree."""
     if isinstance(algorithm, str) and listed_name(collective, algorithm) not in choices(collective):
-        return  # it is refused with the names that there are
+        return  # another check refuses it, and lists the known names
     if adds_by_tree(algorithm, collective, shape):
         return
     collective = "psum_scatter" if collective == "all_gather" else collective
@@ -118,7 +120,7 @@ def by_environment() -> str:
     """The algorithm that `RINGCOLL_ALGORITHM` asks for, or "auto".
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no algorithm of this name.
     """
     name = os.environ.get(VARIABLE) or "auto"
     check_known(f"{VARIABLE}={name}", name)
@@ -127,14 +129,14 @@ def by_environment() -> str:
 
 @lru_cache(maxsize=1024)
 def _if_it_runs(name: str, collective: str, shape: tuple[int, ...]) -> str:
-    """The listed name of an algorithm, or "auto" if a collective cannot run by it there."""
+    """The listed name of an algorithm; "auto" if a collective cannot run by it on this shape."""
     name = listed_name(collective, name)
     return name if name in choices(collective) and runs(collective, name, shape) else "auto"
 
 
 @lru_cache(maxsize=1024)
 def _listed(name: str, collective: str, shape: tuple[int, ...]) -> str:
-    """The listed name of an algorithm; refused if a collective cannot run by it there."""
+    """The listed name of an algorithm; an error if a collective cannot run by it on this shape."""
     known, listed = ("auto", *choices(collective)), listed_name(collective, name)
     if listed not in known:
         raise ValueError(f"no algorithm {name!r}; {_cure(name, known)}")
@@ -177,6 +179,6 @@ def _known() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def check_known(what: str, name: str) -> None:
-    """Refuse the name of an algorithm that no collective has; `what` begins the message."""
+    """Refuse a name if no collective has an algorithm of this name; `what` begins the message."""
     if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
         raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")

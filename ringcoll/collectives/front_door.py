@@ -1,6 +1,6 @@
-"""From a public call to primitives: checks the arguments, and binds a primitive for every leaf.
+"""From a public call to primitives: check the arguments, and bind a primitive for every leaf.
 
-A primitive asks lax for the type of its result when it is bound, before anything is sent. An error
+When a primitive is bound, it asks lax for the type of its result, before anything is sent. An error
 of lax is raised again with the same exception type and lax's own words. Calls that only lax can
 handle go to lax (see `_is_for_lax`).
 Small leaves of a pytree are bound together, so that they share messages.
@@ -44,18 +44,18 @@ def each(
     wire: wires.WireLike | None = None,
     is_only_lax_s: bool = False,
 ) -> Pytree:
-    """The collective of every leaf: by ringcoll, or by lax where only lax can.
+    """The results for every leaf: by ringcoll, or by lax if only lax can do it.
 
     Nothing is sent before all leaves are known to be right.
 
     Args:
-        call: as it was written; it says whether there is an order.
+        call: the call as the user wrote it. It says whether sums have an order.
         x: a pytree.
-        collective: that of this call, still without the options below.
-        dims: the names of the arguments that are dimensions; negative ones count from each leaf's
-            last.
+        collective: the collective of this call, still without the options below.
+        dims: the names of the arguments that are dimensions; negative dimensions count from the
+            last dimension of each leaf.
         algorithm, accumulate_dtype, wire: as the user gave them.
-        is_only_lax_s: whether only lax can do it, whatever the leaf.
+        is_only_lax_s: whether only lax can do it, for any leaf.
     """
     leaves, structure = jax.tree.flatten(x)
     if call.grouped is not None:
@@ -94,7 +94,7 @@ def each(
             done.append(varying(array.astype(jnp.int32) if counts else array, call.axes))
             if len(leaves) == 1 and jax.typeof(done[i]) != types[i]:
                 _ask_lax(call, leaves, every)  # it may refuse what is the same on all ranks
-            # With a wire each has messages of its own: in one message, they would share scales.
+            # With a wire, leaves do not share messages: in one message, they would share scales.
             joins = collective.joins and wire is None and is_small(done[i])
             joined[done[i].dtype if joins else i].append(i)
         for members in joined.values():
@@ -118,9 +118,9 @@ def together(
     algorithm: Algorithm,
     wire: wires.WireLike | None,
 ) -> Array:
-    """The collective of several operands, each with a role of its own.
+    """The result of a collective whose operands have different roles.
 
-    Nothing is sent before lax is asked. If lax alone can do it, lax does.
+    lax is asked before anything is sent. If only lax can do the call, lax does it.
     """
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
@@ -141,7 +141,7 @@ def ask_lax(call: Call, collective: Collective, *avals: Any) -> None:
 
 
 def _ask_lax(call: Call, leaves: Sequence[Any], every: Sequence[Collective]) -> None:
-    """Refuse what lax refuses; leaves of one type are asked about once."""
+    """Refuse leaves that lax refuses. For each type of leaves, lax is asked only once."""
     types = {
         (collective.dims, jax.typeof(leaf)): collective
         for leaf, collective in zip(leaves, every, strict=True)
@@ -214,6 +214,6 @@ def _by_lax(call: Call, leaf: Any, collective: Collective, accumulate_dtype: Any
 
 
 def _of_key(collective: Collective, key: Array) -> Array:
-    """The collective of a random key: its numbers are sent in its place."""
+    """The collective for a random key: its numbers are sent in its place."""
     (numbers,) = collective(jax.random.key_data(key))
     return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))

@@ -1,4 +1,4 @@
-"""A function of each leaf of a rank, so that bits do not depend on how many leaves a rank has."""
+"""Compute a function leaf by leaf, so that bits do not depend on how many leaves a rank has."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,14 +18,15 @@ T = TypeVar("T")
 def leaf_by_leaf(
     function: Callable[[Pytree, Any], T], shared: Pytree, of_leaves: Sequence[Any]
 ) -> list[T]:
-    """`function(shared, leaf)` of every leaf, each compiled by itself on CPU.
+    """`function(shared, leaf)` for every leaf, each compiled by itself on CPU.
 
-    Gradient: the tree adds the gradients of what is shared, and of what the function closes over.
+    Gradient: the tree adds the gradients of shared arrays and of arrays that the function closes
+    over.
 
     Args:
-        function: of pytrees.
-        shared: what all leaves need.
-        of_leaves: of one type, a power of two of them.
+        function: a function of pytrees.
+        shared: a pytree that all leaves need.
+        of_leaves: the leaves, all of one type; their number is a power of two.
     """
     explicit, given = closed(function, shared, of_leaves[0])
     apart = compiled_apart(explicit)
@@ -36,13 +37,13 @@ def leaf_by_leaf(
 def slices_by_leaf(
     function: Callable[[Pytree, Any], T], shared: Pytree, parts: Pytree, dim: int, count: int
 ) -> T:
-    """The same of `count` slices of arrays along a dimension, along which results are joined.
+    """The same for `count` slices of arrays along a dimension; results are joined along it.
 
     Args:
         function, shared: see `leaf_by_leaf`.
         parts: a pytree of arrays.
-        dim: 0, or counted from the last: arrays may differ in their number of dimensions.
-        count: how many slices.
+        dim: 0 or a negative number, because arrays may differ in their number of dimensions.
+        count: the number of slices.
     """
     arrays, structure = jax.tree.flatten(parts)
     cut = [lax.split(x, [x.shape[dim] // count] * count, axis=dim % x.ndim) for x in arrays]
@@ -52,15 +53,16 @@ def slices_by_leaf(
 
 
 def sum_of_leaves(leaves: Sequence[Pytree]) -> Pytree:
-    """The sum of consecutive leaves by the tree, a power of two of them."""
+    """The sum of consecutive leaves by the tree; their number is a power of two."""
     return jax.tree.map(lambda *of: summed([rounded(x) for x in of]), *leaves)
 
 
 def closed(function: Callable[..., T], *operands: Pytree) -> tuple[Callable[..., T], list[Array]]:
-    """The function as one of (*operands, given), and the list `given` of all it closes over.
+    """A function of (*operands, given) that equals `function`, and the list `given`.
 
-    A `custom_vjp` must not close over traced values, and gives no gradient to values that it
-    closes over. A function of a user may do both.
+    `given` has all the arrays that `function` closes over. A `custom_vjp` must not close over
+    traced values, and gives no gradient to arrays that it closes over; a user's function may close
+    over arrays, and may need their gradients.
     """
     program, made = jax.make_jaxpr(function, return_shape=True)(*operands)
     structure = jax.tree.structure(made)
@@ -75,8 +77,9 @@ def closed(function: Callable[..., T], *operands: Pytree) -> tuple[Callable[...,
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _copies(count: int, shared: Pytree) -> list[Pytree]:
-    # Barriers: compilers would join the products of several leaves that share a factor. One for
-    # each array, because a barrier of an older JAX gives all its results one type.
+    # Without barriers, compilers would join the products of several leaves that share a factor.
+    # Each array has its own, because in older versions of JAX a barrier gives all its results one
+    # type.
     return [jax.tree.map(lax.optimization_barrier, shared) for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Permutations: one hop, given as pairs or as an order."""
+"""Permutations: one hop, given as pairs of ranks or as an order of ranks."""
 
 import operator
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ def ppermute(
     Gradient: the inverse permutation.
 
     Raises:
-        TypeError: `perm` is not a list or tuple (jax 0.10.2 takes what has pairs) of pairs of ints,
-            or an `algorithm` is given.
-        IndexError: there is no such rank: they count from 0, or from the last with -1.
+        TypeError: `perm` is not a list or tuple (with jax 0.10.2, an iterable) of pairs of ints, or
+            an `algorithm` is given.
+        IndexError: there is no such rank: ranks count from 0, or from the last with -1.
         ValueError: a rank sends twice or receives twice.
 
     n, s and what all of them raise: see `ringcoll.lax`.
@@ -39,8 +39,8 @@ def ppermute(
     """
     call = Call("ppermute", axis_name, said={"perm": perm})
     _refuse(call, algorithm)
-    pairs = call.ask(_pairs, perm)  # once: it may be an iterator
-    call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes lists and tuples only
+    pairs = call.ask(_pairs, perm)  # read it only once: it may be an iterator
+    call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes only lists and tuples
     return _permute(call, x, pairs)
 
 
@@ -105,7 +105,7 @@ def _among(perm: Pairs, n: int) -> Pairs:
 
 
 def _pairs(perm: Any) -> Pairs:
-    """`perm`, which may be anything, as pairs of whole numbers."""
+    """Read `perm`, which may be anything, as pairs of whole numbers."""
     words = "`perm` must be a list or a tuple of pairs of ranks"
     try:
         pairs = [tuple(map(operator.index, pair)) for pair in perm]

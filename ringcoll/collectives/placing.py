@@ -1,4 +1,4 @@
-"""Where the collectives put shards, and from where they slice them, as the engine runs."""
+"""How collectives place shards that arrive, and slice shards to send, while the engine runs."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ from ringcoll.schedules.schedule import Schedule
 
 
 class _Cut(NamedTuple):
-    """How lanes divide a shard: along `dim`, in shares of these shapes that start there."""
+    """How lanes divide a shard along `dim`: the shapes and the starts of the shares."""
 
     dim: int
     starts: list[int]
@@ -33,7 +33,7 @@ class _Cut(NamedTuple):
     def start(self, dim: int, size: int, share: Slot | Shard) -> list[Any]:
         """Where a share starts in an array of all shards, each of `size` along `dim`."""
         lo, ndim = self.starts[share.lane], len(self.shapes[share.lane])
-        start: list[Any] = [np.int32(0)] * ndim  # all of one type, also under jax_enable_x64
+        start: list[Any] = [np.int32(0)] * ndim  # all of one dtype, even under jax_enable_x64
         start[self.dim] = np.int32(lo)
         start[dim] = multiply_add(share.origin, size, lo if dim == self.dim else 0)
         return start
@@ -42,15 +42,15 @@ class _Cut(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut:
     """How lanes divide a shard of `shape`, of an operand of type `aval`."""
-    # To cut a dimension that is sharded over another axis moves data. If all are, one is cut.
+    # Cutting a dimension that is sharded over another axis moves data. Avoid it if possible.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     starts, sizes = zip(*map(Shares(shape[dim], lanes).of, range(lanes)), strict=True)
     return _Cut(dim, [*starts], [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes])
 
 
-#: XLA:CPU cannot write floats of these widths into a buffer: it would convert the whole buffer for
-#: every shard. (Other floats are written as they are, which saves the copy of a bitcast.)
+#: Floats of these widths are written as integers: XLA:CPU would convert the whole buffer for every
+#: shard. (Other floats are written as floats, which saves the copy of a bitcast.)
 UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
@@ -101,11 +101,11 @@ def reduce_along(
 
 
 def exchanged_along(x: Array, dim: int, by: Any) -> Array:
-    """Reduce-scatter: raw blocks by the built-in all-to-all, which the owner adds by the tree.
+    """Reduce-scatter: the built-in all-to-all sends raw blocks, and their owner adds by the tree.
 
     Args:
         x: the operand.
-        dim: along which it is scattered.
+        dim: the dimension along which it is scattered.
         by: the collective: its axes, groups, and the dtype of its sums.
     """
 
@@ -130,13 +130,13 @@ def by_stages(
 ) -> Array:
     """All-reduce of whole vectors: each stage gathers along a part of the ranks, and combines.
 
-    Every rank combines in the order of the ranks, so that all get the same bits. `in_order`, it
-    adds by the balanced tree.
+    Every rank combines in the order of the ranks, so all get the same bits. With `in_order` it adds
+    by the balanced tree.
     """
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
         part = replace(ranks, shape=stage.shape, inner=inner)
-        # Ranks that differ in earlier digits hold the same sums, and have to round them alike.
+        # Ranks that differ only in earlier digits hold the same sums, and must round them equally.
         alike = lax.rem(ranks.number(), np.int32(stage.size * inner)) if wire else 0
         with scope(f"stage {number}"):
             by = drawn(wire, alike) if wire else None

@@ -1,4 +1,4 @@
-"""Ragged all-to-all: the exchange of slices of any sizes."""
+"""Ragged all-to-all: the exchange of slices of different sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +31,13 @@ _INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
 @dataclass(frozen=True, kw_only=True)
 class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
-    """Slices of the first operand, written into the second; the others say which, and where.
+    """Slices of the first operand, written into the second. The other operands say which and where.
 
     Attributes:
         max_send: the most rows for one rank; None: as many as operand and output both have.
-        calls: how many calls it is: a `vmap` puts their rows end to end.
-        adds: whether it is a transpose: it adds rows to those of `output`, and output_offsets are
-            those at which this rank writes what arrives.
+        calls: the number of calls that a `vmap` has joined, with their rows end to end.
+        adds: whether it is a transpose. Then it adds rows to those of `output`, and output_offsets
+            are the rows from which this rank writes what arrives.
     """
 
     collective = "ragged_all_to_all"
@@ -63,7 +63,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         bound = fewest if self.max_send is None else min(self.max_send, most)
         sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
         by = replace(self, algorithm=self.chosen([sent], where))
-        # TPUs refuse groups of one rank. The built-in has no rows of bytes that share scales.
+        # TPUs refuse groups of one rank. The built-in cannot send encoded rows that share scales.
         has_built_in = where.platform != "cpu" and n > 1 and not self.wire
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
@@ -92,12 +92,12 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
     def checked(
         self, offsets: Sequence[Array], sends: Array, bound: int, where: Where
     ) -> Sequence[Array]:
-        """The offsets, if no rank has more rows for another than go into a block.
+        """The offsets, if no rank has more rows for another rank than fit into a block.
 
-        Otherwise all ranks of the mesh raise, also those of other groups and along other axes: a
-        rank that did not raise would wait for the others in its next collective. Only CPUs check
-        it, because elsewhere a callback takes long. JAX has callbacks where every axis of the mesh
-        is manual.
+        Otherwise all ranks of the mesh raise an exception, also those of other groups and along
+        other axes: a rank that did not would wait for the others in its next collective. Only CPUs
+        check this, because a callback is slow elsewhere. JAX has callbacks only if every axis of
+        the mesh is manual.
         """
         mesh = jax.sharding.get_abstract_mesh()
         if where.platform != "cpu" or set(mesh.axis_names) != set(mesh.manual_axes):
@@ -110,7 +110,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         return [jnp.where(is_right, x, 0) for x in offsets]
 
     def exchange(self, algorithm: Algorithm = "auto") -> AllToAll:
-        """The exchange of what there is as much of for every rank, such as offsets."""
+        """The exchange of arrays with equal parts for every rank, such as offsets."""
         return AllToAll(axes=self.axes, groups=self.groups, dims=(0, 0), algorithm=algorithm)
 
     def types(self, *avals: Any) -> tuple[list[Any], set[Any]]:
@@ -189,27 +189,28 @@ def ragged_all_to_all(
 ) -> Array:
     """Slices of `operand` travel to all ranks, which write them into `output`.
 
-    `operand: [a, s], output: [b, s] -> [b, s]`. The others are four times `[k n]` integers: k
+    `operand: [a, s], output: [b, s] -> [b, s]`. The other four are arrays of `[k n]` integers: k
     slices for each rank, in the order of the ranks. Slice i is the `send_sizes[i]` rows of
     `operand` from `input_offsets[i]` on. Its receiver writes it from row `output_offsets[i]` on.
     `recv_sizes` are the sizes of the slices that arrive. The other rows of `output` are kept.
 
-    This runs on every platform; lax's does not run on CPU. On TPU and GPU, "lax" is lax's own, and
-    so is "auto", unless your table says otherwise. Any other algorithm is one of `all_to_all`, and
-    sends a block of `max_send` rows to every rank.
+    This runs on every platform; lax's does not run on CPU. On TPU and GPU, "lax" is lax's own
+    collective, and so is "auto", unless your table says otherwise. Any other algorithm is one of
+    `all_to_all`, and sends a block of `max_send` rows to every rank.
 
     `max_send` is the most rows that one rank has for another; by default, the rows of `operand` or
-    of `output`, whichever are fewer. If a rank has more, all ranks raise on CPU. Elsewhere the
-    rows that do not fit arrive as NaN, or as the greatest or least integer. lax's own needs no
-    `max_send`.
+    of `output`, whichever are fewer. If a rank has more, all ranks raise an exception on CPU.
+    Elsewhere the rows that do not fit arrive as NaN, or as the largest or smallest integer. lax's
+    own collective needs no `max_send`.
 
     Steps and bytes: as an `all_to_all` of blocks of `max_send` rows, and one of the offsets.
 
     With a `wire` the blocks are encoded once, by the rank that has them; the offsets are not. It
-    always sends blocks, also where lax has a built-in.
+    always sends blocks, even if lax has a built-in.
 
-    Gradient: the rows travel back. Where slices of `operand` overlap, their gradients are added;
-    lax's own keeps one of them. The gradient of `output` is zero in rows that were written.
+    Gradient: the rows travel back. If slices of `operand` overlap, their gradients are added;
+    lax's own gradient keeps only one of them. The gradient of `output` is zero in rows that were
+    written.
 
     Raises:
         ValueError: offsets or sizes are not four arrays of k n integers, k at least 1; operand and
@@ -246,7 +247,7 @@ def ragged_all_to_all(
 
 
 def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
-    """Refuse types that lax takes, and with which it could not be lowered."""
+    """Refuse types that lax accepts but with which the call could not be lowered."""
     if len({len(group) for group in call.grouped or ()}) > 1:
         words, cure = "axis_index_groups differ in size", "pass groups of one size"
         raise call.refusal(ValueError, words, cure)

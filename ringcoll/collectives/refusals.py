@@ -1,13 +1,14 @@
-"""How an error of lax is raised again by ringcoll: its exception type, and a cure."""
+"""How ringcoll raises an error of lax again: its exception type, and a cure."""
 
 import re
 
 import jax
 
-#: The exceptions that lax raises for a call. (We raise these, for a subclass may not take a text.)
+#: The exceptions that lax raises for a call. For a subclass, ringcoll raises one of these, because
+#: a subclass may not take a text.
 REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
 
-#: What to do about an error, by its words. {n} is the number of ranks, {mesh} the mesh's axes.
+#: The cure for an error, by its words. {n} is the number of ranks, {mesh} the axes of the mesh.
 _CURES = (
     (r"unbound axis name", "the axes here are {mesh}"),
     (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
@@ -27,12 +28,12 @@ _CURES = (
 
 
 def kind_of(error: Exception) -> type[Exception]:
-    """The exception type by which to raise an error of lax again."""
+    """The exception type with which to raise an error of lax again."""
     return next(kind for kind in REFUSALS if isinstance(error, kind))
 
 
 def cure_of(words: str) -> str:
-    """What to do about an error with these words, or an empty text."""
+    """The cure for an error with these words; "" if none is known."""
     cure = next((cure for pattern, cure in _CURES if re.search(pattern, words)), "")
     mesh = jax.sharding.get_abstract_mesh().axis_names
     return cure.replace("{mesh}", ", ".join(map(repr, mesh)) or "none")

@@ -1,8 +1,9 @@
-"""Other people's code, run by our collectives: `with ringcoll.replacing(jax.lax):`.
+"""Run other people's code with ringcoll's collectives: `with ringcoll.replacing(jax.lax):`.
 
-While a region is open, on any thread, each attribute of its modules that is a collective of
-`jax.lax` is a dispatcher. On a thread with an open region, a dispatcher calls ours; on all others
-it calls lax's. The last region of a module to close puts lax's back.
+While a region is open on any thread, each attribute of its modules that is a collective of
+`jax.lax` is replaced by a dispatcher. On a thread with an open region, a dispatcher calls
+ringcoll's function; on all other threads it calls lax's. When the last region of a module closes,
+lax's functions are put back.
 """
 
 import inspect
@@ -31,28 +32,28 @@ from ringcoll.runtime import built_in
 
 
 class _Options(NamedTuple):
-    """What a region says of a function."""
+    """The options that a region sets for a function."""
 
     algorithm: str | Table
     accumulate_dtype: np.dtype | None
 
 
-#: By function, what the regions around say: pairs, because a context's value is hashed. `jit`
-#: compiles once for each value, because user contexts are a part of its key.
+#: The options of each function by the regions around, as pairs, because the value of a context must
+#: be hashable. User contexts are a part of `jit`'s key, so `jit` compiles once for each value.
 _around = jax.make_user_context(default_value=())
 
 
 class _Region:
-    """What a region says, while it is open on the thread that opened it.
+    """The options of a region while it is open on the thread that opened it.
 
-    A generator may close its region when later ones are open. They stay, and what they say too.
+    A generator may close its region while later regions are open. These stay in effect.
     """
 
     def __init__(self, says: dict[str, _Options]) -> None:
         self.says, self.is_open = says, False
 
     def open(self) -> None:
-        """Enter it, and forget those of this thread that another thread has closed."""
+        """Enter the region, and forget regions of this thread that another thread has closed."""
         for region in [region for region in _here.regions if not region.is_open]:
             region._leave()
         self.is_open = True
@@ -60,7 +61,7 @@ class _Region:
         self._enter()
 
     def close(self) -> None:
-        """Leave it; on another thread, only say so."""
+        """Leave the region; on another thread, only note that it is closed."""
         self.is_open = False
         if self in _here.regions:
             self._leave()
@@ -72,7 +73,7 @@ class _Region:
     def _leave(self) -> None:
         index = _here.regions.index(self)
         inner = _here.regions[index + 1 :]
-        for region in reversed([self, *inner]):  # contexts close in order alone
+        for region in reversed([self, *inner]):  # contexts can only be closed in order
             region._context.__exit__(None, None, None)
         del _here.regions[index]
         for region in inner:
@@ -90,13 +91,13 @@ _here = _Here()
 
 #: A module, and the name of one of its attributes.
 Attribute = tuple[ModuleType, str]
-#: How many regions replace an attribute, on all threads; and its guard.
+#: How many regions replace an attribute, on all threads; and the lock that guards the count.
 _open: Counter[Attribute] = Counter()
 _changing = threading.Lock()
 
 
 def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours inside a region that names it, else lax's of the same name."""
+    """Calls ringcoll's function in a region that names it, otherwise lax's of the same name."""
     name = ours.__name__
     theirs, parameters = getattr(built_in, name), inspect.signature(ours).parameters
     # Permutations have an `algorithm` only to refuse it.
@@ -108,7 +109,7 @@ def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
         if options is None:
             return theirs(*args, **kwargs)
         said = options._asdict()
-        # A name is set around the call: if the function cannot run by it, it stays "auto".
+        # A name is set as a context: if the function cannot run by it, the call stays "auto".
         is_named = options.algorithm != "auto" and isinstance(options.algorithm, str)
         with choice.algorithm(said.pop("algorithm")) if is_named else nullcontext():
             return ours(*args, **{k: v for k, v in said.items() if k in takes} | kwargs)
@@ -134,37 +135,39 @@ def replacing(
     accumulate_dtype: DTypeLike | None = None,
     only: str | Iterable[str] | None = None,
 ) -> Iterator[None]:
-    """Code that calls jax.lax's collectives runs by ringcoll's: `with replacing(jax.lax):`.
+    """Run code that calls jax.lax's collectives with ringcoll's: `with replacing(jax.lax):`.
 
-    For code that you do not own: a batch norm, an optimizer. All calls `lax.psum(...)` and
-    `jax.lax.psum(...)` that are traced inside are ours, of whatever library. A library that wrote
-    `from jax.lax import psum` has a copy of its own: pass that module too. A function kept before
-    (`partial(lax.psum, axis_name="x")`) stays lax's.
+    Use it for code that you do not own, such as a batch norm or an optimizer. All calls of
+    `lax.psum(...)` and `jax.lax.psum(...)` that are traced inside, in any library, call ringcoll's
+    function. A module with `from jax.lax import psum` has its own reference: pass that module too.
+    A function that was stored before (`partial(lax.psum, axis_name="x")`) stays lax's.
 
-    The region belongs to its thread: others call lax's. Regions nest; for each function, the
-    innermost that names it decides. When the last region closes, also by an exception, modules
-    are as they were. It is a decorator too: `@ringcoll.replacing(jax.lax)`.
+    The region belongs to its thread: other threads call lax's functions. Regions nest; for each
+    function, the innermost region that names it decides. When the last region closes, even by an
+    exception, modules are as they were. It is also a decorator: `@ringcoll.replacing(jax.lax)`.
 
     `jit` compiles once for each region's arguments, so a function that ran outside is traced
-    again inside, and the other way round. A compiled program (`.lower(...).compile()`) stays as
-    it is. A gradient goes by the algorithm of its function, wherever it is taken. (But the
-    backward pass of a `custom_vjp` is traced where the gradient is taken.)
+    again inside, and vice versa. A compiled program (`.lower(...).compile()`) does not change. A
+    gradient uses the algorithm of its function, wherever the gradient is taken. (But the backward
+    pass of a `custom_vjp` is traced where the gradient is taken.)
 
     Shapes, steps, bytes, gradients and source: those of the functions.
 
     Args:
-        module: whose attributes are replaced: `jax.lax`, or one that imported functions from it.
-        modules: more of them.
-        algorithm: a name or a `Table`. Where a function cannot run by that name ("ring" for an
+        module: the module whose attributes are replaced: `jax.lax`, or one that imported functions
+            from it.
+        modules: further modules.
+        algorithm: a name or a `Table`. If a function cannot run by that name ("ring" for an
             `all_to_all`), the call is "auto".
-        accumulate_dtype: of those functions that add floats, or whose gradient does.
-        only: the names of the functions to replace; all, if None.
+        accumulate_dtype: the dtype of partial sums, for functions that add floats or whose gradient
+            does.
+        only: the names of the functions to replace; None for all.
 
     Raises:
-        TypeError: a module is not one; the algorithm is neither a name nor a `Table`; the dtype
-            is not a dtype; `only` has something other than strings.
-        ValueError: there is no algorithm of this name; `only` names no collective; a module has
-            no such function of jax.lax.
+        TypeError: a module is not a module; the algorithm is neither a name nor a `Table`; the
+            dtype is not a dtype; `only` has something other than strings.
+        ValueError: there is no algorithm of this name; `only` has a name that is not a collective;
+            a module has none of these functions of jax.lax.
 
     >>> def from_a_library(x):
     ...     return jax.lax.pmean(x, "x")
@@ -199,13 +202,13 @@ def _restore(replaced: Iterable[Attribute]) -> None:
     with _changing:
         for module, key in replaced:
             _open[module, key] -= 1
-            name = _NAMES.get(id(vars(module).get(key)))  # None: someone has set it since
+            name = _NAMES.get(id(vars(module).get(key)))  # None: other code has set it meanwhile
             if not _open[module, key] and name is not None:
                 setattr(module, key, getattr(built_in, name))
 
 
 def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
-    """The attributes of a module that are these functions of jax.lax, by whatever name."""
+    """The attributes of a module that are these functions of jax.lax, under any name."""
     if not isinstance(module, ModuleType):
         raise TypeError(f"ringcoll.replacing({module!r}): is not a module; pass such as jax.lax")
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())

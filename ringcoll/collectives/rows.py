@@ -1,8 +1,8 @@
-"""Which rows of an array the slices of a ragged array are, and where they are written.
+"""The rows of a ragged array: which rows its slices have, and where they are written.
 
-A rank has slices for each rank, or from each: `offsets` and `sizes` are `[n, slices]`. The rows of
-the slices of one rank travel end to end in a block of `bound` rows, whose last rows say nothing if
-the slices are shorter. A block holds no row after these; such rows are lost.
+A rank has slices for each rank, or from each rank: `offsets` and `sizes` are `[n, slices]`. The
+rows of all slices for one rank travel end to end in a block of `bound` rows. If there are fewer
+rows, the last rows of the block are unused. If there are more, the rows that do not fit are lost.
 """
 
 from typing import Any
@@ -23,44 +23,45 @@ def _starts(sizes: Array) -> Array:
 
 
 def numbers(offsets: Array, sizes: Array, bound: int) -> Array:
-    """The numbers of the rows in each block: `[n, bound]`; after the last slice, any."""
+    """The numbers of the rows in each block: `[n, bound]`; unused rows have any number."""
     starts = _starts(sizes)
     places = jnp.arange(bound, dtype=jnp.int32)
-    # From the first row of a slice on, a row lies this much farther behind its place in the block.
+    # At the first row of a slice, the distance of rows from their places in the block grows
+    # by this.
     steps = jnp.diff(offsets - starts, axis=1, prepend=0)  # [n, slices]
     begun = places[None, :, None] >= starts[:, None, :]  # [n, bound, slices]
     return places[None] + _total(jnp.where(begun, steps[:, None], 0), 2)
 
 
 def taken(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
-    """The rows of the slices, a block for each rank, end to end: `[n bound, ...]`."""
+    """The rows of the slices, in a block for each rank, end to end: `[n bound, ...]`."""
     rows = numbers(offsets, sizes, bound).reshape(-1)
     return x.at[rows].get(mode="clip", out_sharding=_as(x))
 
 
 def blank(blocks: Array, sizes: Array, bound: int) -> Array:
-    """The blocks, with zeros in rows that say nothing: they would set the scale of others."""
+    """The blocks with zeros in unused rows, which would otherwise affect the scales of a wire."""
     return selected(_used(sizes, bound).reshape(-1), blocks, jnp.zeros_like(blocks))
 
 
 def _used(sizes: Array, bound: int) -> Array:
-    """Which rows of each block are of a slice: `[n, bound]`."""
+    """Which rows of each block are used by a slice: `[n, bound]`."""
     return jnp.arange(bound, dtype=jnp.int32)[None] < _total(sizes, 1)[:, None]
 
 
 def within(offsets: Array, sizes: Array, count: int) -> Array:
-    """Which of so many rows are in each slice: `[slices of all ranks, count]`."""
+    """Which of `count` rows are in each slice: `[slices of all ranks, count]`."""
     row, at = jnp.arange(count, dtype=jnp.int32)[None], offsets.reshape(-1, 1)
     return (row >= at) & (row < at + sizes.reshape(-1, 1))
 
 
 def selected(mask: Array, x: Array, y: Array) -> Array:
-    """The rows of x where the mask is true, and elsewhere those of y."""
+    """The rows of x where the mask is true, and the rows of y elsewhere."""
     return jnp.where(lax.broadcast_in_dim(mask, x.shape, (0,), out_sharding=_as(x)), x, y)
 
 
 def _as(x: Array) -> Any:
-    """How an array of rows like those of x is sharded over explicit axes of the caller, if so."""
+    """The sharding over explicit axes of an array with rows like those of x; None if none."""
     return jax.typeof(x).sharding if explicit_spec(x) else None
 
 
@@ -69,9 +70,9 @@ def _total(x: Array, axis: int) -> Array:
 
 
 def put(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
-    """`output`, with the rows of the blocks in the place of its own.
+    """`output`, with rows replaced by the rows of the blocks.
 
-    A row that is lost becomes NaN, or the greatest or least integer.
+    A lost row becomes NaN, or the largest or smallest integer.
     """
     rows, found = _sources(output, offsets, sizes, bound)
     arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
@@ -81,7 +82,7 @@ def put(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) 
 def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
     """`output`, with the rows of the blocks added to it; slices may overlap.
 
-    A row that is lost becomes NaN if no slices overlap.
+    A lost row becomes NaN if no slices overlap.
     """
 
     def once(blocks: Array, output: Array) -> Array:
@@ -93,15 +94,15 @@ def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int
         rows = jnp.where(_used(sizes, bound), numbers(offsets, sizes, bound), len(output))
         return output.at[rows.reshape(-1)].add(blocks, mode="drop", out_sharding=_as(output))
 
-    # A gather is faster than a scatter, and gives the same if no row is there twice.
+    # A gather is faster than a scatter, and gives the same result if no row occurs twice.
     overlap = jnp.max(_total(within(offsets, sizes, len(output)), 0)) > 1
     return lax.cond(overlap, often, once, blocks, output)
 
 
 def _sources(output: Array, offsets: Array, sizes: Array, bound: int) -> tuple[Array, Array]:
-    """For every row of the output, which row of all blocks belongs there, and whether one does.
+    """For every row of the output, the row of all blocks that belongs there, and whether one does.
 
-    A row that is lost has a number beyond all rows.
+    A lost row has a number beyond all rows.
     """
     n, starts = len(offsets), _starts(sizes)
     first = jnp.arange(n, dtype=jnp.int32)[:, None] * np.int32(bound) + starts - offsets

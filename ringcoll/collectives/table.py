@@ -8,9 +8,9 @@ the answer is "lax", the built-in collective:
                "hosts": [1, 2], "bytes": [4194304, null], "dtypes": ["bfloat16", "float8"],
                "jax": ["0.12", null], "why": "..."}]}
 
-Bounds are as in `range`: the first value is included, the last is not, and null is open. A host
-is a process of JAX: ranks of one process share its memory, and a network joins the ranks of
-several.
+Bounds are as in `range`: the first value is included, the last is not, and null means no bound. A
+host is a process of JAX: ranks of one process share its memory; between processes there is a
+network.
 
 Two of the algorithms are not schedules. "lax" is the built-in collective. "lax_as_bits" is the
 built-in collective on the operand's bits, for collectives that only move data: where XLA would
@@ -53,10 +53,10 @@ GATHERED_AS_BITS = "+" + LAX_AS_BITS
 
 
 def choices(collective: str) -> tuple[str, ...]:
-    """The names by which a collective can run: those of its schedules, and the built-ins.
+    """The names of the algorithms of a collective: its schedules, and the built-ins.
 
     Raises:
-        ValueError: no such collective.
+        ValueError: there is no such collective.
     """
     as_bits: tuple[str, ...] = ()
     if collective in ("all_gather", "all_to_all"):
@@ -71,7 +71,7 @@ class Halves(NamedTuple):
     """The algorithms of the two halves of an all-reduce.
 
     Attributes:
-        reduces: the algorithm; if `gathers_as_bits`, of the reduce-scatter only.
+        reduces: the algorithm; if `gathers_as_bits`, only that of the reduce-scatter.
         gathers_as_bits: whether an all-reduce gathers by "lax_as_bits".
     """
 
@@ -80,7 +80,7 @@ class Halves(NamedTuple):
 
 
 def halves(algorithm: Any) -> Halves:
-    """The halves of "ring+lax_as_bits"; any other algorithm reduces and gathers."""
+    """The halves of a name such as "ring+lax_as_bits"; any other algorithm does both halves."""
     if not isinstance(algorithm, str):
         return Halves(algorithm, False)
     reduces = algorithm.removesuffix(GATHERED_AS_BITS)
@@ -94,18 +94,18 @@ class TableRow:
     Attributes:
         collective: one of `algorithms.COLLECTIVES`; "psum" stands for pmean, pmax and pmin.
         platform: one of `PLATFORMS`; "*" is any.
-        algorithm: one of `choices(collective)`; a former name becomes that of today.
-        ranks: of the axis, or of all axes together.
-        hosts: that these ranks are on; a process of JAX counts as one.
+        algorithm: one of `choices(collective)`; a former name is replaced by today's.
+        ranks: the number of ranks on the axis, or on all axes together.
+        hosts: the number of hosts of these ranks; a process of JAX counts as one.
         ranks_a_host: the most of these ranks that one host has.
-        bytes: of one rank's operand.
-        dtypes: names or beginnings of names, such as "float8"; none is all. (XLA on CPU
+        bytes: the bytes of one rank's operand.
+        dtypes: names or beginnings of names, such as "float8"; an empty list is all. (XLA on CPU
             sends narrow floats as wide ones, but not narrow integers.)
         jax: versions of JAX, such as ("0.12", None). (Newer ones promote less.)
         why: a comment.
 
     Raises:
-        ValueError: with the field, its value and the cure.
+        ValueError: a field is wrong; the message has the field, its value and the cure.
     """
 
     collective: str
@@ -130,7 +130,7 @@ class TableRow:
         check_choice("platform", self.platform, PLATFORMS)
         orders = dict.fromkeys(("ranks", "hosts", "ranks_a_host", "bytes"), number)
         for name, order in {**orders, "jax": version}.items():
-            # JSON has lists only, and a row of lists could not be hashed.
+            # JSON has only lists, and a row of lists could not be hashed.
             object.__setattr__(self, name, checked(name, getattr(self, name), order))
         if not isinstance(self.dtypes, tuple | list):
             raise ValueError(f"dtypes: {shown(self.dtypes)} is not a list of names")
@@ -150,7 +150,7 @@ class TableRow:
         hosts: int = 1,
         ranks_a_host: int | None = None,
     ) -> bool:
-        """Whether the row is about such a call; the arguments are those of `Table.pick`."""
+        """Whether the row covers a call; the arguments are those of `Table.pick`."""
         local = -(-ranks // hosts) if ranks_a_host is None else ranks_a_host
         return (
             self.collective == collective
@@ -169,8 +169,8 @@ class Table:
     """Rows; the first row that covers a call decides.
 
     Attributes:
-        rows: from the particular to the general.
-        measured_on: where and with what, in words.
+        rows: the rows, from special to general.
+        measured_on: the machine and the versions of the measurements, in words.
     """
 
     rows: tuple[TableRow, ...] = ()
@@ -194,21 +194,21 @@ class Table:
     ) -> str:
         """The algorithm of the first row that covers a call, or "lax".
 
-        A row is passed over if its algorithm does not exist for so many ranks.
+        A row is skipped if its algorithm cannot run on this number of ranks.
 
         Args:
-            collective, platform: as in `TableRow`; "gpu" for every maker's.
-            ranks: of all axes together.
-            nbytes: of one rank's operand.
+            collective, platform: as in `TableRow`; "gpu" is the GPUs of every vendor.
+            ranks: the number of ranks on all axes together.
+            nbytes: the bytes of one rank's operand.
             dtype: the name of its dtype.
             jax: the version of JAX.
-            hosts: on how many the ranks are.
-            ranks_a_host: the most that one has; None: as many on each.
+            hosts: the number of hosts of the ranks.
+            ranks_a_host: the most ranks that one host has; None: all hosts have equally many.
 
         Raises:
-            ValueError: no such collective.
+            ValueError: there is no such collective.
         """
-        names(collective)  # a misspelt one would match no row, and be LAX in silence
+        names(collective)  # a misspelt name would match no row, and silently give LAX
         call = collective, platform, ranks, nbytes, dtype, jax
         for row in self.rows:
             covers = row.covers(*call, hosts=hosts, ranks_a_host=ranks_a_host)
@@ -218,10 +218,10 @@ class Table:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Table":
-        """The table in a file.
+        """Read the table in a file.
 
         Raises:
-            ValueError: as `from_json`, with the path.
+            ValueError: as `from_json`; the message has the path.
             OSError: the file cannot be read.
         """
         try:
@@ -232,7 +232,7 @@ class Table:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to a file, one row a line, whole or not at all.
+        """Write the table to a file, one row per line. The file is written whole or not at all.
 
         Raises:
             OSError: the file cannot be written.
@@ -240,16 +240,17 @@ class Table:
         write(path, self.to_json())
 
     def to_json(self) -> str:
-        """The text of its file."""
+        """The table as the text of a file."""
         rows = ",\n".join(f"  {json.dumps(_without_defaults(row))}" for row in self.rows)
         return f'{{"measured_on": {json.dumps(self.measured_on)}, "rows": [\n{rows}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str) -> "Table":
-        """The table in a JSON text.
+        """Read the table in a JSON text.
 
         Raises:
-            ValueError: with the number of the row, the field, its value and the cure.
+            ValueError: a row is wrong; the message has its number, the field, the value and the
+                cure.
         """
         table = parsed(text)
         check_fields(table, cls, "the table")
@@ -265,8 +266,8 @@ class Table:
         return cls(tuple(rows), table.get("measured_on", ""))
 
 
-#: What may be given as `algorithm=`: what `algorithms` knows (names, "auto"
-#: and the built-ins among the strings), or a table that picks.
+#: What a caller may pass as `algorithm=`: an algorithm (as a string also "auto" or a built-in),
+#: or a table that picks one.
 Algorithm = algorithms.Algorithm | Table
 
 
@@ -291,13 +292,13 @@ def default_table() -> Table:
 
 
 def runs(collective: str, algorithm: str, shape: tuple[int, ...]) -> bool:
-    """Whether there is such an algorithm on axes of these sizes."""
+    """Whether a collective can run by this algorithm on axes of these sizes."""
     reduces = halves(algorithm).reduces
     if reduces in BUILT_INS:
         return True
     try:
         build(collective, reduces, shape)
-    except SizeError:  # no other: an algorithm that is wrong must not be replaced in silence
+    except SizeError:  # only this: a wrong algorithm must not be silently replaced
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What `order="tree"` needs of a call, in words: collectives, matmuls and layers all ask here."""
+"""Check a call with `order="tree"`. Collectives, matmuls and layers all use this check."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
 
     Args:
         order, leaves: as the caller gave them.
-        ranks: that the leaves are divided among.
-        wires: what messages hold, None for floats.
+        ranks: the number of ranks that share the leaves.
+        wires: what messages hold; None for floats.
 
     Raises:
-        ValueError: there is no such order; it is beside a wire; or the leaves are no power of two
-            that divides by the ranks.
+        ValueError: there is no such order; it is combined with a wire; or the number of leaves is
+            not a power of two, or not divisible by the number of ranks.
     """
     if order is None:
         return None

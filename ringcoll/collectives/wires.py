@@ -1,4 +1,4 @@
-"""The `wire=` of a public call: what may be given, and for which operands."""
+"""Check the `wire=` of a public call: its value, and the operands that it can encode."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,17 @@ import jax
 from ringcoll.costs.wire import Wire as Wire
 from ringcoll.runtime.value_types import sharded_dims
 
-#: As a caller gives it: a `Wire`, or the dtype of its codes.
+#: A wire as a caller gives it: a `Wire`, or the dtype of its codes.
 WireLike = str | Wire
 
-#: As a `gradient_wire`: that of the function itself.
+#: As a `gradient_wire`, this means the wire of the function itself.
 SAME = "same"
 
 _FLOATS = ("bfloat16", "float16", "float32")
 
 
 def settled(wire: Any) -> Wire:
-    """The wire that a caller means.
+    """The `Wire` that a caller means.
 
     Raises:
         TypeError: it is not a wire, or its key is not a key.
@@ -41,7 +41,9 @@ def settled(wire: Any) -> Wire:
 
 
 def settled_to_nearest(wire: Any) -> Wire | None:
-    """The wire that a caller means, or None, for what has no key of its own for each message.
+    """The `Wire` that a caller means, or None. It must round to nearest.
+
+    Matmuls and layers use it: they do not have a different key for each message.
 
     Raises:
         TypeError, ValueError: as `settled`; or it rounds at random.
@@ -68,11 +70,11 @@ def settled_pair(wire: Any, gradient_wire: Any) -> tuple[Wire | None, Wire | Non
 
 
 def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:
-    """Refuse operands that no wire carries, or that only lax can handle.
+    """Refuse operands that a wire cannot encode, or that only lax can handle.
 
     Raises:
-        TypeError: one is not of floats of 2 or 4 bytes.
-        ValueError: one is sharded over an axis of the caller, or lax alone can do the call.
+        TypeError: an operand does not have floats of 2 or 4 bytes.
+        ValueError: an operand is sharded over an axis of the caller, or only lax can do the call.
     """
     for leaf, is_lax_s in zip(leaves, only_lax_s, strict=True):
         aval = jax.typeof(leaf)

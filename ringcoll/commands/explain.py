@@ -130,7 +130,7 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
         yield ""
         if kind is not ALL_TO_ALLS:
             yield from (_additions(build(served[0], algorithm, (SHOWN,))), "")
-        yield f"Seconds for B bytes of the full vector (on a ring: if n > 2), and at n = {SHOWN}:"
+        yield f"Seconds for B bytes of the full vector (on a ring, if n > 2), and at n = {SHOWN}:"
         rows = [row for collective in served for row in _prices(collective, algorithm)]
         yield from (f"  {line}" for line in aligned(rows, left=4))
         yield ""

@@ -1,4 +1,4 @@
-"""Files of schedules that other tools read and write, and the proof of programs in them.
+"""Read and write schedules in the files of other tools, and prove the programs in them.
 
 from ringcoll import formats
 

@@ -1,8 +1,8 @@
 """Programs as Chakra execution traces, a file for each rank, for simulators such as ASTRA-sim.
 
-A trace is a list of protobuf messages, each after its length: the metadata, then a node for every
-message sent, message received, copy and addition, with the nodes that it waits for. What is written
-of protobuf's wire format is a dozen lines here, so that no package is needed.
+A trace is a list of protobuf messages, each after its length: first the metadata, then a node for
+every message sent, message received, copy and addition, with the nodes that it waits for. The part
+of protobuf's wire format that is needed takes a dozen lines here, so no package is needed.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ringcoll.formats.order import StepOrder
 from ringcoll.formats.program import At, Program
 
-#: Of `NodeType` in et_def.proto.
+#: Values of `NodeType` in et_def.proto.
 _COMPUTE, _SEND, _RECEIVE = 4, 5, 6
 _VERSION = "0.0.4"
 #: The fields of an attribute, by the type of its value.
@@ -18,15 +18,15 @@ _BOOL, _INT32, _INT64, _UINT64, _STRING = 27, 7, 9, 13, 29
 
 
 def to_chakra(program: Program, nbytes: int, itemsize: int = 4) -> list[bytes]:
-    """The contents of the trace of each rank.
+    """The content of the trace of each rank.
 
     Args:
-        program: of any collective; prove it first.
-        nbytes: of the full vector, which its chunks share.
-        itemsize: of an element in bytes; an addition is one operation for each element.
+        program: a program of any collective; prove it first.
+        nbytes: bytes of the full vector; chunks are equal parts of it.
+        itemsize: bytes of an element; an addition is one operation for each element.
 
     Raises:
-        ValueError: there are fewer bytes than chunks, or an element has none.
+        ValueError: there are fewer bytes than chunks, or an element has no bytes.
 
     >>> traces = formats.to_chakra(formats.program("all_gather", "ring", (4,)), nbytes=2**20)
     >>> len(traces)
@@ -61,10 +61,10 @@ class _Trace:
         self.rank, self.program = rank, program
         self.chunk_bytes, self.itemsize = chunk_bytes, itemsize
         self.nodes: list[bytes] = []
-        self.ends: dict[At, list[int]] = {}  # the nodes after which a step is done
+        self.ends: dict[At, list[int]] = {}  # for each step, the nodes after which it is done
 
     def step(self, at: At, before: Sequence[At], tag: int, came: int) -> None:
-        """The nodes of a step: receive, then compute, then send, of those that it does."""
+        """Add the nodes of a step: receive, then compute, then send, as far as it does these."""
         step, block = self.program.step(at), self.program.block(at)
         does, size = step.does, step.count * self.chunk_bytes
         last = sorted({end for other in before for end in self.ends[other]})
@@ -92,7 +92,7 @@ class _Trace:
         after: list[int],
     ) -> int:
         assert sender is not None
-        assert receiver is not None  # `Program.check_indices` has looked
+        assert receiver is not None  # `Program.check_indices` has checked this
         name = f"send to {receiver}" if kind == _SEND else f"receive from {sender}"
         attributes = (
             _attribute("is_cpu_op", _BOOL, 0)
@@ -122,7 +122,7 @@ def _attribute(name: str, field: int, value: int) -> bytes:
 
 
 def _whole(field: int, value: int) -> bytes:
-    """A field that is a whole number, not below 0."""
+    """A field that is a whole number from 0."""
     return _varint(field << 3) + _varint(value)
 
 
@@ -132,7 +132,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    """A number in bytes of seven bits, the lowest first; the eighth bit says that more follow."""
     low = bytearray()
     while value > 127:
         low.append(value & 127 | 128)

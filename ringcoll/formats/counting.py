@@ -1,4 +1,4 @@
-"""What a program costs, counted on its messages, and its rounds in words."""
+"""The cost of a program, counted on its messages, and its rounds in words."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -7,20 +7,20 @@ from fractions import Fraction
 from ringcoll.costs.counts import Price
 from ringcoll.formats.proof import Proof, SentChunks, in_words
 
-#: More ranks, or more messages, are not written out.
+#: With more ranks or more messages, messages are not listed but only counted.
 MOST_RANKS, MOST_MESSAGES = 16, 400
 
 
 def price_of(proof: Proof) -> Price:
     """What the busiest rank of each round pays on a switch, in shards (1/n of the full vector).
 
-    Its additions are those of the busiest rank, or of the longest chain, if that is longer. All
-    that a connection carries in a round is one message. Copies on a rank cost nothing here, as in
-    `pricing.price`, and so does waiting within a rank. Widths are not in a program: all that is
-    sent counts as raw.
+    Its additions are those of the busiest rank, or of the longest chain if that is longer. In a
+    round, all chunks on one connection are one message. Copies on a rank cost nothing here, as in
+    `pricing.price`, and neither does waiting within a rank. A program says nothing about dtypes:
+    everything that is sent counts as raw.
 
     Args:
-        proof: of the program.
+        proof: the proof of the program.
 
     >>> paid = formats.price_of(formats.prove(formats.program("psum", "ring", (4,))))
     >>> paid.rounds, paid.messages, paid.sent, paid.additions
@@ -57,7 +57,7 @@ def by_round(proof: Proof) -> list[list[SentChunks]]:
 
 
 def in_rounds(proof: Proof) -> Iterator[str]:
-    """The messages of every rank, round by round, in lines; of many, how many there are."""
+    """The messages of every rank, round by round, in lines; if they are many, their number."""
     for number, one in enumerate(by_round(proof), 1):
         yield f"round {number} of {proof.rounds}: {len(one)} message" + "s" * (len(one) > 1)
         if proof.program.size > MOST_RANKS or len(proof.messages) > MOST_MESSAGES:

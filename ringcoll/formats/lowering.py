@@ -3,7 +3,7 @@
 Every rank has a thread block for each rank and lane that it sends to, one for each that it receives
 from, and one for copies and additions. The program works on the output (all-gather, all-reduce) or
 on a copy of the input in scratch, so it is right in place and out of place. A step waits for
-another thread block where data needs it, or where a round would start before the one before it.
+another thread block if it needs its data, or if its round would start before the previous one.
 """
 
 from collections import defaultdict
@@ -23,9 +23,9 @@ from ringcoll.formats.program import (
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import ALL_REDUCES, Algorithm, build, in_lax, listed_name
 
-#: A file of more ranks is too large to be read by anyone, and slow to write.
+#: The most ranks of a file. A larger file would be too large to read, and slow to write.
 MOST_RANKS = 512
-#: What a thread block is for: "send", "receive" or "local", the other rank, and the channel.
+#: The purpose of a thread block: "send", "receive" or "local", the other rank, and the channel.
 _Key = tuple[str, int, int]
 _LOCAL: _Key = ("local", -1, 0)
 
@@ -33,16 +33,17 @@ _LOCAL: _Key = ("local", -1, 0)
 def program(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Program:
     """The program of a collective by an algorithm, for every rank.
 
-    A chunk is a lane's share of a shard, or of the vector in all-reduces that send whole vectors.
+    A chunk is a lane's share of a shard; in all-reduces that send whole vectors, a lane's share of
+    the vector.
 
     Args:
         collective: all_gather, psum_scatter, psum (also pmean, pmax, pmin) or all_to_all, or
-            another name of one.
+            another name of one of these.
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
 
     Raises:
-        ValueError: as `algorithms.build`; or other tools have no such collective.
+        ValueError: as `algorithms.build`; or other tools do not have the collective.
 
     >>> made = formats.program("all_reduce", "ring", (4,))
     >>> made.size, made.chunks, len(made.ranks[0].blocks)
@@ -68,7 +69,7 @@ class _Lowering:
     def __init__(self, collective: str, run: list[Phase], size: int) -> None:
         self.collective, self.run, self.size = collective, run, size
         self.whole = all(phase.carries is Carries.VECTORS for phase in run)
-        #: The chunks of a shard (or of a vector): lanes of all phases cut it.
+        #: The number of chunks of a shard (or of a vector): the lanes of every phase divide it.
         self.share = lcm(*(phase.schedule.lanes for phase in run))
         self.chunks = self.share * (1 if self.whole else size)
         self.ranks = [_Steps() for _ in range(size)]
@@ -92,7 +93,7 @@ class _Lowering:
         return Program(name, self.collective, made)
 
     def _start(self, rank: int, steps: "_Steps") -> None:
-        """Copies the input to where the rounds work on it."""
+        """Copy the input to the place where the rounds work on it."""
         if self.collective == "all_gather":
             steps.copy(ChunkPlace("i", 0), ChunkPlace("o", rank * self.share), self.share)
         elif self.collective == "psum":
@@ -109,7 +110,7 @@ class _Lowering:
                 steps.copy(source, target, self.share)
 
     def _end(self, rank: int, steps: "_Steps") -> None:
-        """Copies from scratch what belongs to the output."""
+        """Copy the result from scratch to the output."""
         if self.collective == "psum_scatter":
             steps.copy(ChunkPlace("s", rank * self.share), ChunkPlace("o", 0), self.share)
         elif self.collective == "all_to_all":
@@ -132,7 +133,7 @@ class _Lowering:
         self._send(phase, "rrc" if phase.carries is Carries.SUMS else "r", place)
 
     def _stage(self, phase: Phase) -> None:
-        """Gathers whole vectors in scratch, and adds them in the order of the ranks."""
+        """Gather whole vectors in scratch, and add them in the order of the ranks."""
         moves = [move for moves in phase.rounds for move in moves]
         offsets = {0}.union(*(phase.schedule.arrivals(move) for move in moves))
         members = [sorted(phase.along(rank, o, -1) for o in offsets) for rank in range(self.size)]
@@ -184,7 +185,7 @@ def _later(place: ChunkPlace, chunks: int) -> ChunkPlace:
 def _runs(
     pairs: list[tuple[ChunkPlace, ChunkPlace]], width: int
 ) -> list[tuple[ChunkPlace, ChunkPlace, int]]:
-    """Pairs of places of so many chunks; those that follow each other in both become one."""
+    """Pairs of places of `width` chunks each; pairs that continue each other are joined."""
     runs: list[tuple[ChunkPlace, ChunkPlace, int]] = []
     for source, target in sorted(pairs):
         if runs:
@@ -197,25 +198,25 @@ def _runs(
 
 
 class _Steps:
-    """The thread blocks of one rank, while they grow; every step waits for what it needs."""
+    """The thread blocks of one rank while they grow. Every step waits for what it needs."""
 
     def __init__(self) -> None:
         self.blocks: dict[_Key, int] = {}
         self.steps: list[list[Step]] = []
-        #: After each step of each thread block: by thread block, the last step that is done then.
+        #: After each step of each thread block: the last step of every thread block that is done.
         self.done: list[list[dict[int, int]]] = []
-        #: And how many rounds have been received.
+        #: After each step of each thread block: how many rounds have been received.
         self.rounds: list[list[int]] = []
         self.writer: dict[ChunkPlace, tuple[int, int]] = {}
         self.readers: defaultdict[ChunkPlace, dict[int, int]] = defaultdict(dict)
-        self.received: dict[int, tuple[int, int]] = {}  # by round, a step that received in it
+        self.received: dict[int, tuple[int, int]] = {}  # for each round, a step that received in it
 
     def copy(self, source: ChunkPlace, target: ChunkPlace, count: int) -> None:
-        """Copies chunks."""
+        """Add a step that copies chunks."""
         self.add(_LOCAL, Step("cpy", source, target, count))
 
     def add(self, key: _Key, step: Step, number: int = 0) -> None:
-        """Adds a step of a round to a thread block, after empty steps that wait for others."""
+        """Add a step of a round to a thread block, after empty steps that wait for others."""
         block = self.blocks.setdefault(key, len(self.blocks))
         if block == len(self.steps):
             for grows in (self.steps, self.done, self.rounds):
@@ -259,7 +260,7 @@ class _Steps:
         self.rounds[block].append(rounds)
 
     def program(self, inputs: int, outputs: int) -> RankProgram:
-        """The thread blocks, with as much scratch as they use."""
+        """The program of this rank, with as much scratch as its thread blocks use."""
         used = [
             place.first + step.count
             for steps in self.steps

@@ -5,8 +5,8 @@
         <tb id= send= recv= chan=>
           <step s= type= srcbuf= srcoff= dstbuf= dstoff= cnt= depid= deps= hasdep=/>
 
-Of a thread block, -1 is no rank. Of a step, `depid` and `deps` are the thread block and the step
-that it waits for, or -1, and `hasdep` says that others wait for it. Other attributes are ignored.
+In a thread block, -1 means no rank. In a step, `depid` and `deps` are the thread block and the step
+that it waits for, or -1; `hasdep` says that others wait for it. Other attributes are ignored.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from xml.parsers import expat
 from ringcoll.formats.program import KINDS, Block, ChunkPlace, Program, RankProgram, Step
 from ringcoll.schedules.schedule import ScheduleError
 
-#: By our names, those of files; readers pass over signs and case.
+#: The names of collectives in files, by ringcoll's names. Readers ignore signs and case.
 _COLLECTIVES = {
     "all_gather": "allgather",
     "psum_scatter": "reduce_scatter",
@@ -30,7 +30,7 @@ _MOST = 2**31
 
 @dataclass
 class _Element:
-    """An element of a file, with its line."""
+    """An element of a file, with the number of its line."""
 
     tag: str
     attributes: dict[str, str]
@@ -60,14 +60,14 @@ class _Element:
         return self.number(name) > 0 if name in self.attributes else default
 
     def children(self, tag: str) -> list["_Element"]:
-        """The elements in it, which are all of one tag."""
+        """The elements inside it; all must have this tag."""
         for one in self.inner:
             if one.tag != tag:
                 raise one.wrong(f"is in <{self.tag}>, where only <{tag}> can be")
         return self.inner
 
     def numbered(self, tag: str, name: str) -> list["_Element"]:
-        """The elements in it by their number: 0, 1, 2 and so on, in any order."""
+        """The elements inside it, sorted by number. The numbers must be 0, 1, 2 and so on."""
         by_number: dict[int, _Element] = {}
         for one in self.children(tag):
             if one.number(name) in by_number:
@@ -80,16 +80,17 @@ class _Element:
 
 
 def from_msccl(text: str | bytes, file: str = "MSCCL XML") -> Program:
-    """The program in the text of an MSCCL file. It is not proved: see `prove`.
+    """Read the program in the text of an MSCCL file. It is not proved: see `prove`.
 
-    Without `outofplace`, a file is meant for the calls that `inplace` says, and for no others.
+    If a file has no `outofplace`, it is only for the calls that `inplace` names.
 
     Args:
         text: XML.
         file: its name, for errors.
 
     Raises:
-        ScheduleError: it is not XML, lacks an attribute, or names what is not there; with the line.
+        ScheduleError: it is not XML, lacks an attribute, or names something that does not exist;
+            the message has the line.
 
     >>> text = formats.to_msccl(formats.program("all_gather", "ring", (4,)))
     >>> formats.from_msccl(text).size
@@ -128,7 +129,7 @@ def _parsed(text: str | bytes, file: str) -> _Element:
         (open_[-1].inner if open_ else roots).append(one)
         open_.append(one)
 
-    def refuse(*_: object) -> None:  # its entities could make a short file endless
+    def refuse(*_: object) -> None:  # with entities, a short file could become endless
         raise ScheduleError(f"{file}, line {parser.CurrentLineNumber}: has a document type")
 
     parser.StartElementHandler = start
@@ -188,7 +189,7 @@ def _step(step: _Element) -> Step:
 
 
 def _check_signals(program: Program, gpus: list[_Element]) -> None:
-    """Refuses a step that waits for one that tells nobody that it is done."""
+    """Refuse a step that waits for a step with hasdep="0"."""
     tells = {
         (rank, block, number)
         for rank, gpu in enumerate(gpus)
@@ -207,7 +208,7 @@ def to_msccl(program: Program) -> str:
     """The text of an MSCCL file.
 
     Args:
-        program: of any collective.
+        program: a program of any collective.
 
     >>> print(formats.to_msccl(formats.program("all_gather", "ring", (2,)))[:47])
     <algo name="all_gather_ring" proto="Simple" nch
@@ -255,7 +256,7 @@ def _add(parent: ElementTree.Element, tag: str, **attributes: object) -> Element
 
 
 def read(path: str | Path) -> Program:
-    """The program in an MSCCL file.
+    """Read the program in an MSCCL file.
 
     Raises:
         ScheduleError: as `from_msccl`.

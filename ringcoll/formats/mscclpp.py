@@ -1,12 +1,12 @@
 """Programs as the execution plans of MSCCL++: JSON, which its executor reads.
 
 Ranks put data into each other's memory. A receiver first signals that its memory is free; then a
-sender puts chunks and signals, and the receiver waits. What it receives it takes from scratch that
-is kept for this one message, or has in place where nothing else is ever written there. A step that
-waits for another thread block acquires a semaphore, which that one releases.
+sender puts chunks and signals, and the receiver waits. The chunks arrive in scratch that is used
+only for this message, or directly in their place if nothing else is ever written there. A step that
+waits for another thread block acquires a semaphore, which the other thread block releases.
 
-The executor takes at most `_MOST_OPERATIONS` in a thread block. So a longer one goes on in another:
-that one has the same channels, and first acquires a semaphore.
+The executor takes at most `_MOST_OPERATIONS` in a thread block. So a longer thread block continues
+in another one, which has the same channels and first acquires a semaphore.
 """
 
 import json
@@ -24,10 +24,10 @@ _COLLECTIVES = {
     "all_to_all": "alltoall",
 }
 _THREADS = 1024
-#: Of a thread block, and of the semaphores of an operation: the executor's arrays are as long
-#: (MAX_OPERATION and MAX_DEVICE_SEMAPHORES in its execution_common.hpp).
+#: The most operations of a thread block, and the most semaphores of an operation: the lengths of
+#: the executor's arrays (MAX_OPERATION and MAX_DEVICE_SEMAPHORES in its execution_common.hpp).
 _MOST_OPERATIONS, _MOST_SEMAPHORES = 64, 16
-_SYNC = {"name": "nop"}  # all threads of a block have come here
+_SYNC = {"name": "nop"}  # waits until all threads of a block are here
 #: A connection: the sender, the receiver and the channel.
 _Connection = tuple[int, int, int]
 _Operations = list[dict[str, Any]]
@@ -37,11 +37,13 @@ def to_mscclpp(program: Program, in_place: bool | None = None) -> str:
     """The text of an execution plan.
 
     Args:
-        program: of any collective; prove it first. The plan adds; other reductions have none.
-        in_place: for which calls; None: out of place, if the program is meant for that.
+        program: a program of any collective; prove it first. A plan can only add; there is none
+            for other reductions.
+        in_place: whether the plan is for calls in place; None: out of place, if the program is
+            for such calls.
 
     Raises:
-        ValueError: the program is not meant for such calls.
+        ValueError: the program is not for such calls.
 
     >>> text = formats.to_mscclpp(formats.program("all_gather", "ring", (2,)))
     >>> text[:28]
@@ -77,13 +79,15 @@ class _Plan:
         order = StepOrder(program)
         self.channels: list[list[_Connection]] = [[] for _ in program.ranks]
         self.scratch = [rank.scratch for rank in program.ranks]
-        self.slots: dict[At, ChunkPlace] = {}  # of a step that receives
+        self.slots: dict[At, ChunkPlace] = {}  # where a step that receives gets its message
         writers = self._writers()
-        self.puts: dict[At, tuple[int, ChunkPlace]] = {}  # of a step that sends: whose, and where
+        self.puts: dict[
+            At, tuple[int, ChunkPlace]
+        ] = {}  # for a step that sends: the rank and place
         for sends, receives in order.connections:
             sender, receiver = sends[0], receives[0]
             connection = sender.rank, receiver.rank, program.block(sender).channel
-            for rank in (sender.rank, receiver.rank):  # both number those of a pair alike
+            for rank in (sender.rank, receiver.rank):  # both ranks number a pair's channels alike
                 self.channels[rank].append(connection)
             for sent, received in zip(sends, receives, strict=True):
                 step = program.step(received)
@@ -109,7 +113,7 @@ class _Plan:
         return count
 
     def _is_direct(self, rank: int, step: Step, writers: dict[tuple[int, ChunkPlace], int]) -> bool:
-        """Whether a message can be put where it belongs: nothing else is ever there."""
+        """Whether a message can be put directly in its place: nothing else is written there."""
         free = {"s"} if self.in_place and self.program.collective != "all_gather" else {"s", "o"}
         once = all(writers[rank, place] == 1 for place in step.written)
         return step.kind == "r" and step.target.buffer in free and once
@@ -133,7 +137,7 @@ class _Plan:
         ]
         return {
             "id": rank,
-            # A program in place may have one buffer alone; the executor divides by both numbers.
+            # A program in place may have only one buffer, but the executor divides by both numbers.
             "input_chunks": one.inputs or one.outputs * inputs // outputs,
             "output_chunks": one.outputs or one.inputs * outputs // inputs,
             "scratch_chunks": self.scratch[rank],
@@ -159,7 +163,7 @@ class _Block:
             if peer == self.block.to and any(s.does.sends for s in self.block.steps)
         ]
         self.remote_names = [remote[i] for i in self.remote]
-        #: Its channels: to the rank that it sends to, and from the rank that it receives from.
+        #: Its channels: one to the rank that it sends to, one from the rank that it receives from.
         self.channels: list[int] = []
         self.to = self.source = -1
         steps = self.block.steps
@@ -173,7 +177,7 @@ class _Block:
         return len(self.channels) - 1
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The thread block, in parts that the executor takes; ids are not given yet."""
+        """The thread block, in parts that the executor can take; they do not have ids yet."""
         refs = {"access_channel_type": "memory", "remote_buffer_ids": self.remote}
         channels = {"channel_type": "memory", "channel_ids": self.channels}
         return [
@@ -186,7 +190,7 @@ class _Block:
         ]
 
     def _in_parts(self, ops: _Operations) -> list[_Operations]:
-        """The operations of each part; all but the last end by a release for the next."""
+        """The operations of each part. All parts but the last end with a release for the next."""
         parts = []
         before: _Operations = []
         while len(before) + len(ops) > _MOST_OPERATIONS:

@@ -3,9 +3,10 @@
     # colltype,minbytes,maxbytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff
     allreduce,0,65535,ring,ll,-1,1,8,-1,-1
 
-As in a `Table`, the first line that covers a call decides. Sizes are NCCL's: the larger of what a
-rank passes and gets, and both ends are included; -1 is any. Of NCCL's algorithms a table knows the
-ring. The others are run by the built-in collective ("lax"), which is NCCL.
+As in a `Table`, the first line that covers a call decides. Sizes are NCCL's: the operand or the
+result of a rank, whichever is larger. Both ends of a range are included; -1 is any. The only
+algorithm of NCCL that a table knows is the ring. For others a table has "lax", the built-in
+collective, which is NCCL.
 """
 
 from typing import NamedTuple
@@ -22,39 +23,41 @@ _COLUMNS = (
     *("colltype", "minbytes", "maxbytes", "algorithm", "protocol", "channels"),
     *("nNodes", "nRanks", "numPipeOps", "regBuff"),
 )
-_LEAST_COLUMNS = 8  # older files have no numPipeOps, and no regBuff
+_LEAST_COLUMNS = 8  # older files do not have numPipeOps and regBuff
 _MOST = 2**62
-#: A line is of one number of ranks; a row of more numbers becomes as many lines, up to these.
+#: A line is for one number of ranks. A row for several numbers becomes several lines, at most
+#: this many.
 _MOST_LINES = 64
 
 
 class Tuned(NamedTuple):
-    """A table that was read, and in words what it leaves out."""
+    """A table that was read, and words about what it leaves out."""
 
     table: Table
     left_out: tuple[str, ...]
 
 
 class TunerText(NamedTuple):
-    """A text that was written, and in words what it leaves out."""
+    """A text that was written, and words about what it leaves out."""
 
     text: str
     left_out: tuple[str, ...]
 
 
 def from_nccl_tuner(text: str, file: str = "NCCL tuner CSV") -> Tuned:
-    """The table in the text of a tuner's file.
+    """Read the table in the text of a tuner's file.
 
-    Protocol and channels, which a table does not have, stand in the `why` of its rows. A line that
-    a table cannot say is left out, with the reason: of another collective, of a number of pipelined
-    operations or registered buffers, or of bytes of an all-gather for any number of ranks.
+    A table does not have protocols and channels; they go into the `why` of its rows. A line that a
+    table cannot express is left out, with the reason: a line for another collective, for a number
+    of pipelined operations or registered buffers, or for bytes of an all-gather on any number of
+    ranks.
 
     Args:
         text: CSV.
         file: its name, for errors.
 
     Raises:
-        ValueError: a line is wrong; with its number.
+        ValueError: a line is wrong; the message has its number.
 
     >>> tuned = formats.from_nccl_tuner("allreduce,0,65535,ring,ll,-1,1,8,-1,-1")
     >>> tuned.table.pick("psum", "gpu", 8, 4096, "float32", "0.12")
@@ -76,7 +79,7 @@ def from_nccl_tuner(text: str, file: str = "NCCL tuner CSV") -> Tuned:
 
 
 class _CannotSay(Exception):
-    """What one side has no word for."""
+    """A line or a row that the other format cannot express."""
 
 
 def _row(line: str) -> TableRow:
@@ -138,19 +141,19 @@ def _number(name: str, text: str, least: int) -> int:
 
 
 def to_nccl_tuner(table: Table, protocol: str = "simple") -> TunerText:
-    """The text of a tuner's file, from the rows of a table that are of GPUs.
+    """The text of a tuner's file, from the rows of a table that are for GPUs.
 
-    Rows of other platforms are passed over in silence. A row is left out, with the reason, if NCCL
-    has no such algorithm or collective, or does not look at what the row asks for. A row of "lax"
-    needs no line: without one NCCL chooses. Its calls must not fall to a later row, so such a later
-    row is left out.
+    Rows for other platforms are ignored. A row is left out, with the reason, if NCCL does not have
+    its algorithm or collective, or does not look at something that the row asks for. A row with
+    "lax" needs no line: without a line NCCL chooses. A later row must not get the calls of a row
+    without a line, so it is left out if it covers some of them.
 
     Args:
-        table: of rows.
-        protocol: of all lines: "ll", "ll128" or "simple".
+        table: a table.
+        protocol: the protocol of all lines: "ll", "ll128" or "simple".
 
     Raises:
-        ValueError: no such protocol.
+        ValueError: there is no such protocol.
 
     >>> row = ringcoll.collectives.table.TableRow("psum", "gpu", "ring", bytes=(0, 65536))
     >>> print(formats.to_nccl_tuner(ringcoll.Table((row,))).text.splitlines()[1])
@@ -158,7 +161,7 @@ def to_nccl_tuner(table: Table, protocol: str = "simple") -> TunerText:
     """
     _check("protocol", protocol, _PROTOCOLS)
     lines, left_out = [",".join(("# " + _COLUMNS[0], *_COLUMNS[1:]))], []
-    passed: list[TableRow] = []  # whose calls must not fall to a later line
+    passed: list[TableRow] = []  # rows without a line; later lines must not get their calls
     for number, row in enumerate(table.rows, 1):
         if row.platform not in ("gpu", "*"):
             continue
@@ -203,7 +206,7 @@ def _lines(row: TableRow, protocol: str) -> list[str]:
 
 
 def _each(name: str, bounds: Bounds) -> list[int]:
-    """The numbers within bounds, of which a line has one each; -1 if all are."""
+    """The numbers within bounds, one for each line; -1 for any number."""
     first, end = bounds
     if (first or 0) <= 1 and end is None:
         return [-1]
@@ -213,7 +216,7 @@ def _each(name: str, bounds: Bounds) -> list[int]:
 
 
 def _overlap(one: TableRow, other: TableRow) -> bool:
-    """Whether a call may be covered by both."""
+    """Whether both rows may cover the same call."""
 
     def meet(a: Bounds, b: Bounds) -> bool:
         ends = [end for end in (a[1], b[1]) if end is not None]

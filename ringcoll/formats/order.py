@@ -1,8 +1,8 @@
 """Which steps of a program wait for which: an order in which all can run, or a deadlock.
 
-A step waits for the one before it in its thread block, for the one that it names, and for the
+A step waits for the step before it in its thread block, for the step that it names, and for the
 message that it receives. The n-th message of a connection is sent by the n-th step that sends on
-it, and received by the n-th that receives.
+it, and received by the n-th step that receives on it.
 """
 
 from collections import defaultdict
@@ -14,14 +14,15 @@ from ringcoll.schedules.schedule import ScheduleError
 
 
 class StepOrder:
-    """One order of the steps of a program in which all can run, and what it tells.
+    """An order of the steps of a program in which all can run, and the rounds of its messages.
 
     Attributes:
-        steps: by where they are.
-        source: by a step that receives, the one that sends.
-        order: of all steps.
-        round: by a step that sends, the round of its message: one more than it has received.
-        rounds: by a step, how many rounds have been received when it is done.
+        steps: the steps by place.
+        source: for each step that receives, the step that sends.
+        order: all steps in an order in which they can run.
+        round: for each step that sends, the round of its message: one more than the rounds that it
+            has received.
+        rounds: for each step, how many rounds have been received when it is done.
 
     Raises:
         ScheduleError: steps wait for each other, or for a message that nobody sends.
@@ -31,7 +32,7 @@ class StepOrder:
         self.program = program
         self.steps = dict(program.steps())
         self.connections = self._connections()
-        self.source: dict[At, At] = {}  # from a step that receives to the one that sends
+        self.source: dict[At, At] = {}  # for each step that receives, the step that sends
         for sends, receives in self.connections:
             self.source |= zip(receives, sends, strict=True)
         self.waits = {at: self._waits(at, step) for at, step in self.steps.items()}
@@ -39,15 +40,15 @@ class StepOrder:
         if len(self.order) < len(self.steps):
             raise self._stuck()
         self.place = {at: i for i, at in enumerate(self.order)}
-        self.round: dict[At, int] = {}  # of what a step sends
-        self.rounds: dict[At, int] = {}  # that have been received when a step is done
+        self.round: dict[At, int] = {}  # for each step that sends, the round of its message
+        self.rounds: dict[At, int] = {}  # for each step, the rounds received when it is done
         for at in self.order:
             before = (self.rounds[other] for other in self.waits[at] if other.rank == at.rank)
             sent = [self.round[self.source[at]]] if at in self.source else []
             self.rounds[at] = max([*before, *sent], default=0)
             if self.steps[at].does.sends:
                 self.round[at] = self.rounds[at] + 1
-        #: By step, and then by thread block of its rank: the last step that is done before.
+        #: For each step and each thread block of its rank: the last step that is done before it.
         self.done: dict[At, dict[int, int]] = {}
         for at in self.order:
             done = self.done[at] = {}
@@ -57,7 +58,7 @@ class StepOrder:
                         done[block] = max(done.get(block, -1), last)
 
     def _connections(self) -> list[tuple[list[At], list[At]]]:
-        """The steps that send and those that receive, of every pair of ranks and channel."""
+        """The steps that send and the steps that receive on every connection."""
         sends, receives = defaultdict[Any, list[At]](list), defaultdict[Any, list[At]](list)
         for at, step in self.steps.items():
             block = self.program.block(at)
@@ -78,7 +79,7 @@ class StepOrder:
     def _unmatched(
         self, key: tuple[int, int, int], sent: list[At], received: list[At]
     ) -> ScheduleError:
-        """The error of the first step whose message nobody receives, or sends."""
+        """The error of the first step whose message no step receives or sends."""
         few = min(len(sent), len(received))
         sender, receiver, channel = key
         if len(sent) > few:
@@ -100,7 +101,7 @@ class StepOrder:
         return waits + ([self.source[at]] if at in self.source else [])
 
     def _sorted(self, waits: dict[At, list[At]]) -> list[At]:
-        """Steps, each after those that it waits for; without those that wait for ever."""
+        """Steps, each after the steps that it waits for; without steps that wait for ever."""
         open_, followers = {}, defaultdict[At, list[At]](list)
         for at, before in waits.items():
             open_[at] = len(before)
@@ -127,7 +128,7 @@ class StepOrder:
         return self.program.wrong(at, f"it waits for ever: for {chain}")
 
     def buffered(self) -> int:
-        """The fewest messages that a connection must hold, so that no step waits for ever."""
+        """The fewest messages that a connection must be able to hold so that nothing deadlocks."""
         for size in count(1):
             waits = {at: list(before) for at, before in self.waits.items()}
             for sends, receives in self.connections:
@@ -138,10 +139,10 @@ class StepOrder:
         raise AssertionError("a connection that holds all messages never waits")
 
     def before(self, first: At, second: At) -> bool:
-        """Whether a step is done before another of its rank starts, however long each takes."""
+        """Whether a step is always done before another step of its rank starts."""
         if self.done[second].get(first.block, -1) >= first.step:
             return True
-        # It may also be ordered by way of messages through other ranks.
+        # Messages through other ranks may also order the two.
         waiting, seen = [second], {second}
         for at in waiting:  # it grows
             for other in self.waits[at]:

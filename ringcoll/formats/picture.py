@@ -1,4 +1,4 @@
-"""A program that no schedule describes as a picture: its frames, read off its proof."""
+"""A picture of a program that no schedule describes. Its frames come from its proof."""
 
 from collections.abc import Iterable
 
@@ -19,10 +19,10 @@ def svg_of(proof: Proof) -> str:
     A column is a shard, and its bands are chunks; a vector of one chunk has one column.
 
     Args:
-        proof: of the program, on at most 16 ranks.
+        proof: the proof of the program, on at most 16 ranks.
 
     Raises:
-        ValueError: too many ranks or rounds, or chunks that are not as many for every shard.
+        ValueError: there are too many ranks or rounds, or shards have different numbers of chunks.
 
     >>> formats.svg_of(formats.prove(formats.program("psum", "ring", (3,))))[:4]
     '<svg'
@@ -55,7 +55,7 @@ def svg_of(proof: Proof) -> str:
 
 
 def _place(collective: str, value: Value, lanes: int) -> tuple[int, int]:
-    """The column and the lane of a value; of a sum of several chunks, those of the first."""
+    """The column and the lane of a value; for a sum of several chunks, those of the first."""
     rank, chunk = min(value)
     return (rank, chunk % lanes) if collective == "all_gather" else divmod(chunk, lanes)
 
@@ -68,7 +68,7 @@ def _piece(plan: Plan, value: Value, lanes: int) -> Piece:
 def _cells(
     collective: str, values: Iterable[Value], lanes: int, columns: int
 ) -> tuple[tuple[frozenset[int], ...], ...]:
-    """By lane and column, whose data a rank has: the largest sum, or of blocks all of them."""
+    """By lane and column, whose data a rank has: for sums the largest one, for blocks all."""
     cells = [[frozenset[int]()] * columns for _ in range(lanes)]
     for value in values:
         column, lane = _place(collective, value, lanes)

@@ -1,9 +1,9 @@
-"""A collective as other tools know it: a program for each rank, made of thread blocks of steps.
+"""A collective in the form of other tools: a program for each rank, of thread blocks and steps.
 
-Nothing says that every rank does the same, as it does in a `Schedule`. A rank has three buffers of
-chunks: its input (i), its output (o) and scratch (s). A thread block runs its steps in order, sends
-to one rank and receives from one rank. Its messages to another rank on one channel arrive in order.
-`Kind` says what a step does. `ringcoll.formats.proof` executes a program on symbols.
+Ranks may have different programs; in a `Schedule`, all ranks do the same. A rank has three buffers
+of chunks: its input (i), its output (o) and scratch (s). A thread block runs its steps in order,
+sends to one rank and receives from one rank. Its messages to another rank on one channel arrive in
+order. `Kind` says what a step does. `ringcoll.formats.proof` executes a program on symbols.
 """
 
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ from typing import NamedTuple
 
 from ringcoll.schedules.schedule import ScheduleError
 
-#: The collectives that a program can be of; pmean, pmax and pmin run the program of psum.
+#: The collectives that have programs; pmean, pmax and pmin run the program of psum.
 COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
-#: Of a buffer: more would take minutes and gigabytes to prove.
+#: The most chunks of a buffer: a proof with more would take minutes and gigabytes.
 MOST_CHUNKS = 2**16
 BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 
 
 class Kind(NamedTuple):
-    """What a step does with its value: the sum of the message, the source and the target it reads.
+    """What a step does. Its value is the sum of a message, its source and its target.
 
     Attributes:
-        receives: a message is part of the value.
-        reads: so is its source.
-        adds: so is its target.
-        writes: the value goes to the target.
-        sends: the value goes to the other rank.
+        receives: whether a message is part of the value.
+        reads: whether the source is part of the value.
+        adds: whether the target is part of the value.
+        writes: whether the value is written to the target.
+        sends: whether the value is sent to the other rank.
     """
 
     receives: bool = False
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     sends: bool = False
 
 
-#: By the names of MSCCL: r receives, s sends, c copies, rr receives and reduces.
+#: The kinds of steps by MSCCL's names: r receives, s sends, c copies, rr receives and reduces.
 KINDS = {
     "s": Kind(reads=True, sends=True),
     "r": Kind(receives=True, writes=True),
@@ -58,7 +58,7 @@ class ChunkPlace(NamedTuple):
     first: int
 
     def cells(self, count: int) -> list["ChunkPlace"]:
-        """The places of so many chunks."""
+        """The places of `count` chunks, from this one on."""
         return [ChunkPlace(self.buffer, self.first + i) for i in range(count)]
 
     def __str__(self) -> str:
@@ -82,11 +82,11 @@ class Step:
 
     Attributes:
         kind: one of `KINDS`.
-        source: that is read, if the kind reads.
-        target: that is written, if the kind writes.
-        count: of chunks.
-        after: a thread block of this rank and its step that must be done before; None for none.
-        line: of the file.
+        source: the place that it reads, if its kind reads.
+        target: the place that it writes, if its kind writes.
+        count: the number of chunks.
+        after: a thread block of this rank and a step of it that must be done before; None for none.
+        line: the number of its line in the file.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Step:
 
     @property
     def does(self) -> Kind:
-        """What it does."""
+        """What the step does."""
         return KINDS[self.kind]
 
     @property
@@ -144,12 +144,12 @@ class Program:
     """A collective as thread blocks of steps, for every rank.
 
     Attributes:
-        name: of the algorithm.
+        name: the name of the algorithm.
         collective: one of `COLLECTIVES`.
-        ranks: what each of them does.
-        in_place, out_of_place: for which calls it is meant.
+        ranks: the program of each rank.
+        in_place, out_of_place: whether it is for calls in place, and for calls out of place.
         protocol: LL, LL128 or Simple.
-        file: that it was read from, for errors.
+        file: the file that it was read from, for errors.
     """
 
     name: str
@@ -172,7 +172,7 @@ class Program:
 
     @property
     def channels(self) -> int:
-        """How many there are."""
+        """The number of channels."""
         return 1 + max((b.channel for r in self.ranks for b in r.blocks), default=0)
 
     def steps(self) -> Iterator[tuple[At, Step]]:
@@ -187,23 +187,23 @@ class Program:
         return self.ranks[at.rank].blocks[at.block]
 
     def step(self, at: At) -> Step:
-        """The step that is there."""
+        """The step at this place."""
         return self.block(at).steps[at.step]
 
     def wrong(self, at: At, why: str) -> ScheduleError:
-        """The error of a step: with file and line, rank, thread block and step."""
+        """The error of a step: it names the file and line, rank, thread block and step."""
         return self.wrong_at(self.step(at).line, f"{at}: {why}")
 
     def wrong_at(self, line: int, why: str) -> ScheduleError:
-        """An error with the file and the line, where there are any."""
+        """An error with the file and the line, if the program was read from a file."""
         where = f"{self.file}, line {line}: " if line else f"{self.file}: " if self.file else ""
         return ScheduleError(where + why)
 
     def check_indices(self) -> None:
-        """Refuse what names a rank, a chunk, a thread block or a step that is not there.
+        """Refuse a program that names a rank, chunk, thread block or step that does not exist.
 
         Raises:
-            ScheduleError: with the file and line, if it was read from one.
+            ScheduleError: it does; the message has the line, if it was read from a file.
         """
         if not self.ranks or not self.chunks:
             raise self.wrong_at(0, "a program without ranks, or without chunks of input and output")

@@ -1,10 +1,10 @@
 """The proof of a program: its steps in an order that their waiting allows, executed on symbols.
 
-A symbol is a set of contributions: `(rank, chunk)` is a chunk of a rank's input. A sum has those of
-all that was added. The program is right if it ends (no step waits for ever), if no two thread
-blocks touch a chunk in an order that is left open, and if every output holds what the collective
-says. `Schedule.check` proves the same of a schedule for one rank r, because all ranks are alike;
-here every rank is looked at.
+A symbol is a set of contributions: `(rank, chunk)` is a chunk of a rank's input. A sum has the
+contributions of everything that was added. The program is right if it ends (no step waits for
+ever), if the order in which two thread blocks use a chunk is always determined, and if every output
+holds the result of the collective. `Schedule.check` proves the same for a schedule, for one rank r,
+because all ranks are alike; here every rank is checked.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from ringcoll.formats.order import StepOrder
 from ringcoll.formats.program import At, ChunkPlace, Program
 from ringcoll.schedules.schedule import ScheduleError
 
-#: Chunks of inputs that were added up; empty is a chunk that holds nothing.
+#: The chunks of inputs that were added; a chunk that holds nothing has an empty set.
 Value = frozenset[tuple[int, int]]
 _NOTHING: Value = frozenset()
 _PLACES = ("in place", "out of place")
@@ -24,7 +24,7 @@ _PLACES = ("in place", "out of place")
 
 @dataclass(frozen=True, slots=True)
 class SentChunks:
-    """What a step sends: in which round, from whom, to whom, and the values of its chunks."""
+    """What a step sends: the round, the sender, the receiver, and the values of its chunks."""
 
     round: int
     sender: int
@@ -36,15 +36,15 @@ class SentChunks:
 
 @dataclass(frozen=True)
 class Proof:
-    """A program that is right, and what it was seen to do.
+    """A program that is right, and what it did when it was executed.
 
     Attributes:
-        program: that was proved.
-        places: of "in place" and "out of place", those for which it was proved.
-        messages: in the order in which they were sent.
+        program: the program that was proved.
+        places: "in place", "out of place" or both: the kinds of calls for which it was proved.
+        messages: the messages in the order in which they were sent.
         added: the most chunks that one rank adds, or that are added one after the other.
-        wrote: the values that ranks have at the start, in round 0, or write: round, rank, value.
-        buffered: how many messages a connection must be able to hold, so that no rank waits for
+        wrote: (round, rank, value) for each value that a rank has at the start (round 0) or writes.
+        buffered: how many messages a connection must be able to hold so that no rank waits for
             ever.
         overwrites_input: whether a rank's input changes when the call is out of place.
     """
@@ -59,11 +59,11 @@ class Proof:
 
     @cached_property
     def rounds(self) -> int:
-        """The most messages that wait for each other in turn."""
+        """The number of rounds: the longest chain of messages in which each waits for the last."""
         return max((message.round for message in self.messages), default=0)
 
     def held(self) -> list[list[set[Value]]]:
-        """After each round (0 is the start), by rank, the values that it has or had."""
+        """The values that each rank has or had after each round; round 0 is the start."""
         have = [set[Value]() for _ in range(self.program.size)]
         frames = []
         for number in range(self.rounds + 1):
@@ -77,11 +77,13 @@ def prove(program: Program, place: str | None = None) -> Proof:
     """Execute a program on symbols, for every rank.
 
     Args:
-        program: of any collective.
-        place: prove it "in place" or "out of place" alone; None: for all that it is meant for.
+        program: a program of any collective.
+        place: "in place" or "out of place" to prove it only for such calls; None: for all calls
+            that it is for.
 
     Raises:
-        ScheduleError: with the file and line if there are any, the rank, the step and the chunk.
+        ScheduleError: it is wrong; the message has the file and line if there are any, the rank,
+            the step and the chunk.
 
     >>> proved = formats.prove(formats.program("psum", "ring", (4,)))
     >>> proved.rounds, len(proved.messages), proved.places
@@ -112,14 +114,14 @@ class _Run:
 
     def __init__(self, program: Program, order: StepOrder, in_place: bool) -> None:
         self.program, self.order, self.in_place = program, order, in_place
-        self.share = program.chunks // program.size  # not of psum
+        self.share = program.chunks // program.size  # the chunks of a shard; psum does not use it
         self.values: dict[tuple[int, ChunkPlace], Value] = {}
         self.writer: dict[tuple[int, ChunkPlace], At] = {}
         self.readers = defaultdict[tuple[int, ChunkPlace], list[At]](list)
         self.messages: list[SentChunks] = []
         self.sent: dict[At, tuple[Value, ...]] = {}
         self.added = [0] * program.size
-        self.chain: dict[At, int] = {}  # the most chunks added one after the other, up to a step
+        self.chain: dict[At, int] = {}  # for each step, the most chunks added in turn up to it
         self.overwrites_input = False
         inputs = self.share if program.collective == "all_gather" else program.chunks
         self.start = {
@@ -131,7 +133,7 @@ class _Run:
         self.wrote = [(0, rank, value) for (rank, _), value in self.start.items()]
 
     def real(self, rank: int, place: ChunkPlace) -> ChunkPlace:
-        """The place in memory: of a call in place, input and output are the same memory."""
+        """The place in memory. In a call in place, input and output are the same memory."""
         kind, ahead = self.program.collective, rank * self.share
         if self.in_place and place.buffer == "i" and kind != "psum_scatter":
             return ChunkPlace("o", place.first + (ahead if kind == "all_gather" else 0))
@@ -140,7 +142,7 @@ class _Run:
         return place
 
     def execute(self) -> None:
-        """Every step, in order."""
+        """Execute every step, in order."""
         for at in self.order.order:
             step = self.order.steps[at]
             parts = [self.sent[self.order.source[at]]] if step.does.receives else []
@@ -158,7 +160,7 @@ class _Run:
             if step.does.sends:
                 self.sent[at] = values
                 block = self.program.block(at)
-                assert block.to is not None  # `check_indices` has looked
+                assert block.to is not None  # `check_indices` has checked this
                 number = self.order.round[at]
                 sent = SentChunks(number, at.rank, block.to, block.channel, at, values)
                 self.messages.append(sent)
@@ -189,7 +191,7 @@ class _Run:
         self.wrote.append((self.order.rounds[at], at.rank, value))
 
     def _ordered(self, at: At, place: ChunkPlace, does: str, other: At | None, did: str) -> None:
-        """Refuses two steps that touch a chunk, if nothing says which of them is first."""
+        """Refuse two steps that use a chunk if nothing determines which of them is first."""
         if other is None or other.block == at.block or self.order.before(other, at):
             return
         why = (
@@ -212,7 +214,7 @@ class _Run:
                 yield frozenset((r, ahead + i) for r in everybody)
 
     def check(self) -> None:
-        """Refuses the first output that does not hold what it must."""
+        """Refuse the first output that does not hold what it must hold."""
         for rank in range(self.program.size):
             for i, wanted in enumerate(self.wanted(rank)):
                 key = rank, self.real(rank, ChunkPlace("o", i))
@@ -239,7 +241,7 @@ class _Run:
 
 
 def in_words(value: Value) -> str:
-    """Contributions as "chunk 1 of ranks 0, 2"; those of several chunks one after the other."""
+    """Contributions in words, such as "chunk 1 of ranks 0, 2", chunk by chunk."""
     by_chunk = defaultdict[int, list[int]](list)
     for rank, chunk in sorted(value):
         by_chunk[chunk].append(rank)

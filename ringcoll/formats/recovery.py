@@ -1,8 +1,8 @@
 """From a program back to a schedule, if every rank does the same.
 
-The rounds of a program are read off the messages of its proof. If there is a shape in which the
-messages of every rank are those of rank 0, moved, they are the moves of a schedule. What was
-found is compared with the program, message by message, before it is returned.
+The rounds of a program come from the messages of its proof. If there is a shape in which the
+messages of every rank are those of rank 0, shifted, they are the moves of a schedule. The schedule
+is compared with the program, message by message, before it is returned.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ from ringcoll.schedules.schedule import (
 
 
 class _Sent(NamedTuple):
-    """A chunk in a message: `offset_to` less `offset_from` is its offset."""
+    """A chunk in a message: its offset is `offset_to` minus `offset_from`."""
 
     sender: int
     receiver: int
@@ -36,7 +36,7 @@ class _Sent(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A chunk in a message: its shard (or the rank that it is for), its lane, whose data it has."""
+    """A chunk in a message: its shard (or the rank it is for), its lane, and whose data it has."""
 
     sender: int
     receiver: int
@@ -53,18 +53,18 @@ class Part(NamedTuple):
 
 
 _Rounds = list[list[_Piece]]
-#: By chunk, its shard and its lane.
+#: The shard and the lane of each chunk.
 _Labels = dict[int, tuple[int, int]]
 
 
 def schedule_of(proof: Proof) -> Schedule | Stages | None:
     """The schedule (or stages) that a program runs; None if there is no such schedule.
 
-    There is none if not every rank does the same; nor, of an all-reduce, if it gathers by another
-    schedule than it reduces by. `schedules_of` has both then.
+    There is none if ranks do different things, or if an all-reduce gathers by another schedule
+    than it reduces by; then `schedules_of` has both.
 
     Args:
-        proof: of the program.
+        proof: the proof of the program.
 
     >>> made = formats.prove(formats.program("all_gather", "bruck", (4,)))
     >>> formats.schedule_of(made) == algorithms.bruck(4)
@@ -75,12 +75,13 @@ def schedule_of(proof: Proof) -> Schedule | Stages | None:
 
 
 def schedules_of(proof: Proof) -> list[Part]:
-    """The schedules that a program runs one after the other; none if its ranks differ.
+    """The schedules that a program runs one after the other; an empty list if its ranks differ.
 
-    One, or of an all-reduce two: that of its reduce-scatter and that of its all-gather.
+    An all-reduce may have two: that of its reduce-scatter and that of its all-gather. Otherwise
+    there is one.
 
     Args:
-        proof: of the program.
+        proof: the proof of the program.
 
     >>> made = formats.prove(formats.program("psum", "ring", (4,)))
     >>> [part.collective for part in formats.schedules_of(made)]
@@ -98,7 +99,7 @@ def schedules_of(proof: Proof) -> list[Part]:
 
 
 def plans_of(proof: Proof) -> list[Plan]:
-    """The plans of a program's schedules, to be drawn."""
+    """The plans of a program's schedules, which can be drawn."""
     plans = []
     for collective, found in schedules_of(proof):
         shape: tuple[int, ...] = (proof.program.size,)
@@ -123,8 +124,8 @@ def _by_shards(proof: Proof) -> list[Part]:
 def _labels(proof: Proof, lanes: int) -> _Labels:
     """The shard and the lane of each chunk.
 
-    A chunk of an all-reduce is of the shard of the rank that has its whole sum first, if every rank
-    has as many: which chunk a rank reduces is of no account there.
+    In an all-reduce, any rank may reduce any chunk. There a chunk belongs to the shard of the rank
+    that has its whole sum first, if every rank has equally many of these.
     """
     size, chunks = proof.program.size, range(proof.program.chunks)
     labels = {chunk: divmod(chunk, lanes) for chunk in chunks}
@@ -142,7 +143,7 @@ def _labels(proof: Proof, lanes: int) -> _Labels:
 
 
 def _pieces(proof: Proof, labels: _Labels) -> _Rounds | None:
-    """The chunks of the messages, by round; None if one is a sum of different chunks."""
+    """The chunks of the messages, by round; None if a message has a sum of different chunks."""
     rounds: _Rounds = [[] for _ in range(proof.rounds)]
     kind = proof.program.collective
     for message in proof.messages:
@@ -165,7 +166,7 @@ def _pieces(proof: Proof, labels: _Labels) -> _Rounds | None:
 def _in_shape(
     collective: str, rounds: _Rounds, shape: tuple[int, ...], lanes: int
 ) -> list[tuple[Schedule, str, _Rounds]]:
-    """The schedules on ranks of a shape, if all ranks do the same in it: each with its rounds."""
+    """The schedules on ranks of a shape, each with its rounds, if all ranks do the same in it."""
     if collective == "all_to_all":
         made = _moves(shape, lanes, ([_slot(p) for p in one] for one in rounds))
         return [(AllToAllSchedule(shape, made.rounds, lanes), collective, rounds)] if made else []
@@ -199,7 +200,7 @@ def _shard(piece: _Piece) -> _Sent:
 def _moves(
     shape: tuple[int, ...], lanes: int, rounds: Iterable[Sequence[_Sent]]
 ) -> Schedule | None:
-    """Rounds of moves, if in each of them every rank sends what rank 0 sends."""
+    """A schedule of these rounds, if in each of them every rank sends what rank 0 sends."""
     made = []
     for sent in rounds:
         by_rank: list[defaultdict[tuple[int, int, int], set[int]]]
@@ -230,12 +231,12 @@ def _difference(first: int, second: int, shape: tuple[int, ...]) -> list[int]:
 
 
 def _backward(schedule: Schedule) -> Schedule:
-    """The schedule whose reduce-scatter has these rounds: it is run backward."""
+    """The schedule that has these rounds if it is run backward, as a reduce-scatter."""
     return replace(schedule, rounds=Phase("", Carries.SUMS, schedule).rounds)
 
 
 def _canonical(schedule: Schedule) -> list[set[tuple[int, int, int, frozenset[int]]]]:
-    """The moves of each round, however they are ordered and shifts are written."""
+    """The moves of each round, in a form without their order and with shifts modulo the axis."""
     return [
         {(m.lane, m.axis, m.shift % schedule.shape[m.axis], frozenset(m.offsets)) for m in moves}
         for moves in schedule.rounds
@@ -243,7 +244,7 @@ def _canonical(schedule: Schedule) -> list[set[tuple[int, int, int, frozenset[in
 
 
 def factorizations(n: int) -> list[tuple[int, ...]]:
-    """The shapes of n ranks without axes of one rank, those of few axes first."""
+    """The shapes of n ranks without axes of one rank; shapes with few axes come first."""
     found: list[tuple[int, ...]] = [(n,)]
     for shape in found:  # it grows: the last axis is cut in two
         *axes, last = shape
@@ -252,7 +253,7 @@ def factorizations(n: int) -> list[tuple[int, ...]]:
 
 
 def _stages(rounds: _Rounds, size: int, lanes: int) -> Stages | None:
-    """The stages of an all-reduce of whole vectors: in each, sums of as many ranks are sent."""
+    """The stages of an all-reduce of whole vectors; None if the rounds are not such stages."""
     sizes = [{len(piece.ranks) for piece in one} for one in rounds]
     if any(len(one) > 1 for one in sizes):
         return None
@@ -298,7 +299,7 @@ def _is_run_by(made: Schedule | Stages, collective: str, rounds: _Rounds) -> boo
     size = prod(s.size for s in made) if isinstance(made, tuple) else made.size
     try:
         run = frames(plan(collective, made, (size,)))
-    except ValueError:  # a schedule that is wrong by itself, or that nothing here runs
+    except ValueError:  # the schedule is wrong, or ringcoll cannot run it
         return False
     if len(run) != len(rounds) + 1:
         return False

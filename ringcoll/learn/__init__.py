@@ -1,8 +1,8 @@
 """What the lessons and tutorials share: ranks on any machine, checks that print, and counts.
 
 A notebook starts with `learn.start()`, which makes eight CPU devices; they are its ranks. A lesson
-prints its statements by `claim`, a tutorial compares several ways to one result by `agree`. Both
-fail if what they say is not so.
+prints its statements with `claim`; a tutorial compares several ways to one result with `agree`.
+Both fail if what they print is not true.
 """
 
 from ringcoll.learn.checks import agree, claim, gamma, show

@@ -1,4 +1,4 @@
-"""Statements that are printed if they hold, and fail if not; tables."""
+"""Statements that are printed if they are true and fail if not, and tables."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -11,10 +11,10 @@ from ringcoll.io.text import aligned
 
 
 def claim(text: str, holds: object) -> None:
-    """Print a claim that holds.
+    """Print a claim if it is true.
 
     Raises:
-        AssertionError: it does not hold.
+        AssertionError: it is not true.
 
     >>> learn.claim("two and two are four", 2 + 2 == 4)
     ✓ two and two are four
@@ -25,15 +25,15 @@ def claim(text: str, holds: object) -> None:
 
 
 def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
-    """Check that several ways give the same result on every device, and print that.
+    """Check that several ways give the same result on every device, and print so.
 
     If the result is an array, its shape, its sharding and the shard of the first device are printed
     too.
 
     Args:
         what: the result, in words.
-        allowed: the largest difference to the first way.
-        ways: the results, pytrees, by the name of their way.
+        allowed: the largest allowed difference from the first way.
+        ways: the result of each way, as a pytree, by the name of the way.
 
     Raises:
         AssertionError: they differ.
@@ -50,9 +50,9 @@ def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
         for right, leaf in zip(expected, jax.tree.leaves(result), strict=True):
             if leaf.shape != right.shape:
                 raise AssertionError(f"{what}: {name} is {leaf.shape}, {first} {right.shape}")
-            for shard, there in _shards(leaf):  # also every copy
+            for shard, there in _shards(leaf):  # copies of a shard too
                 off = float(np.max(np.abs(shard - right[there]), initial=0))
-                if not off <= allowed:  # NaN is not
+                if not off <= allowed:  # true for NaN too
                     words = f"{name} is {off:.1e} off {first}, {allowed:.1e} is allowed"
                     raise AssertionError(f"{what}: {words}")
                 worst = max(worst, off)
@@ -78,9 +78,9 @@ def _shards(x: Any) -> Sequence[tuple[np.ndarray, Any]]:
 
 
 def gamma(terms: int) -> float:
-    """The error bound of a sum of so many products in float32, in any order of additions.
+    """The error bound of a sum of `terms` products in float32, for any order of additions.
 
-    It is relative to the sum of absolute values; each term has at most `terms` roundings (Higham,
+    It is relative to the sum of absolute values. Each term has at most `terms` roundings (Higham,
     "Accuracy and Stability of Numerical Algorithms", section 3.1).
 
     >>> f"{learn.gamma(8):.1e}"

@@ -1,4 +1,4 @@
-"""Eight ranks on any machine, and arrays on them."""
+"""Make eight ranks on any machine, and put arrays on them."""
 
 from contextlib import suppress
 from math import prod
@@ -10,16 +10,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def start(devices: int = 8) -> None:
-    """Give JAX CPU devices, which a lesson uses as ranks.
+    """Make JAX use this many CPU devices. A lesson uses them as ranks.
 
-    Call it before anything is computed, because JAX makes its devices once.
+    Call it before anything is computed, because JAX makes its devices only once.
 
     Raises:
-        RuntimeError: JAX has started, with fewer devices.
+        RuntimeError: JAX has already started, with fewer devices.
 
     >>> learn.start(4)
     """
-    with suppress(RuntimeError):  # JAX has started: what it has is seen below
+    with suppress(RuntimeError):  # JAX has already started: its devices are counted below
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
     if (there := len(jax.devices())) < devices:
@@ -44,7 +44,7 @@ def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:
 
 
 def place(mesh: Mesh, x: Any, spec: PartitionSpec) -> jax.Array:
-    """Put an array on the mesh.
+    """Put an array on a mesh, sharded by a spec.
 
     >>> x = learn.place(learn.make_mesh(x=4), jnp.arange(8.0), P("x"))
     >>> print(x.addressable_shards[1].data)

@@ -10,7 +10,7 @@ from ringcoll import overlap
 
 @dataclass(frozen=True)
 class Sent:
-    """By kind of collective, their number in a program, and the bytes that a rank sends by them."""
+    """What a program sends: for each kind of collective, the number and the bytes of a rank."""
 
     kinds: Mapping[str, tuple[int, float]]
 
@@ -21,7 +21,7 @@ class Sent:
 
     @property
     def permuted(self) -> float:
-        """The bytes of permutes; ringcoll's collectives send no others."""
+        """The bytes of permutes; ringcoll's collectives send only permutes."""
         return self.kinds.get("collective-permute", (0, 0))[1]
 
     def __str__(self) -> str:
@@ -33,8 +33,8 @@ class Sent:
 def sent(compiled: Any) -> Sent:
     """What a compiled program sends.
 
-    A permute sends the bytes of its operand. A built-in collective counts with the bytes of the
-    best algorithm (`ringcoll.overlap`).
+    A permute sends the bytes of its operand. A built-in collective counts with the bytes that the
+    best algorithm sends (see `ringcoll.overlap`).
 
     >>> gather = ranks(lambda x: ringcoll.all_gather(x, "x", algorithm="ring"))
     >>> found = learn.sent(gather.lower(jnp.arange(8.0)).compile())
@@ -50,7 +50,7 @@ def sent(compiled: Any) -> Sent:
 
 
 def messages(compiled: Any) -> int:
-    """How many messages a rank sends in a compiled program; those in a loop count every turn.
+    """How many messages a rank sends in a compiled program; a message in a loop counts each turn.
 
     >>> gather = ranks(lambda x: ringcoll.all_gather(x, "x", algorithm="bruck"))
     >>> learn.messages(gather.lower(jnp.arange(8.0)).compile())

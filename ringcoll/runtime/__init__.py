@@ -1,1 +1,1 @@
-"""Running a schedule inside `shard_map`: primitives, value types, hops, the engine, barriers."""
+"""Run a schedule inside `shard_map`: primitives, value types, hops, the engine, barriers."""

@@ -1,11 +1,11 @@
-"""Functions that XLA:CPU compiles by themselves, so that one formula has one result.
+"""Functions that XLA:CPU compiles by themselves, so that one formula always has the same bits.
 
-XLA:CPU fuses operations by their shapes and by what stands beside them, and the bits of a result
-depend on that: fused operations contract a * b + c into one rounding, leave out the rounding of a
-narrow float, and add the numbers of a sum in vectors of another width. So a rank that holds two
-leaves of a tree would get other bits for each of them than a rank that holds one.
+Which operations XLA:CPU fuses depends on their shapes and on the operations around them, and the
+bits of a result depend on that: fused operations round a * b + c only once, leave out the rounding
+of a narrow float, and add the numbers of a sum in vectors of another width. So a rank that holds
+two leaves of a tree would get other bits for each leaf than a rank that holds one.
 
-A function that is *not inlined* is compiled from its own operations and shapes alone. Its operands
+A function that is *not inlined* is compiled only from its own operations and shapes. Its operands
 and results are arrays in memory, rounded to their dtypes.
 """
 
@@ -22,12 +22,12 @@ Pytree = Any
 
 
 def compiled_apart(function: Callable[..., Pytree]) -> Callable[..., Pytree]:
-    """The function, compiled by itself on CPU, and so is its gradient. Elsewhere it is as it was.
+    """The function, compiled by itself on CPU; so is its gradient. Elsewhere nothing changes.
 
-    Call the result several times with operands of one type: all these calls share one trace.
+    If the result is called several times with operands of one type, the calls share one trace.
 
     Args:
-        function: of pytrees of arrays; it must not close over traced arrays.
+        function: a function of pytrees of arrays; it must not close over traced arrays.
     """
     return _Apart(function)
 
@@ -49,7 +49,7 @@ class _Apart:
 
 def _not_inlined(function: Callable[..., Pytree]) -> Callable[..., Pytree]:
     def inside(*operands: Pytree) -> Pytree:
-        with set_xla_metadata(inlineable=None):  # what it calls is inlined again
+        with set_xla_metadata(inlineable=None):  # functions that it calls may be inlined
             return function(*operands)
 
     compiled = jax.jit(inside)
@@ -75,7 +75,7 @@ def _backward(apart: _Apart, pull_back: Callable, ct: Pytree) -> tuple[Pytree, .
 
 
 def _pulled_back(pull_back: Callable, ct: Pytree) -> Pytree:
-    """The cotangents; None for those of integers."""
+    """The cotangents; None for integers."""
     cts = pull_back(ct)
     return jax.tree.map(lambda x: None if x.dtype == jax.dtypes.float0 else x, cts)
 

@@ -1,8 +1,8 @@
-"""Keeps matmuls and messages in an order in which the matmuls hide the messages.
+"""Keep matmuls and messages in an order in which the matmuls hide the messages.
 
-Compilers for TPU and GPU schedule all operations beforehand. They prefer few large matmuls, and
-would merge those of different rounds. Barriers prevent that. XLA:CPU starts operations when they
-are ready: see `cpu/when_ready.py`.
+Compilers for TPU and GPU schedule all operations at compile time. They prefer few large matmuls,
+and would merge those of different rounds. Barriers prevent that. XLA:CPU starts operations at run
+time, when they are ready: see `cpu/when_ready.py`.
 """
 
 from typing import TypeVar
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Beforehand(Order):
-    """A compiler schedules everything beforehand."""
+    """The order if a compiler schedules everything at compile time."""
 
-    # It hides as much under a loop, and cannot cut all slices of the operands before the
+    # In a loop, a compiler hides as much, and it cannot cut all slices of the operands before the
     # first round (`benchmarks/pages/overlap.md`).
     may_unroll = False
     takes_turns = True
@@ -31,20 +31,20 @@ class Beforehand(Order):
 
 
 class Pairing(Beforehand):
-    """A compiler schedules a gather whose hops are shorter than its products.
+    """The order for a gather whose hops are shorter than its products.
 
-    The loop has two rounds a turn. A shard that arrives in one round is sent in the next from the
-    buffer that it arrived in. A loop of one round a turn would copy it.
+    It is a loop with two rounds per turn. A shard that arrives in one round is sent in the next
+    from the buffer in which it arrived. A loop with one round per turn would copy it.
     """
 
     gathers_in_pairs = True
 
 
 class Summing(Beforehand):
-    """A compiler schedules a gather whose products are added up: a loop without barriers.
+    """The order for a gather whose products are added: a loop without barriers.
 
     The compiler then fuses a product and its addition into one matmul, and the sum stays in place.
-    If rounds are written out, or have barriers, every round copies the sum.
+    Without a loop, or with barriers, every round would copy the sum.
     """
 
     gathers_in_one_loop = True

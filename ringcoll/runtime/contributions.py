@@ -1,4 +1,4 @@
-"""The shards and partial results that a rank holds while a schedule runs, and its messages."""
+"""The shards and partial results that a rank holds while a schedule runs, and the messages."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -18,17 +18,17 @@ class Key(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A shard that the engine asks for: whose it is, and which lane's share."""
+    """A shard that the engine asks for: its owner, and the lane whose share it is."""
 
     origin: Array
     lane: int
 
 
 class Shard(NamedTuple):
-    """A shard that has arrived: whose it is, which lane's share, and its possible offsets.
+    """A shard that has arrived: its owner, the lane whose share it is, and its possible offsets.
 
-    In a loop the offset differs from turn to turn; written out, there is one. `first` is the row of
-    the share at which a part of it starts.
+    In a loop the offset differs from turn to turn; otherwise there is one. If it is a part of a
+    share, `first` is the row of the share at which the part starts.
     """
 
     value: Array
@@ -39,19 +39,19 @@ class Shard(NamedTuple):
 
 
 class Contributions(NamedTuple):
-    """Contributions, and the arrays that they were computed from, if work hides the wire."""
+    """Contributions and, if work hides the wire, the arrays from which they were computed."""
 
     values: Sequence[Array]
     of: Sequence[Array] = ()
 
 
 class PlannedRound(NamedTuple):
-    """A round as the engine runs it: its moves, and for each the keys of the shards that it moves.
+    """A round as the engine runs it: its moves, and for each move the keys of its shards.
 
     Attributes:
-        moves: the round.
-        sent: the keys under which the sender has them.
-        arrived: the keys under which the receiver keeps them.
+        moves: the moves of the round.
+        sent: the keys under which the sender has the shards of each move.
+        arrived: the keys under which the receiver keeps the shards of each move.
     """
 
     moves: Round
@@ -73,9 +73,9 @@ def planned(schedule: Schedule) -> tuple[PlannedRound, ...]:
 
 
 def message(held: Mapping[Key, Array], keys: Sequence[Any]) -> Array:
-    """The shards under these keys, stacked; under the keys of several messages, a stack of these.
+    """The shards under these keys, stacked. Nested keys, those of several messages, nest the stack.
 
-    In the widest of their dtypes: a partial sum may be wider than a raw contribution.
+    The result has the widest of their dtypes: a partial sum may be wider than a raw contribution.
     """
     shards = [held[key] if isinstance(key, Key) else message(held, key) for key in keys]
     widest = max((x.dtype for x in shards), key=lambda dtype: dtype.itemsize)

@@ -1,13 +1,14 @@
-"""Running a schedule: forward it gathers, backward it reduces; a tour does both in step.
+"""Run a schedule: forward it gathers, backward it reduces; a tour does both in step.
 
-`gather` hands every shard that arrives to a visitor. `reduce` asks a producer for every partial sum
-just before it is needed. The visitor or the producer decides what happens to a shard: it is put in
-its place, multiplied or accumulated. The schedule decides when it is sent, and to whom.
+`gather` passes every shard that arrives to a function `visit`. `reduce` asks a function `produce`
+for every contribution just before it is needed. These functions decide what happens to a shard: it
+is put in its place, multiplied or accumulated. The schedule decides when it is sent, and to which
+rank.
 
-The rounds are written out one after the other. Each sends first, so that work on the shards that
-arrived last can run while the next shards travel. A long stretch in which every move only forwards
-what it received in the round before (a ring) becomes a `lax.scan` instead. In a `reduce` a short
-stretch becomes one too, if the order of its work asks for it.
+The program has the rounds one after the other. Each round sends first, so that work on the shards
+that arrived before can run while the next shards travel. A long stretch in which every move only
+forwards what it received in the round before (a ring) becomes a `lax.scan` instead. In a `reduce`,
+a short stretch becomes one too, if the order of its work asks for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +37,8 @@ from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
 from ringcoll.schedules.tour import Tour
 
 #: A stretch of more rounds than this is run as a loop, which keeps compile time and program
-#: size independent of n. Both run as fast on CPU; up to here both compile in under a second,
-#: and the written-out form leaves the compiler free to overlap (`python -m benchmarks loop`).
+#: size independent of n. On CPU both forms are equally fast. Up to here both compile in less than a
+#: second, and without a loop the compiler can overlap rounds.
 UNROLL_UP_TO = 24
 
 _ANY = Order()
@@ -61,29 +62,29 @@ def gather(
 
     Args:
         schedule: what is sent when.
-        ranks: those that run it, cut into the digits of the schedule.
+        ranks: the ranks that run it, as the digits of the schedule.
         own: this rank's shard, a share for each lane.
         visit: `(carry, shards) -> carry`, called with the shards of one round (first with
-            this rank's own) while those of the next round travel.
-        carry: what the first visit gets; its shapes, dtypes and types must not change.
-        order: how visits and messages are ordered, if visits do work that can hide messages.
+            this rank's own) while the shards of the next round travel.
+        carry: the carry for the first visit; its shapes, dtypes and types must not change.
+        order: how visits and messages are ordered, if visits do work that can hide messages. With
             `Beforehand`, barriers let a round start only when the visit before it is done;
-            otherwise a compiler might put all visits after all rounds. `WhenReady`, messages
+            otherwise a compiler might put all visits after all rounds. With `WhenReady`, messages
             are delayed a little, but not in a loop.
-        wire: how shards are encoded: once, by their owners. Visits see what all ranks decode, also
-            of this rank's own shard.
+        wire: how shards are encoded: once, by their owners. Visits get decoded shards, also for
+            this rank's own shard, so that all ranks use the same values.
 
     Returns:
-        What the last visit returned.
+        The carry that the last visit returned.
     """
     if wire:
         visit = _decoding(wire, own, visit)
-        # Without a barrier XLA:CPU computes x again to decode it here, and may round it otherwise.
-        # Codes may be computed again: from the same x they are the same.
+        # Without a barrier, XLA:CPU computes x again to decode it here, and may round differently.
+        # Codes may be computed again: the same x gives the same codes.
         own = [encode(wire, lax.optimization_barrier(x)) for x in own]
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
     came = list(held)
-    before: list[Array] = []  # the messages of the round before: kept until the visit
+    before: list[Array] = []  # the messages of the round before, kept until their visit
 
     def shards() -> list[Shard]:
         origins = [order.after(ranks.origin(key.offset), before) for key in came]
@@ -99,7 +100,7 @@ def gather(
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         step = steps[start]
         sent = [message(held, keys) for keys in step.sent]
-        first = start  # of the loop, whose rounds forward the arrivals of the round before
+        first = start  # of the loop; its rounds forward the arrivals of the round before
         if stop - start == 1 or not order.gathers_in_one_loop or came != list(chain(*step.sent)):
             first += 1
             late = [order.late(x) for x in sent]
@@ -116,7 +117,7 @@ def gather(
 
 
 def _decoding(wire: Wire, own: Sequence[Array], visit: Visit[Carry]) -> Visit[Carry]:
-    """The visit, of encoded shards; the shares of a lane are alike on all ranks."""
+    """`visit` for encoded shards. A lane's shares have the same shape on all ranks."""
 
     def decoding(carry: Carry, shards: list[Shard]) -> Carry:
         like = [own[shard.lane] for shard in shards]
@@ -139,9 +140,9 @@ def _gather_loop(
     order: Order = _ANY,
     unroll: int = 1,
 ) -> tuple[Carry, list[Array]]:
-    """Rounds of a stretch: visit the last arrivals, and forward them. The first round sends `last`.
+    """Run a stretch as a loop: visit the latest arrivals and forward them. It first sends `last`.
 
-    Returns the carry and the arrivals of the last round. Those of earlier rounds are put into
+    It returns the carry and the arrivals of the last round. Arrivals of earlier rounds are put into
     `held` if they are sent again after the stretch.
     """
     start, stop = stretch
@@ -181,25 +182,25 @@ def reduce(
     order: Order = _ANY,
     wire: Wire | None = None,
 ) -> list[Array]:
-    """Combine, for every rank, what all ranks contribute to its shard.
+    """Combine, for every rank, the contributions of all ranks to its shard.
 
-    The gather run backward: a partial result takes the reverse of the path of its shard, and
+    This is the gather run backward: a partial result goes the path of its shard backward, and
     every rank on that path combines its own contribution with it.
 
     Args:
         schedule: the gather.
-        ranks: those that run it, cut into the digits of the schedule.
-        produce: `(operands, slots) -> Contributions`, called just before a round needs
-            contributions, with all of its slots; each slot is asked for once.
-        combine: `(received, mine) -> partial`, associative as far as the caller cares. It sets
-            the dtype of partial results. Contributions travel in the dtype of `produce`.
+        ranks: the ranks that run it, as the digits of the schedule.
+        produce: `(operands, slots) -> Contributions`, called with all slots of a round just before
+            the round needs their contributions; each slot is asked for once.
+        combine: `(received, mine) -> partial`; it must be associative, at least approximately. It
+            sets the dtype of partial results. Contributions travel in the dtype of `produce`.
         operands: the first argument of `produce`.
         order: how work and messages are ordered, if `produce` does work that can hide messages.
-            `Beforehand`, every round ties the operands to its sums, so that the work of two
-            rounds is not merged: merged work would wait for the messages. `WhenReady`, the next
-            work waits until the message is ready to be sent, but not in a loop.
+            With `Beforehand`, every round ties the operands to its sums, so that the work of two
+            rounds is not merged: merged work would wait for the messages. With `WhenReady`, the
+            next work waits until the message is ready to be sent, but not in a loop.
         wire: how every message is encoded: raw contributions once, partial sums at each hop.
-            `combine` gets what was received in float32, or wider if the message was.
+            `combine` gets received values in float32, or wider if the message was wider.
 
     Returns:
         This rank's shard, a share for each lane.
@@ -210,7 +211,7 @@ def reduce(
         sums.send_back(stop - 1)
         if stop - start > 1:
             last = list(chain(*steps[start].sent))
-            # The ends of `two_ended` add to one shard there; a loop would carry a sum of each.
+            # Both directions of `two_ended` add to one shard there; a loop would carry two sums.
             ends_meet = len(set(last)) < len(last)
             looped = start + 1 if ends_meet else start
             sums.loop(len(steps) - stop + 2, steps[looped : stop - 1][::-1])
@@ -235,10 +236,10 @@ class _Sums:
     wire: Wire | None = None
     partial: dict[Key, Array] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
-    made_of: Sequence[Array] = ()  # the arrays that the last contributions were computed from
+    made_of: Sequence[Array] = ()  # the arrays from which the last contributions were computed
 
     def want(self, keys: Sequence[Key]) -> bool:
-        """Produce this rank's missing contributions to these keys; whether any were missing."""
+        """Produce the missing contributions to these keys; return whether any was missing."""
         missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
         if not missing:
             return False
@@ -251,16 +252,17 @@ class _Sums:
         return True
 
     def send_back(self, number: int) -> None:
-        """The round of this number, backward."""
+        """Run the round of this number backward."""
         step = self.steps[number]
         if self.want([*chain(*step.arrived)]):  # the first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
         self.sent = [message(self.partial, keys) for keys in step.arrived]
-        late = [self.order.late(x, steps=3) for x in self.sent]  # a factor is cut first
+        # Three steps, because a factor is cut before it is multiplied.
+        late = [self.order.late(x, steps=3) for x in self.sent]
         name = f"round {len(self.steps) - number}"
         received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
         keys = [*chain(*step.sent)]
-        # What a lane sends first, in the next round, is computed under the messages of this one.
+        # What a lane sends first is computed under the messages of the round before.
         ahead = [*chain(*self.steps[number - 1].arrived)] if number else []
         begun = {key.lane for key in (*self.partial, *keys)}
         ahead = [key for key in ahead if key.lane not in begun]
@@ -272,19 +274,19 @@ class _Sums:
         for key, value in zip(keys, chain(*received), strict=True):
             mine[key] = self.combine(value, mine[key])
         mine |= early
-        if number:  # after round 0, the last one backward, nothing is produced
+        if number:  # round 0 is the last one backward; after it nothing is produced
             mine, self.operands = self.order.tied((mine, self.operands))
         self.partial.update(mine)
 
     def loop(self, first: int, steps: Sequence[PlannedRound]) -> None:
-        """Rounds of a stretch, in the order in which they run backward; the first has this number.
+        """Run a stretch as a loop. `steps` are in backward order; the first one has number `first`.
 
-        The round before them sent raw contributions, which may be narrower than a loop's sums.
+        The round before the stretch sent raw contributions, which may be narrower than the sums.
         """
         (moves, sent, arrived), name = steps[0], f"rounds {first} to {first + len(steps) - 1}"
         every = [key for step in steps for key in chain(*step.sent)]
         stacks = None
-        if not self.partial.keys().isdisjoint(every):  # rounds along another axis left some
+        if not self.partial.keys().isdisjoint(every):  # sums from rounds along another axis
             self.want(every)
             of_moves = zip(*(step.sent for step in steps), strict=True)
             stacks = [message(self.partial, of_move) for of_move in of_moves]
@@ -303,7 +305,7 @@ class _Sums:
                 mine = [varying(x, self.ranks.axes) for x in mine]
             mine = self._apart(mine)
             summed = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
-            # The next products wait for these sums, or compilers would merge them.
+            # The next products wait for these sums; otherwise compilers would merge the products.
             return self.order.tied((summed, operands)), None
 
         moving = [message(self.partial, keys) for keys in arrived]
@@ -312,7 +314,7 @@ class _Sums:
         self.partial.update(zip(chain(*steps[-1].sent), chain(*moving), strict=True))
 
     def _apart(self, mine: Any) -> Any:
-        """Keep a lone product from being fused with its addition, which waits for a message."""
+        """Keep a single product from being fused with its addition, which waits for a message."""
         return self.order.tied(mine) if len(mine) == 1 else mine
 
 
@@ -326,19 +328,19 @@ def tour(
     order: Order = _ANY,
     halves: bool = False,
 ) -> tuple[Carry, list[Array]]:
-    """Gather shards, and bring home what every rank adds for each of them.
+    """Gather shards, and bring the sum of all ranks' contributions for a shard to its owner.
 
     Args:
         tour: the two gathers, which run in step.
         ranks, own, carry: as for `gather`.
-        visit: `(carry, shards) -> (carry, contributions)`, one for each shard, with as many rows,
-            which are added up.
+        visit: `(carry, shards) -> (carry, contributions)`; for each shard, a contribution with as
+            many rows.
         order: as for `gather`.
         halves: whether a rank visits its own shard in two halves of its rows: one under the first
-            message, and one under the last, which nothing else would hide.
+            message, and one under the last, which no other work would hide.
 
     Returns:
-        What the last visit returned, and the sum for this rank's shard, a share for each lane.
+        The carry of the last visit, and the sum for this rank's shard, a share for each lane.
     """
     own = [varying(x, ranks.axes) for x in own]
     held = {Key(lane, 0): x for lane, x in enumerate(own)}
@@ -383,7 +385,7 @@ def tour(
 
 
 def _own_shards(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list[Shard]:
-    """The first or second half of this rank's shares, or, with None, the whole of them."""
+    """The first or second half of this rank's shares; with None, the whole shares."""
     shards = []
     for lane, x in enumerate(own):
         middle = len(x) if second is None else (len(x) + 1) // 2
@@ -404,10 +406,10 @@ def all_to_all(
 
     Args:
         schedule: which blocks are sent when.
-        ranks: those that run it, cut into the digits of the schedule.
+        ranks: the ranks that run it, as the digits of the schedule.
         blocks: this rank's blocks; number d is for rank r + d.
-        wire: how blocks are encoded: once, by the rank that has them. They are decoded where they
-            belong, also this rank's own.
+        wire: how blocks are encoded: once, by the rank that has them. The rank that they are for
+            decodes them. A rank also encodes and decodes the block for itself.
 
     Returns:
         The blocks for this rank; number d is from rank r - d.

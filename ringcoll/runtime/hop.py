@@ -1,4 +1,4 @@
-"""Messages between ranks: who takes part, who is where, and one hop.
+"""Messages between ranks: the ranks that take part, their numbers, and one hop.
 
 Every message of a schedule is a `Ppermute`, and only `Ranks.hops` sends it.
 """
@@ -27,17 +27,17 @@ Pairs = tuple[tuple[int, int], ...]
 def as_bits(
     x: Array, floats: tuple[int, ...] | None = (8, 16), *, is_placed: bool = False
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """x as unsigned integers of its own width if it is a narrow float, and the way back.
+    """x as unsigned integers of the same width if it is a narrow float, and a function back.
 
-    XLA:CPU (and no other) promotes narrow floats in collectives, even where nothing is
-    computed: bf16 travels as f32, float8 as f16, twice the bytes and two conversions.
-    Integers of the same width travel as they are, and a bitcast costs nothing there.
+    XLA:CPU (but no other platform) promotes narrow floats in collectives, even if nothing is
+    computed: bf16 travels as f32, float8 as f16: twice the bytes, and two conversions. Integers of
+    the same width travel as they are, and a bitcast costs nothing there.
 
     Args:
-        x: anything but a complex array.
-        floats: the widths of floats that are made bits; None makes bits of every dtype.
-        is_placed: whether the bits are put into a buffer. A barrier keeps the last placement from
-            being fused with the bitcast back, and so copied.
+        x: any array but a complex one.
+        floats: the widths of floats that become integers; None: arrays of every dtype do.
+        is_placed: whether the integers are put into a buffer. Then there is a barrier: otherwise
+            the last placement is fused with the bitcast back, which copies it.
     """
     dtype = x.dtype
     is_float = jnp.issubdtype(dtype, jnp.floating)
@@ -51,26 +51,26 @@ def as_bits(
 
 
 def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:
-    """index * factor + addend, in the index's dtype, without operations that change nothing."""
+    """index * factor + addend, in the dtype of index; factor 1 and addend 0 add no operation."""
     if factor != 1:
         index = lax.mul(index, np.int32(factor))
     return lax.add(index, np.int32(addend)) if addend else index
 
 
 def moved_as_bits(collective: Collective, x: Array) -> Array:
-    """The result of jax.lax for a collective that only moves data; x travels as bits."""
+    """The result of a collective by jax.lax, if it only moves data; x travels as integers."""
     bits, back = as_bits(x)
     return back(collective.by_lax(bits))
 
 
 def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashable, ...], Pairs]:
-    """Several axes and the ranks over them, renumbered in the order of the mesh.
+    """Several axes in the order of the mesh, and the pairs of ranks renumbered for that order.
 
-    `ppermute` over a tuple of axes counts in mesh order whatever order it is given
-    (JAX 0.10: silently; 0.12: raises), so it is given that order.
+    `ppermute` over a tuple of axes counts ranks in the order of the mesh, even if the axes have
+    another order (JAX 0.10 does so silently; 0.12 raises an error). So it gets them in mesh order.
     """
     mesh = jax.sharding.get_abstract_mesh().axis_names
-    order = [*mesh, *(a for a in axes if a not in mesh)]  # the axis of a vmap is not of the mesh
+    order = [*mesh, *(a for a in axes if a not in mesh)]  # the axis of a vmap is not in the mesh
     ordered = tuple(sorted(axes, key=order.index))
     sizes = {a: lax.axis_size(a) for a in axes}
 
@@ -90,7 +90,7 @@ class Ppermute(Collective, name="ppermute"):
     """Rank s of each pair (s, d) sends its operand to rank d; the others get zeros."""
 
     pairs: Pairs
-    is_hop: bool = True  # of a round, which is named and marked by `Ranks.hops`
+    is_hop: bool = True  # whether it is in a round, which `Ranks.hops` names and marks
 
     def by_lax(self, x: Array) -> Array:
         if len(self.axes) == 1:
@@ -108,7 +108,7 @@ class Ppermute(Collective, name="ppermute"):
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(*cts)
 
-    def under_vmap(self, x, dim, axis):  # without lax, whose rule wants every rank to send
+    def under_vmap(self, x, dim, axis):  # without lax: its rule requires that every rank sends
         if len(self.axes) > 1:
             raise NotImplementedError(
                 f"ppermute over {self.axes}: {axis.name!r} is the axis of a vmap; "
@@ -124,10 +124,10 @@ class Ranks:
     """The ranks a schedule runs on, numbered as the schedule numbers them.
 
     They are the ranks over `axes` (of `sizes`, row-major in the order given) or, with
-    `groups`, the members of each group by their place in it. `shape` are the sizes of the
-    schedule's axes, major first; the number of a rank is cut into these digits. A schedule of only
-    some of the digits, such as a stage of recursive doubling, runs for each value of the others;
-    the digits after its own make `inner` numbers.
+    `groups`, the members of each group by their place in it. `shape` has the sizes of the
+    schedule's axes, major first; the number of a rank has one digit for each. A schedule may have
+    only some of the digits, as a stage of recursive doubling does. Then it runs for each value of
+    the other digits; `inner` is how many values the digits after its own have.
     """
 
     axes: tuple[Hashable, ...]
@@ -143,18 +143,18 @@ class Ranks:
         *,
         all_axes: bool = False,
     ) -> "Ranks":
-        """The ranks over `axes` (less those of size 1, unless all), or in groups."""
+        """The ranks over `axes`, or in groups. Axes of size 1 are left out unless `all_axes`."""
         sizes = {a: lax.axis_size(a) for a in axes if all_axes or lax.axis_size(a) > 1}
         shape = (len(groups[0]),) if groups else tuple(sizes.values()) or (1,)
         return Ranks(tuple(sizes), tuple(sizes.values()), groups, shape)
 
     @property
     def size(self) -> int:
-        """The number of ranks of a schedule on these."""
+        """The number of ranks of the schedule."""
         return prod(self.shape)
 
     def number(self) -> Array:
-        """This rank's number among all."""
+        """This rank's number among all ranks."""
         if not self.axes:
             return jnp.int32(0)
         index = lax.axis_index(self.axes if len(self.axes) > 1 else self.axes[0])
@@ -166,20 +166,21 @@ class Ranks:
     def origin(
         self, offset: int, axis: int = 0, further: Array | None = None, *, ahead: bool = False
     ) -> Array:
-        """The number, within the shape, of this rank - offset - further (along axis).
+        """The number, within the shape, of the rank at this rank - offset - further (along axis).
 
-        `ahead` gives that of this rank + offset + further.
+        With `ahead`, it is that of this rank + offset + further.
         """
-        # Python's // and % become many operations of XLA. Numbers that are not negative need only
-        # one, and some digits need none. Every shard has an index, so this is half of a program.
+        # Python's // and % become many operations of XLA. With numbers that are not negative, one
+        # operation is enough, and some digits need none. Every shard has such an index, so these
+        # operations are half of a program.
         number, moved, sign = self.number(), [], 1 if ahead else -1
         all_ranks = len(self.groups[0]) if self.groups else prod(self.sizes)
         for i, n in enumerate(self.shape):
-            n32 = np.int32(n)  # by name: a Python int is an int64 where jax_enable_x64 is on
+            n32 = np.int32(n)  # with jax_enable_x64, a Python int would be an int64
             stride = prod(self.shape[i + 1 :])
             inner = stride * self.inner
             digit = number if inner == 1 else lax.div(number, np.int32(inner))
-            if inner * n < all_ranks:  # else there is no greater digit to take away
+            if inner * n < all_ranks:  # otherwise there is no higher digit to remove
                 digit = lax.rem(digit, n32)
             by: Array | np.int32 = np.int32(sign * (offset // stride) % n)
             if i == axis and further is not None:
@@ -198,9 +199,10 @@ class Ranks:
         back: bool = False,
         wire: Wire | None = None,
     ) -> list[Array]:
-        """The messages that arrive in a round, run forward or backward; profiles show `name`.
+        """Send the messages of a round, forward or backward; return those that arrive.
 
-        With a wire they are encoded, and decoded when they arrive, to float32 at least.
+        Profiles show `name`. With a wire, messages are encoded, and decoded to float32 or wider
+        when they arrive.
         """
         shifts = [(move.axis, -move.shift if back else move.shift) for move in moves]
 
@@ -214,7 +216,7 @@ class Ranks:
         with scope(name):
             sent = [encode(wire, x) for x in messages] if wire else list(messages)
             if wire and len(sent) > 1:
-                # Or a compiler runs a lane, with its coding, to its end before it begins the next.
+                # Without the barrier, a compiler runs one lane to its end before the next begins.
                 sent = lax.optimization_barrier(sent)
             came = marked(send, sent, self.axes, self.groups, to=shifts)
             if wire is None:
@@ -226,10 +228,7 @@ class Ranks:
 
 @functools.lru_cache(maxsize=1024)
 def route(ranks: Ranks, axis: int, shift: int) -> tuple[tuple[Hashable, ...], Pairs]:
-    """Over which axes, and between which ranks on them, a message moves by `shift`.
-
-    The shift is along an axis of the schedule.
-    """
+    """The mesh axes, and the pairs of ranks on them, for a shift along an axis of the schedule."""
     stride, n = prod(ranks.shape[axis + 1 :]) * ranks.inner, ranks.shape[axis]
 
     def pairs(size: int, stride: int) -> Pairs:
@@ -240,7 +239,7 @@ def route(ranks: Ranks, axis: int, shift: int) -> tuple[tuple[Hashable, ...], Pa
         place = pairs(len(ranks.groups[0]), stride)
         within = tuple((group[s], group[d]) for group in ranks.groups for s, d in place)
         return ranks.axes, within
-    # One mesh axis holds the digit, if any does: then there is no order of axes to mind.
+    # If one mesh axis has the whole digit, use only that axis: then the order of axes is no matter.
     for i, name in enumerate(ranks.axes):
         inner = prod(ranks.sizes[i + 1 :])
         if stride % inner == 0 and inner * ranks.sizes[i] % (stride * n) == 0:

@@ -1,8 +1,8 @@
 """Which ranks share a host.
 
-It is known when a program is lowered, because its devices are known then. (A trace knows only the
-names and sizes of axes, and may serve several meshes of devices.) A process of JAX counts as one
-host: its ranks share memory, and ranks of several processes have a network between them.
+This is known when a program is lowered, because its devices are known then. (A trace knows only
+the names and sizes of axes, and may be used for several meshes of devices.) A process of JAX counts
+as one host: its ranks share memory; between ranks of different processes there is a network.
 """
 
 import math
@@ -29,7 +29,7 @@ class OnHosts(NamedTuple):
 
     Attributes:
         hosts: the number of hosts.
-        ranks_a_host: the most ranks that one host has; None if all have as many.
+        ranks_a_host: the most ranks that one host has; None if all hosts have equally many.
     """
 
     hosts: int
@@ -37,7 +37,7 @@ class OnHosts(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where a program runs: the platform, and a mesh or what JAX knows of axes in a lowering."""
+    """Where a program runs: the platform, and a mesh or what JAX knows about axes in a lowering."""
 
     platform: str
     axes: Any
@@ -53,9 +53,9 @@ def on_hosts(
     largest of them, because all ranks run a collective in the same way.
 
     Args:
-        known: the axes of a `Where`. If only names and sizes are known of them, and no devices, as
-            inside another `shard_map`, the ranks are taken to be on one host.
-        axes, groups: of the collective.
+        known: the axes of a `Where`. If only their names and sizes are known but no devices, as
+            inside another `shard_map`, the ranks are assumed to be on one host.
+        axes, groups: the axes and groups of the collective.
     """
     mesh = getattr(known, "mesh", known)
     if not isinstance(mesh, Mesh):
@@ -72,7 +72,7 @@ def on_hosts(
 
 def are_cpu_processes() -> bool:
     """Whether the program that is being traced runs on CPUs, in several processes."""
-    # In this order, because process_count() starts the backend.
+    # Ask for the kind first, because process_count() starts the backend.
     return device_kind() == "cpu" and jax.process_count() > 1
 
 
@@ -82,9 +82,9 @@ def by_hosts(
     between: Callable[..., T],
     *operands: Any,
 ) -> T:
-    """`between(*operands)` if the ranks along some axes are on several hosts, else `within`.
+    """`between(*operands)` if the ranks along some axes are on several hosts, otherwise `within`.
 
-    The condition is a constant when lowered, so the compiler removes the other branch.
+    After lowering, the condition is a constant, so the compiler removes the other branch.
     """
     if not are_cpu_processes():
         return within(*operands)

@@ -1,12 +1,12 @@
-"""Joins neighbouring all-reduces of small operands, so that they share their messages.
+"""Join neighbouring all-reduces of small operands, so that they share messages.
 
-`jax.tree.map(lambda g: psum(g, "x"), gradients)` is one call a leaf, as people write it. XLA joins
-built-in all-reduces that stand beside each other, but not the messages of a schedule.
+`jax.tree.map(lambda g: psum(g, "x"), gradients)` makes one call for each leaf. XLA joins
+neighbouring built-in all-reduces, but not the messages of a schedule.
 
 So a small all-reduce by ringcoll is first lowered to a placeholder. When the whole program has
 been lowered, placeholders of one kind become one, if there is no other work between them and none
-needs the result of another. Lighter operations between them that need a result move behind. Then
-every placeholder is lowered for good, as one collective of all its operands.
+needs the result of another. Light operations between them that need a result are moved behind them.
+Then every placeholder is lowered again, as one collective of all its operands.
 """
 
 from collections import defaultdict
@@ -27,15 +27,15 @@ from jax.sharding import PartitionSpec as P
 
 from ringcoll.runtime import lowering
 
-#: Operands of up to this many bytes share a message: below it, the rounds cost more than
-#: the two copies of joining. Measured on CPU by `python -m benchmarks join`.
+#: Operands of up to this many bytes share a message: up to this size, rounds take longer than the
+#: two copies that joining needs. Measured on CPU.
 JOIN_UP_TO = 1 << 18
 
 Lower = Callable[..., Sequence[Any]]
 
 _PLACEHOLDER, _NUMBERS = "ringcoll_joining", "ringcoll.numbers"
 
-#: Operations that may take long, or are not to be moved; nothing is joined across them.
+#: Operations that may take long, or must not be moved; nothing is joined across them.
 _WORK = lowering.COLLECTIVES | {
     f"stablehlo.{name}"
     for name in (
@@ -69,7 +69,7 @@ def is_small(x: Any) -> bool:
 
 
 class _Environment(NamedTuple):
-    """What JAX knows where a collective is lowered, besides the lowering context."""
+    """What JAX knows at the place where a collective is lowered, besides the lowering context."""
 
     mesh: AbstractMesh
     is_checked: bool
@@ -91,19 +91,19 @@ def lower_later(
     lower: Lower,
     operands: Sequence[ir.Value],
 ) -> Sequence[ir.Value]:
-    """The results of a collective that is lowered when the program is whole.
+    """The results of a collective that is lowered later, when the program is complete.
 
     Args:
-        context: in which it is lowered, for one platform; its operands are small.
-        collective: equal for those that may be joined.
-        lower: `(context, *operands, collective=...)` lowers it, of operands of one dtype.
-        operands: those of the lowering.
+        context: the context of its lowering, for one platform.
+        collective: the collective; collectives that may be joined are equal.
+        lower: `(context, *operands, collective=...)` lowers it for operands of one dtype.
+        operands: its operands in the lowering; they are small.
     """
     program = lowering.then(context.module_context.module, lowering.FIRST, _JoinedProgram)
     mesh = jax.sharding.get_abstract_mesh()
     mesh = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
     x: Any = context.avals_in[0]
-    # An all-reduce's operands vary over its axes wherever types are checked.
+    # If types are checked, the operands of an all-reduce vary over its axes.
     environment = _Environment(mesh, bool(x.mat.varying))
     kind = environment, collective, x.dtype, x.mat
     program.waiting.append(_Waiting(environment, collective, lower, context, kind))
@@ -118,7 +118,7 @@ def _placeholder(numbers: Sequence[int], operands: Sequence[ir.Value]) -> ir.Ope
 
 
 def _numbers(op: ir.Operation) -> list[int]:
-    """The numbers of the collectives that a placeholder stands for; none for another operation."""
+    """The numbers of the collectives that a placeholder replaces; an empty list for other ops."""
     return list(ir.DenseI64ArrayAttr(op.attributes[_NUMBERS])) if _NUMBERS in op.attributes else []
 
 
@@ -129,7 +129,7 @@ class _JoinedProgram:
     waiting: list[_Waiting] = field(default_factory=list)
 
     def __call__(self, module: ir.Module) -> None:
-        """Join placeholders, and lower the placeholders that are left."""
+        """Join placeholders, and then lower those that remain."""
         if len(self.waiting) > 1:
             self._join(module.operation)
         where: dict[_Environment, list[ir.Operation]] = defaultdict(list)
@@ -141,7 +141,7 @@ class _JoinedProgram:
 
         module.operation.walk(find)
         for environment, placeholders in where.items():
-            # Publicly, the axes are known only inside a `shard_map`.
+            # With the public API of JAX, the axes are known only inside a `shard_map`.
             lower = partial(self._lower, placeholders)
             mapped = jax.shard_map(
                 lower, in_specs=P(), out_specs=P(), check_vma=environment.is_checked
@@ -164,17 +164,17 @@ class _JoinedProgram:
                 self._join_stretch(stretch)
 
     def _join_stretch(self, stretch: list[ir.Operation]) -> None:
-        """Join the placeholders among operations that follow on each other."""
+        """Join the placeholders among consecutive operations."""
         i = 0
         while i < len(stretch):
             after = self._join_first(stretch[i:]) if _numbers(stretch[i]) else None
             if after:
-                stretch[i:] = after  # which may begin with another placeholder
+                stretch[i:] = after  # `after` may begin with another placeholder
             else:
                 i += 1
 
     def _join_first(self, stretch: list[ir.Operation]) -> list[ir.Operation] | None:
-        """The operations after the first, a placeholder, was joined with others; None if none."""
+        """Join the first operation, a placeholder, with others; the new operations, or None."""
         first, *others = stretch
         kind = self.waiting[_numbers(first)[0]].kind
         members, needing = [first], set(first.results)
@@ -199,7 +199,7 @@ class _JoinedProgram:
         return [*ahead, joined, *behind, *stretch[last + 1 :]]
 
     def _lower(self, placeholders: list[ir.Operation], x: Array) -> Array:
-        """Lower them for good, in a `shard_map` of x, which is returned as it is."""
+        """Lower the placeholders, in a `shard_map` of x; return x unchanged."""
         for op in placeholders:
             first, *_ = members = [self.waiting[number] for number in _numbers(op)]
             contexts = [each.context for each in members]
@@ -217,7 +217,7 @@ class _JoinedProgram:
 
 
 def _as_one(placeholders: list[ir.Operation]) -> ir.Operation:
-    """One placeholder for several, in the place of the last."""
+    """Replace several placeholders by one, at the place of the last."""
     with ir.InsertionPoint(placeholders[-1]), placeholders[-1].location:
         joined = _placeholder(
             [number for op in placeholders for number in _numbers(op)],

@@ -1,4 +1,4 @@
-"""Changes a program after all of it has been lowered and before it is compiled."""
+"""Change a program after all of it has been lowered and before it is compiled."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -46,26 +46,26 @@ _listening = threading.Lock()
 
 
 def then(module: ir.Module, step: int, make: Callable[[], C]) -> C:
-    """Register the change of a program at this step: `make()`, unless the step has one already.
+    """Register a change of a program at this step: `make()`, unless the step already has one.
 
-    Each change is called with the module when all of it is lowered, in the order of the steps.
+    When all of the module is lowered, each change is called with it, in the order of the steps.
     """
     if module not in _programs.changes:
-        with _listening:  # again, because others may clear JAX's listeners
+        with _listening:  # each time, because other code may clear JAX's listeners
             _listeners.append(partial(_when_lowered))
             jax.monitoring.register_event_duration_secs_listener(_listeners[-1])
             for old in _listeners[:-1]:  # only now, because other threads lower programs too
-                with suppress(AssertionError, ValueError):  # it was cleared
+                with suppress(AssertionError, ValueError):  # other code has cleared it
                     jax.monitoring.unregister_event_duration_listener(old)
             del _listeners[:-1]
     steps = _programs.changes.setdefault(module, {})
     if step not in steps:
         steps[step] = make()
-    return steps[step]  # type: ignore[return-value]  # one kind a step
+    return steps[step]  # type: ignore[return-value]  # a step has one kind of change
 
 
 def inside(op: ir.Operation) -> Iterator[ir.Operation]:
-    """The operations of an operation's regions, without those further inside."""
+    """The operations directly in an operation's regions."""
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
@@ -73,7 +73,7 @@ def inside(op: ir.Operation) -> Iterator[ir.Operation]:
 
 
 def operands(op: ir.Operation) -> Iterator[ir.Value]:
-    """The operands of an operation and of those inside it, which may use values from outside."""
+    """The operands of an operation and of all operations inside it."""
     yield from op.operands
     for inner in inside(op):
         yield from operands(inner)
@@ -87,7 +87,7 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
             continue  # another program was lowered
         (block,) = ir.SymbolTable(module.operation)["main"].regions[0].blocks
         if not len(block.operations) or block.operations[-1].operation.name != "func.return":
-            continue  # this one is not whole yet
+            continue  # this program is not complete yet
         _programs.changing.add(module)
         steps = _programs.changes[module]
         try:
@@ -97,5 +97,5 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
         finally:
             _programs.changing.remove(module)
             del _programs.changes[module]
-    while len(_programs.changes) > 8:  # these failed to lower, and will never be whole
+    while len(_programs.changes) > 8:  # these failed to lower, and will never be complete
         del _programs.changes[next(iter(_programs.changes))]

@@ -1,4 +1,4 @@
-"""What the engine asks while it runs rounds: in which order work and messages are to start."""
+"""The order in which work and messages should start. The engine asks for it in its rounds."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class Order:
-    """The order where no work hides messages: it changes nothing. Others override its methods."""
+    """The order if no work hides messages: it changes nothing. Subclasses override its methods."""
 
     #: Whether the forwarding rounds of a gather are one loop, which includes the first visit.
     gathers_in_one_loop = False
-    #: Whether an odd number of forwarding rounds of a gather is a loop of two rounds a turn. It
-    #: includes the last visit, and so sends one message more than is needed.
+    #: Whether an odd number of forwarding rounds of a gather is a loop with two rounds per turn. It
+    #: includes the last visit, so it sends one message more than is needed.
     gathers_in_pairs = False
-    #: Whether the rounds of a reduce may be written out.
+    #: Whether the rounds of a reduce may be run without a loop.
     may_unroll = True
     #: Whether a reduce may run by turns (`turns.py`): an addition can be fused into a matmul.
     takes_turns = False
@@ -28,7 +28,7 @@ class Order:
         return values
 
     def apart(self, x: Array) -> Array:
-        """The same array, computed once, and not fused into every operation that reads it."""
+        """The same array, computed only once: it is not fused into the operations that read it."""
         return x
 
     def late(self, x: Array, steps: int = 1) -> Array:
@@ -36,5 +36,8 @@ class Order:
         return x
 
     def after(self, x: Array, arrays: Sequence[Array]) -> Array:
-        """The same array, or index, once these arrays are ready; they stay in memory until then."""
+        """The same array or index, available when these arrays are ready.
+
+        The arrays stay in memory until then.
+        """
         return x

@@ -2,18 +2,18 @@
 
 A plain ring of `ppermute` cannot have the type of a `psum`: no public cast turns a
 varying value into a replicated one. A primitive can. Each subclass of `Collective` is
-one; an instance is a collective with all its arguments but the operand, and says
+a primitive. An instance is a collective with all its arguments but the operand. It defines
 
-- `by_lax`: JAX's own collective. It is traced for the *type* of the result, and run only where the
-  built-in is chosen or an axis is a `vmap`. So our result has lax's shape, dtype, weak type,
+- `by_lax`: JAX's own collective. It is traced for the *type* of the result, and run only if the
+  built-in is chosen or an axis is a `vmap`. So ringcoll's result has lax's shape, dtype, weak type,
   sharding and varying axes, by definition and in every version of JAX;
-- `by_hand`: ringcoll's own code for the ranks, traced when the program is lowered; there the
+- `by_hand`: ringcoll's own code for the ranks. It is traced when the program is lowered: then the
   platform is known, and the type of the result is fixed;
 - `transpose`: the collective of the cotangent, by the same algorithm;
-- `under_vmap`: the same collective where one of its axes is a `vmap` and not an axis of a mesh.
+- `under_vmap`: the same collective if one of its axes is a `vmap` and not an axis of a mesh.
 
-These serve collectives that treat each operand alike. A collective of operands that have different
-roles has its own `types`, `jvp`, `pulled_back` and `batch`, which are the rules of the primitive.
+These are enough for collectives that treat all operands alike. If operands have different roles, a
+collective has its own `types`, `jvp`, `pulled_back` and `batch`: the rules of the primitive.
 """
 
 from collections.abc import Hashable, Sequence
@@ -36,14 +36,14 @@ from ringcoll.runtime.progress import watching
 from ringcoll.runtime.value_types import varying
 from ringcoll.runtime.wire import Wire, drawn
 
-#: In place of a rank's number: a gradient is rounded by numbers of its own.
+#: Used in place of a rank's number, so that a gradient is rounded with other random numbers.
 _BACK = 2**31 - 1
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective with all its arguments but the operand; with a name, a primitive.
+    """A collective with all its arguments but the operand. A subclass with a name is a primitive.
 
     `dims` are its positional dimensions. A call with `tiled=False` adds or removes a dimension. It
     is rewritten as a call with `tiled=True` before the primitive is bound, so that `vmap` only has
@@ -57,11 +57,11 @@ class Collective:
     wire: Wire | None = None  # what messages hold in place of floats; with a key: see `AtRandom`
 
     primitive: ClassVar[Primitive]
-    #: Whether it works element by element, so that neighbours may be joined.
+    #: Whether it works element by element, so that neighbouring calls may be joined.
     joins: ClassVar[bool] = False
-    #: Whether booleans are counted, as int32, as lax does in a sum.
+    #: Whether booleans are counted as int32, as lax does in a sum.
     counts: ClassVar[bool] = False
-    #: Whether the result has a dimension more if not `tiled`; `dims` then count in the result.
+    #: Whether, if not `tiled`, the result has one more dimension; `dims` then count in the result.
     stacks: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
@@ -79,11 +79,11 @@ class Collective:
         raise NotImplementedError
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        """The results by ringcoll, for one operand or, if they join, for several."""
+        """The results by ringcoll, for one operand or, if it `joins`, for several."""
         raise NotImplementedError
 
     def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        """Whether operands of these types are sent by ringcoll, and not by lax."""
+        """Whether ringcoll, and not lax, sends operands of these types."""
         raise NotImplementedError
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
@@ -91,7 +91,7 @@ class Collective:
         raise NotImplementedError
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
-        """The same where `axis` (its name and size) is a vmap, mapped at `dim` of x.
+        """The same if `axis` (its name and size) is a vmap, mapped at `dim` of x.
 
         All data along that axis is on one device: there is nothing to send, and lax's
         own batching rule says what to compute.
@@ -99,21 +99,21 @@ class Collective:
         return jax.vmap(self.by_lax, dim, 0, axis_name=axis.name)(x), 0
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
-        """The same over fewer axes."""
+        """The result of the same collective over fewer axes."""
         return replace(self, axes=axes)(x)[0] if axes else x
 
     def axes_around(self, axis: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
-        """The axes before and after one of them."""
+        """The axes before and after this one."""
         i = self.axes.index(axis.name)
         return self.axes[:i], self.axes[i + 1 :]
 
     def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        """The collective along the vmapped axis alone, at `dim` of x and `out` of the result."""
+        """The collective along only the vmapped axis, at `dim` of x and `out` of the result."""
         along = replace(self, axes=(axis.name,))
         return jax.vmap(along.by_lax, dim, out, axis_name=axis.name)(x)
 
     def batched(self, dim: int) -> Self:
-        """The same on operands with a batch dimension at `dim`."""
+        """The same collective for operands with a batch dimension at `dim`."""
         return replace(self, dims=tuple(d + (dim <= d) for d in self.dims))
 
     def types(self, *avals: Any) -> tuple[list[Any], set[Any]]:
@@ -158,7 +158,7 @@ class Collective:
             ]
             results = [self.under_vmap(x, dim, axis) for x, dim in pairs]
             return [y for y, _ in results], [dim for _, dim in results]
-        # Several operands work element by element, and have no dims to shift.
+        # A collective of several operands works element by element, and has no dims to shift.
         collective = self if dims[0] is None else self.batched(dims[0])
         return collective(*xs), dims
 
@@ -168,10 +168,10 @@ def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primit
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(lambda *xs, collective: collective.types(*xs))
     primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
-    # The plain rule does not get the axis.
+    # The ordinary batching rule does not get the axis.
     batching.fancy_primitive_batchers[primitive] = lambda *args, collective: collective.batch(*args)
     if joins:
-        mlir.register_lowering(primitive, _lower, cacheable=False)  # each call by itself
+        mlir.register_lowering(primitive, _lower, cacheable=False)  # lower each call by itself
     else:
         _register_platforms(primitive)
     if differentiable:
@@ -184,7 +184,7 @@ def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primit
 
 @lru_cache(maxsize=512)
 def _jitted(collective: Collective):
-    """Eager `shard_map` compiles a call as `jit` would: one way to run, not two."""
+    """Jit a call for eager `shard_map`, so that there is only one way to run."""
     return jax.jit(collective.__call__)
 
 
@@ -194,10 +194,11 @@ def _register_platforms(primitive: Primitive) -> None:
 
 
 def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
-    """Lower for a platform. Without one, the collective may be joined: it waits if it is small.
+    """Lower a collective. Without a `platform`, it may be joined: if it is small, it waits.
 
-    Nothing waits in a watched program, which notes where each rank is: its calls stay separate. In
-    a program for several platforms the collective becomes one primitive more, lowered for each.
+    In a watched program, which notes where each rank is, nothing waits: calls stay separate. In a
+    program for several platforms, the collective becomes another primitive, which is lowered for
+    each platform.
     """
     may_wait = platform is None and not watching.value and all(map(is_small, ctx.avals_in))
     if platform is None:
@@ -215,7 +216,7 @@ def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
 
 
-#: A collective that may be joined, in a program for several platforms: it is lowered for each.
+#: A collective that may be joined, in a program for several platforms. It is lowered for each.
 _joined = Primitive("ringcoll_joined")
 _joined.multiple_results = True
 _joined.def_abstract_eval(lambda *_, collective, results: results)
@@ -224,10 +225,10 @@ _register_platforms(_joined)
 
 @dataclass(frozen=True, kw_only=True)
 class AtRandom(Collective, name="at_random"):
-    """A collective whose wire rounds at random, by a key that is its last operand.
+    """A collective whose wire rounds at random. The key is its last operand.
 
-    The arguments of a primitive can be hashed, and a key cannot. Every rule here gives `inner` the
-    key as a part of its wire, and asks it. What it binds is then `bound` again.
+    The arguments of a primitive must be hashable, but a key is not. Every rule here calls the same
+    rule of `inner`, whose wire has the key. Collectives that this binds are `bound` in turn.
     """
 
     inner: Any
@@ -265,7 +266,7 @@ class AtRandom(Collective, name="at_random"):
     def batch(
         self, axis: Any, xs: Sequence[Array], dims: Sequence[int | None]
     ) -> tuple[list[Array], Sequence[int | None]]:
-        """One draw for the whole batch; if keys are batched, it depends on all of them."""
+        """The rule for a batch. A batch uses one key; batched keys are combined into one."""
         *xs, seed = xs
         *dims, of_seed = dims
         if of_seed is not None:

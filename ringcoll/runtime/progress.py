@@ -1,13 +1,14 @@
-"""Where every rank is, noted as it goes: names for profiles and, if asked, marks for a watch.
+"""Note the progress of every rank: names for profiles and, if asked, marks for a watch.
 
-A `scope` names the operations that are traced in it. In a program traced under `watching(True)` (by
-`ringcoll.debug.deadline`), every message passes a callback that notes the scope, before it is sent
-and after it has arrived. The callback returns a condition that selects between the message and
-zeros, so that nothing is sent before it is noted. Other programs get no extra instruction.
+A `scope` names the operations that are traced in it. In a program that is traced under
+`watching(True)` (by `ringcoll.debug.deadline`), every message passes a callback that notes the
+scope, before it is sent and after it has arrived. The callback returns a condition that selects
+between the message and zeros, so that nothing is sent before it is noted. Other programs get no
+extra instruction.
 
 Processes may run different programs. So their ranks first tell each other what they are about to
-exchange, and stop unless all say the same: a network carries bytes, and does not notice another
-dtype or another call.
+exchange, and stop if they differ: a network carries bytes, and would not notice another dtype or
+another call.
 """
 
 import hashlib
@@ -32,14 +33,14 @@ Axes = tuple[tuple[str, int], ...]
 #: An array, or a list of them.
 Arrays = TypeVar("Arrays")
 
-#: Whether what is traced is marked. A part of the key by which `jit` knows its programs.
+#: Whether messages that are traced get marks. It is a part of the key of `jit`'s programs.
 watching = jax.make_user_context(default_value=False)
 _path: ContextVar[tuple[str, ...]] = ContextVar("path", default=())
-_DIGEST, _TAG = 8, 128  # bytes of what ranks tell each other: of the digest, and in all
+_DIGEST, _TAG = 8, 128  # bytes that ranks send each other: those of the digest, and all bytes
 
 
 class Mark(NamedTuple):
-    """The last operation that a rank began, how often it did so, whether it is done, and when."""
+    """The last operation that a rank began: its name, how often, whether it is done, and when."""
 
     where: str
     times: int
@@ -53,12 +54,12 @@ class Log:
     def __init__(self) -> None:
         self.last: dict[tuple[Axes, int], Mark] = {}
         self.times: Counter[tuple[Axes, int, str]] = Counter()
-        #: What each active watch does if ranks differ, innermost last.
+        #: The functions that active watches call if ranks differ; the innermost is the last.
         self.enders: list[Callable[[list[str]], None]] = []
         self._ending = threading.Lock()
 
     def note(self, axes: Axes, rank: int, where: str, is_done: bool) -> None:
-        """Note that a rank begins something, or is done with it."""
+        """Note that a rank begins an operation or is done with it."""
         self.times[axes, rank, where] += not is_done
         times = self.times[axes, rank, where]
         self.last[axes, rank] = Mark(where, times, is_done, time.monotonic())
@@ -68,18 +69,18 @@ class Log:
         self.times.clear()
 
     def differ(self, lines: list[str]) -> NoReturn:
-        """End this process: ranks are about to exchange different things, as `lines` say."""
-        with self._ending:  # only the first rank of this process that notices
+        """End this process, because ranks are about to exchange different things (`lines`)."""
+        with self._ending:  # only for the first rank of this process that notices
             for end in reversed(self.enders):
                 end(lines)
             raise RuntimeError("\n".join(lines))
 
     def stuck(self) -> set[tuple[Axes, int]]:
-        """The ranks that have begun something and are not done with it."""
+        """The ranks that have begun an operation and are not done with it."""
         return {rank for rank, mark in list(self.last.items()) if not mark.is_done}
 
     def stays_stuck(self, seconds: float) -> bool:
-        """Whether one is stuck, and none has noted anything for so long; waits until known."""
+        """Wait until no rank notes anything for `seconds` (True) or no rank is stuck (False)."""
         while self.stuck():
             silent = time.monotonic() - max(mark.when for mark in list(self.last.values()))
             if silent >= seconds:
@@ -88,11 +89,11 @@ class Log:
         return False
 
     def said(self) -> list[str]:
-        """Where every rank was last, one line each."""
+        """The last mark of every rank, one line for each."""
         return [f"rank {_place(*key)}: {_words(mark)}" for key, mark in sorted(self.last.items())]
 
 
-#: It is of the process, as callbacks are: what was compiled under one watch runs under the next.
+#: There is one log for the process, because programs compiled under one watch run under the next.
 LOG = Log()
 
 
@@ -114,16 +115,16 @@ def marked(
     groups: Sequence[Sequence[int]] | None = None,
     to: object = "",
 ) -> Arrays:
-    """`send(messages)`; under a watch every rank notes when it begins and when it is done.
+    """`send(messages)`; under a watch, every rank notes when it begins and when it is done.
 
-    JAX has callbacks only where every axis of the mesh is manual.
+    JAX has callbacks only if every axis of the mesh is manual.
 
     Args:
-        send: what sends them.
-        messages: an array, or a list of them.
+        send: the function that sends.
+        messages: an array, or a list of arrays.
         over: the axes whose ranks, all or in `groups`, take part.
         groups: as for a collective.
-        to: who sends to whom, if the name of the scope does not say it.
+        to: which rank sends to which, if the name of the scope does not say so.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.shape.items())
@@ -143,12 +144,12 @@ def _leaves(messages: Arrays) -> list[Array]:
 
 
 def _once(there: Array, messages: Arrays) -> Arrays:
-    """The messages, once a callback has returned that they may be used."""
+    """The messages, after a callback has returned that they may be used."""
     return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), messages)
 
 
 def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Array:
-    """True, once all messages are ready and the note is made."""
+    """True, after all messages are ready and the note is made."""
     firsts = [x[(0,) * x.ndim].real.astype(jnp.float32) for x in _leaves(messages)]
     return jax.pure_callback(
         partial(_note, axes, where, is_done),
@@ -168,7 +169,7 @@ def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) ->
 def _agreed(
     begun: Array, words: str, over: tuple[Hashable, ...], groups: Sequence[Sequence[int]] | None
 ) -> Array:
-    """True, once all ranks that take part have said that they begin the same."""
+    """True, after all ranks that take part have said that they begin the same operation."""
     own = hashlib.sha256(words.encode()).digest()[:_DIGEST] + words.encode()
     tag = np.frombuffer(own[:_TAG].ljust(_TAG, b"\0"), np.uint8)
     tags = built_in.all_gather(
@@ -180,8 +181,8 @@ def _agreed(
 
 
 def _compare(over: tuple[Hashable, ...], tags: Array) -> np.ndarray:
-    """The callback: ends the process if the tags differ."""
-    of_ranks = np.asarray(tags).reshape(-1, *tags.shape[-2:])[0]  # alike in all of a batch
+    """The callback: it ends the process if the tags differ."""
+    of_ranks = np.asarray(tags).reshape(-1, *tags.shape[-2:])[0]  # a batch has equal tags
     other = next((r for r, tag in enumerate(of_ranks) if np.any(tag != of_ranks[0])), None)
     if other is not None:
         said = {r: bytes(of_ranks[r][_DIGEST:]).rstrip(b"\0") for r in (0, other)}

@@ -1,4 +1,4 @@
-"""Slices of arrays: where a shard lies, how to read its slice, and how to write it."""
+"""Slices of arrays: where a shard is, how to read its slice, and how to write it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Shares:
         return start, stop - start
 
     def places(self, slots: Sequence[Slot | Shard]) -> list[tuple[Any, int]]:
-        """Where the shares of some ranks lie in the whole array: (start, width) of each."""
+        """Where the shares of some ranks are in the whole array: (start, width) for each."""
         return [
             (multiply_add(slot.origin, self.size, start), width)
             for slot in slots
@@ -34,12 +34,12 @@ class Shares:
 
 
 def concatenated(pieces: Sequence[Array], dim: int) -> Array:
-    """The pieces end to end. (One large product is faster than two small ones.)"""
+    """The pieces end to end, as one operand: one large product is faster than two small ones."""
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
 
 def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
-    """The same, each piece written into one buffer where it is computed."""
+    """The same, but each piece is written into one buffer when it is computed."""
     if len(pieces) == 1:
         return pieces[0]
     size, start = sum(piece.shape[dim] for piece in pieces), 0
@@ -67,17 +67,17 @@ def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]
 
 def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
     """`whole`, with consecutive parts of y along `dim` written into these places."""
-    # No index here is negative. Negative ones are allowed only because JAX then gives each place
-    # index operations of its own, and these decide when permutes start. XLA's scheduler works from
-    # the last instruction to the first. Between a matmul and the start of a permute it takes the
-    # one that makes more other operations ready (`kCreatesMoreReadyNodes` in its
-    # latency_hiding_scheduler.cc). That is a matmul with an index of its own, so both permutes of a
-    # round start before its two matmuls. If a later round uses the same index, there is a tie, and
-    # one permute a round starts between the matmuls (v5e:4x2, libtpu 0.0.52: 2728 us, 7 % exposed,
-    # instead of 2549 and 0 %). Along the last dimension these operations would hide that an index
-    # is a multiple of a tile's width, and matmuls would write more slowly (gathered columns of w:
-    # 22495 us instead of 21650).
-    # On CPUs they gain nothing, and with jax 0.10 they round some sums otherwise in one process
+    # No index here is negative. Negative ones are allowed because JAX then gives each place its own
+    # index operations, and these decide when permutes start. XLA's scheduler works from the last
+    # instruction to the first. If it has to choose between a matmul and the start of a permute, it
+    # takes the one that makes more other operations ready (`kCreatesMoreReadyNodes` in its
+    # latency_hiding_scheduler.cc). That is a matmul with its own index, so both permutes of a round
+    # start before its two matmuls. If a later round uses the same index, there is a tie, and one
+    # permute of each round starts between the matmuls (v5e:4x2, libtpu 0.0.52: 2728 us, 7 %
+    # exposed, instead of 2549 and 0 %). Along the last dimension, these operations would hide from
+    # the compiler that an index is a multiple of a tile's width, and matmuls would write more
+    # slowly (gathered columns of w: 22495 us instead of 21650).
+    # On CPUs they gain nothing. With jax 0.10 they would round some sums differently in one process
     # than in several.
     may_be_negative = dim < whole.ndim - 1 and device_kind() != "cpu"
     start = 0
@@ -91,7 +91,7 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
 
 
 def buffer_after(y: Array, dim: int, size: int) -> Array:
-    """A buffer of this size along `dim`, to be overwritten, allocated only once y exists."""
+    """A buffer of this size along `dim`, to be overwritten. It is allocated only after y exists."""
     shape = (*y.shape[:dim], size, *y.shape[dim + 1 :])
     if not y.shape[dim]:
         return empty(shape, y, ())

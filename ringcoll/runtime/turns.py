@@ -1,8 +1,8 @@
 """A reduce by turns: one half of every shard is computed while the sums of the other half travel.
 
-`engine.reduce` makes contributions while sums travel, and adds them when the sums arrive. By
-turns, a contribution is made after the sum that it is added to has arrived. So a compiler makes one
-matmul of a product and its addition, and the sums of the other half travel under that matmul.
+`engine.reduce` computes contributions while sums travel, and adds them when the sums arrive. By
+turns, a contribution is computed after its sum has arrived. So a compiler makes one matmul of a
+product and its addition, and the sums of the other half travel under that matmul.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +31,14 @@ def are_possible(schedule: Schedule) -> bool:
 def reduce(
     schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], Array]
 ) -> list[Array]:
-    """Sum, for every rank, what all ranks contribute to its shard.
+    """Sum, for every rank, the contributions of all ranks to its shard.
 
     Args:
-        schedule: the gather that is run backward, for which turns `are_possible`.
-        ranks: those that run it, cut into the digits of the schedule.
-        add: see `Add`; called with a half of the shares at a time.
-        start: zeros of the shape and dtype of the sum for a slot, to which the first
-            contributions are added.
+        schedule: the gather that is run backward; turns must be possible for it.
+        ranks: the ranks that run it, as the digits of the schedule.
+        add: see `Add`; it is called with one half of the shares at a time.
+        start: gives, for a slot, zeros of the shape and dtype of the sum. The first contribution is
+            added to them.
 
     Returns:
         This rank's shard, in twice as many shares as there are lanes.

@@ -1,8 +1,8 @@
-"""What ringcoll asks JAX about values and meshes inside `shard_map`.
+"""Questions to JAX about values and meshes inside `shard_map`.
 
-Under `check_vma=True` every value carries the set of mesh axes over which it *varies*;
-one that does not vary is the same on all ranks of the axis. `lax.pcast` turns the
-second kind into the first at no cost.
+Under `check_vma=True`, the type of every value has the set of mesh axes over which it *varies*. A
+value that does not vary over an axis is the same on all ranks of the axis. `lax.pcast` makes such a
+value varying at no cost.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,25 +19,25 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 def is_checked() -> bool:
     """Whether values are typed here: inside `shard_map` with `check_vma=True`."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    # A rank's own number varies over its axis; its type says so only where types are checked.
+    # A rank's own number varies over its axis. Its type says so only if types are checked.
     return any(axis in jax.typeof(lax.axis_index(axis)).mat.varying for axis in manual)
 
 
 def device_kind() -> str | None:
-    """The `device_kind` of the mesh's devices, if it is known."""
+    """The `device_kind` of the mesh's devices; None if it is not known."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return getattr(device, "device_kind", None)
 
 
 def varying(x: Array, axes: Sequence[Hashable]) -> Array:
-    """x, typed as varying over `axes` wherever types are checked."""
+    """x, typed as varying over `axes` if types are checked."""
     missing = [a for a in axes if a not in jax.typeof(x).mat.varying]
     typed = tuple(a for a in missing if a in jax.typeof(lax.axis_index(a)).mat.varying)
     return lax.pcast(x, typed, to="varying") if typed else x
 
 
 def typed_alike(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
-    """Arrays, typed as varying over `axes` and wherever any of them varies."""
+    """The arrays, typed as varying over `axes` and every axis over which any of them varies."""
     types = [jax.typeof(x).mat.varying for x in xs]
     return [varying(x, (*axes, *frozenset().union(*types))) for x in xs]
 
@@ -49,7 +49,7 @@ def sharded_dims(x: Array | jax.core.ShapedArray) -> tuple[int, ...]:
 
 
 def explicit_spec(x: Array) -> PartitionSpec | None:
-    """How x is sharded over explicit mesh axes of the caller, if there are any."""
+    """How x is sharded over explicit mesh axes of the caller; None if there are none."""
     sharding = jax.typeof(x).sharding
     return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
 
@@ -59,12 +59,13 @@ def empty(
 ) -> Array:
     """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
 
-    `like` is an array or the type of one. Dimensions before those it has are not sharded.
+    `like` is an array or the type of one. If `shape` has more dimensions, the first ones are not
+    sharded.
     """
     aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
     sharding = aval.sharding
     spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *sharding.spec)
-    explicit = AxisType.Explicit in sharding.mesh.axis_types  # then a type names its mesh
+    explicit = AxisType.Explicit in sharding.mesh.axis_types  # if so, a type names its mesh
     out = NamedSharding(sharding.mesh, spec) if explicit else None
     buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out)
     return varying(buffer, (*axes, *aval.mat.varying))
@@ -79,8 +80,8 @@ def zeros(like: jax.core.ShapedArray) -> Array:
 
 
 def _lowered_empty(ctx, **how):
-    # In a program for several platforms XLA compiles branches that send for all of them, and CPU
-    # cannot compile the `lax.empty` of TPU and GPU.
+    # In a program for several platforms, XLA compiles branches that send for every platform, and
+    # CPU cannot compile the `lax.empty` of TPU and GPU.
     is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
     return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **how)
 

@@ -1,9 +1,9 @@
 """What a hop carries in place of floats: codes of one byte, and a scale for each block of them.
 
-`encode` makes one array of bytes of a message, and `decode` makes the message again. The engine
-calls them at a hop; `Wire` says what they do, in words and numbers. Codes and scales are one array,
-because every message costs a start. This also keeps the decoding after the hop: a compiler cannot
-move it before the hop, because the bytes of one array are both codes and scales.
+`encode` makes one array of bytes from a message, and `decode` makes the message again. The engine
+calls them at a hop; `Wire` describes the codes. Codes and scales are one array, because every
+message costs a start. This also keeps the decoding after the hop: a compiler cannot move it before
+the hop, because the bytes of one array are both codes and scales.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from ringcoll.runtime.value_types import device_kind
 T = TypeVar("T")
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
-#: A scale is so much less than exact that the largest code times it does not overflow.
+#: A scale is multiplied by this, so that the largest code times the scale does not overflow.
 _LESS = 1 - 2**-22
 #: The lanes of a TPU's registers.
 _LANES = 128
 
 
 def _grid(shape: Sequence[int], wire: Wire) -> tuple[int, int, int]:
-    """How a message is cut: so many blocks, of so many values, side by side in so many columns.
+    """How a message is cut: the number of blocks in a column, the values of a block, the columns.
 
     A block down a column needs no move of data on a TPU: neither to find its largest value, nor
-    to multiply all of them by the scale, nor to write the codes in the layout of the message.
+    to multiply all values by the scale, nor to write the codes in the layout of the message.
     """
     *rows, columns = shape or (1,)
     if not prod(shape) or columns % _LANES or prod(rows) % wire.block:
@@ -46,13 +46,14 @@ def encode(wire: Wire, x: Array) -> Array:
     if missing := blocks * size - len(flat):
         flat = jnp.pad(flat, ((0, missing), (0, 0)))
     values = flat.reshape(blocks, size, columns)
-    # Both ends, because XLA:CPU writes all magnitudes to memory before it takes their maximum. An
-    # initial value that nothing needs would make it read bfloat16 wrongly (jax 0.12.0.1).
+    # Take the maximum and the minimum, because XLA:CPU would write all magnitudes to memory before
+    # it takes their maximum. With an unnecessary initial value, it would read bfloat16 wrongly (jax
+    # 0.12.0.1).
     initial = None if size else 0
     most, least = (f(values, 1, keepdims=True, initial=initial) for f in (jnp.max, jnp.min))
     largest = jnp.maximum(most, -least).astype(jnp.float32)
     values = values.astype(jnp.float32)
-    is_finite = largest <= jnp.finfo(jnp.float32).max  # and no NaN
+    is_finite = largest <= jnp.finfo(jnp.float32).max  # false for NaN too
     # No scale is subnormal, because platforms flush those to zero.
     scale = jnp.maximum(largest * np.float32(_LESS / wire.codes.largest), _TINY)
     # Without a scale, 1 is inf, -1 is -inf, and 0 is NaN.
@@ -61,7 +62,7 @@ def encode(wire: Wire, x: Array) -> Array:
     scale = jnp.where(is_finite, scale, jnp.inf)
     codes = lax.bitcast_convert_type(_rounded(wire, values), jnp.uint8)
     bits = lax.bitcast_convert_type(scale[:, 0], jnp.uint32)  # [blocks, columns]
-    # Byte by byte: an array whose last dimension is 4 would fill a TPU's registers by 4 in 128.
+    # Byte by byte: with 4 as the last dimension, an array would use 4 of 128 lanes of a TPU.
     parts = [(bits >> np.uint32(8 * i)).astype(jnp.uint8) for i in range(SCALE)]
     parts = _in_memory([codes.reshape(-1, columns), *parts])
     return _in_memory(lax.concatenate(parts, 0))
@@ -91,7 +92,7 @@ def _in_memory(x: T) -> T:
 
 
 def drawn(wire: Wire, number: Array | int) -> Wire:
-    """The same wire; if it rounds at random, with numbers of its own for each `number`."""
+    """The same wire; if it rounds at random, with different random numbers for each `number`."""
     if wire.stochastic is None:
         return wire
     return wire.rounding_with(jax.random.fold_in(wire.stochastic, number))
@@ -113,10 +114,10 @@ def _rounded(wire: Wire, values: Array) -> Array:
 
 
 def _steps(values: Array, dtype: Any) -> Array | np.float32:
-    """How far the codes around each value are apart."""
+    """The distance between the two codes around each value."""
     if dtype == jnp.int8:
         return np.float32(1)
-    # A float's exponent bits alone are the power of 2 below it.
+    # The exponent bits of a float, without the others, are the power of 2 at or below it.
     bits = lax.bitcast_convert_type(values, jnp.uint32) & np.uint32(0x7F800000)
     powers = lax.bitcast_convert_type(bits, jnp.float32)
     about = jnp.finfo(dtype)

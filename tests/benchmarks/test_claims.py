@@ -167,7 +167,7 @@ def test_only_changed_programs_are_computed_again(monkeypatch, capsys):
     every[every.index(changed)] = replace(changed, digest="e")
     assert main(["claims", "--changed"]) == 0
     assert found == [changed.which]
-    assert f"{len(asked) - 1} of {len(asked)} programs are as" in capsys.readouterr().out
+    assert f"{len(asked) - 1} of {len(asked)} programs have not changed" in capsys.readouterr().out
 
 
 def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):

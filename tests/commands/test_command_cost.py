@@ -204,8 +204,8 @@ def test_the_help_names_what_a_constant_is_of(capsys):
         main(["cost", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     for whose in ("device", "outer network"):
-        assert f"of a byte sent, in place of the {whose}'s" in said
-        assert f"of a message, in place of the {whose}'s" in said
+        assert f"seconds per byte sent, in place of the {whose}'s" in said
+        assert f"seconds per message, in place of the {whose}'s" in said
 
 
 def test_hosts(capsys):

@@ -21,7 +21,7 @@ def refused(capsys, command, *said):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("all-reduce --algorithm torus -n 2x3", "the same on every rank: it is a schedule"),
+        ("all-reduce --algorithm torus -n 2x3", "every rank does the same: the schedule is drawn"),
         ("all_to_all --algorithm bruck -n 4", "B = 1M on h100, modelled as a switch: "),
         (
             "all_gather --function ringcoll.algorithms:two_ended -n 5",
@@ -50,7 +50,7 @@ def test_a_program_of_ranks_that_differ_is_drawn_rank_by_rank(tmp_path, capsys):
     file.write_text(CHAIN)
     assert main(["import", str(file), "--svg", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert "no schedule that is the same on every rank: checked rank by rank" in printed
+    assert "the ranks do not all do the same: each rank was checked by itself" in printed
     assert "  rank 1 to 0: chunk 0 of ranks 1, 2\n" in printed
     assert "round 4 of 4" in picture.read_text()
     plan = tmp_path / "chain.json"
@@ -97,8 +97,8 @@ def test_a_tuner_file_that_is_no_text_is_refused_by_its_line(tmp_path, capsys):
         ("export psum --format msccl --algorithm ring", "give COLLECTIVE and -n with --algorithm"),
         ("export --format msccl --algorithm ring -n 4", "give COLLECTIVE and -n with --algorithm"),
         ("export psum --format msccl --program a.xml", "give COLLECTIVE and -n with --algorithm"),
-        ("export psum --format nccl-tuner --algorithm ring -n 4", "nccl-tuner writes a --table"),
-        ("export --format msccl --table a.json", "nccl-tuner writes a --table"),
+        ("export psum --format nccl-tuner --algorithm ring -n 4", "nccl-tuner needs --table"),
+        ("export --format msccl --table a.json", "nccl-tuner needs --table"),
         ("export psum --format chakra --algorithm ring -n 4", "a file for each rank: give -o"),
         ("export psum --format msccl --algorithm rign -n 4", "psum: no algorithm 'rign'"),
         ("export psum --format msccl --algorithm ring -n 1024", "1024 ranks: a file has a program"),

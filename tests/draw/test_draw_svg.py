@@ -117,7 +117,7 @@ def test_boxes_do_not_overlap():
 
 def test_pictures_refuse_in_words():
     made = plan("psum", "ring", (17,))
-    with pytest.raises(ValueError, match=r"17 ranks: at most 16 .* draw fewer, or as text"):
+    with pytest.raises(ValueError, match=r"17 ranks: at most 16 .* draw fewer ranks, or draw"):
         as_svg(made)
     with pytest.raises(ValueError, match="31 frames in one picture: at most 24"):
         as_svg(plan("psum", "ring", (16,)))

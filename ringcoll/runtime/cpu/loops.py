@@ -1,16 +1,16 @@
-"""Makes loops with collectives, and collectives beside them, wait for each other on XLA:CPU.
+"""Make loops with collectives, and collectives outside of them, wait for each other on XLA:CPU.
 
 XLA:CPU runs two collectives one after the other. But if a loop (or a branch) has collectives
 inside, it starts the next collective as soon as the loop has *begun*, unless a result of the loop
 is among its operands. Then some devices wait in the loop and others in the collective, for each
-other: the program hangs, aborts, or mixes up messages (`docs/xla_cpu_loops.md`). A schedule of
-many messages runs into this more often than one built-in does.
+other: the program hangs, aborts, or mixes up messages (`docs/xla_cpu_loops.md`). This happens more
+often with a schedule of many messages than with one built-in.
 
 An operation waits for its operands. So, in the lowered program, an operand of every loop with
-collectives is made to need all collectives before the loop, and an operand of every collective
-after the loop is made to need the loop, unless one depends on the other already. The operand goes
-through a `select` whose condition is always true, which the compiler cannot know. A program
-without such loops is not changed.
+collectives is made to depend on all collectives before the loop, and an operand of every collective
+after the loop is made to depend on the loop, unless it already does. The operand goes through a
+`select` whose condition is always true; the compiler cannot know that. A program without such loops
+is not changed.
 """
 
 import re
@@ -29,21 +29,21 @@ _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 
-#: Operations with several parts, each of which may need only some of the operands.
+#: Operations with several parts; a part may need only some of the operands.
 _IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
 
-#: What an operation does: neither, it sends, or it runs a loop that sends.
+#: What an operation does: it does not send, it sends, or it runs a loop that sends.
 NOTHING, SENDS, LOOPS = range(3)
 
 
 def keep_apart(module: ir.Module) -> None:
     """Make loops that send wait for the sends before them, and later sends wait for the loops.
 
-    Parts of a program with axes that the compiler shards are left alone: there it is not known
+    Parts of a program with axes that the compiler shards are not changed: there it is not known
     which device has the first element of an array.
 
     Args:
-        module: a whole program, for CPU alone.
+        module: a whole program, only for CPU.
     """
     names: set[str] = set()
 
@@ -69,11 +69,11 @@ class _Program:
 
     def __init__(self, module: ir.Module) -> None:
         self.functions = ir.SymbolTable(module.operation)
-        self.kinds: dict[str, int] = {}  # of functions
+        self.kinds: dict[str, int] = {}  # what each function does
         self.found: set[tuple[str, frozenset[str] | None]] = set()
 
     def called(self, op: ir.Operation) -> str | None:
-        """The function that an operation calls, if it does."""
+        """The function that an operation calls; None if it does not call one."""
         if op.name != _CALL:
             return None
         return str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
@@ -116,19 +116,19 @@ class _Program:
 
 
 class _Walk:
-    """Goes through the operations of a block in order, and adds the operands."""
+    """Goes through the operations of a block in order, and adds dependencies to their operands."""
 
     def __init__(self) -> None:
         self.loop: ir.Operation | None = None  # the last loop that sends
-        self.made: list[ir.Value] = []  # the results that are ready only at its end
-        self.is_over: ir.Value | None = None  # a number, 0 or 1, that is ready once it has run
-        self.behind: set[ir.Value] = set()  # the values that need that loop
+        self.made: list[ir.Value] = []  # the results of that loop that are ready only at its end
+        self.is_over: ir.Value | None = None  # a number, 0 or 1, that is ready after that loop
+        self.behind: set[ir.Value] = set()  # the values that depend on that loop
         self.sent: list[ir.Operation] = []  # the operations since that loop that send
-        self.needs: dict[ir.Value, int] = {}  # which of these a value needs, as bits
-        self.last = 0  # those of them that none of the others needs, as bits
+        self.needs: dict[ir.Value, int] = {}  # which of `sent` a value depends on, as bits
+        self.last = 0  # those of `sent` on which no other depends, as bits
 
     def visit(self, op: ir.Operation, kind: int) -> None:
-        """The next operation."""
+        """Go through the next operation."""
         bits, is_behind = self.known_of(op)
         if kind and not is_behind:
             assert self.loop is not None
@@ -140,7 +140,7 @@ class _Walk:
             before = [x for i, x in enumerate(self.sent) if (self.last & ~bits) >> i & 1]
             _let_wait(op, _are_there([value for x in before for value in x.results], op))
             self.loop, self.made, self.is_over = op, _made_by_turns(op), None
-            # A compiler may know to which number a loop counts.
+            # Leave out scalars: a compiler may know to which number a loop counts.
             self.behind = {value for value in self.made if value.type.shape}
             self.sent, self.needs, self.last = [], {}, 0
             return
@@ -170,7 +170,7 @@ def _names(attribute: ir.Attribute) -> frozenset[str]:
 
 
 def _made_by_turns(loop: ir.Operation) -> list[ir.Value]:
-    """The results that are ready only when a loop is over; for a function call none is known."""
+    """The results of a loop that are ready only at its end; for a function call, none is known."""
     if loop.name == _CALL:
         return []
     if loop.name != _WHILE:
@@ -193,7 +193,7 @@ def _scalar(of: ir.Type) -> ir.RankedTensorType:
 
 
 def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
-    """A number, 0 or 1, that needs these values, computed just before an operation."""
+    """A number, 0 or 1, that depends on these values, computed just before an operation."""
     found = None
     with ir.InsertionPoint(op), op.location:
         for value in filter(_size, values):
@@ -205,7 +205,7 @@ def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
 
 
 def _sample(value: ir.Value) -> ir.Value:
-    """A few elements, as bits, from every part that one lane or round may have computed."""
+    """A few elements as bits, from every part that another lane or round may have computed."""
     shape = value.type.shape
     strides = [max(1, size // 8) for size in shape]
     bounds = [mlir.dense_int_array(x) for x in ([0] * len(shape), shape, strides)]
@@ -226,19 +226,19 @@ def _any(bits: ir.Value) -> ir.Value:
 
 
 def _let_wait(op: ir.Operation, number: ir.Value | None) -> None:
-    """Make an operation wait for a number, 0 or 1: its operands become a choice by it."""
+    """Make an operation wait for a number, 0 or 1, by a `select` on its operands."""
     if number is None:
         return
     operands = [(i, value) for i, value in enumerate(op.operands) if _size(value)]
-    if op.name == _WHILE:  # It waits for all its operands, so the smallest will do; a compiler may
-        # drop one. Not the counter, if there is another: it tells how many turns there are.
+    if op.name == _WHILE:  # It waits for all its operands, so the two smallest are enough: a
+        # compiler may drop one. Avoid the counter if possible: it says how many turns there are.
         operands = sorted(operands, key=lambda each: (not each[1].type.shape, _size(each[1])))[:2]
     elif op.name != _CALL:
         operands = operands[:1]
     at_most = stablehlo.ComparisonDirectionAttr.get("LE")
     with ir.InsertionPoint(op), op.location:
         for i, value in operands:
-            # Compilers do not look at the range of a number. Two known values they would compare.
+            # Compilers do not look at the range of a number, but they would compare two constants.
             is_there = stablehlo.compare(number, mlir.ir_constant(np.int32(1)), at_most)
             other = stablehlo.convert(_scalar(value.type.element_type), number)
             other = stablehlo.broadcast_in_dim(value.type, other, mlir.dense_int_array([]))

@@ -1,12 +1,12 @@
-"""Makes matmuls of XLA:CPU hide messages between processes.
+"""Make matmuls of XLA:CPU hide messages between processes.
 
 XLA:CPU starts any operation whose operands are ready, first come, first served, and ignores
 barriers at run time. A permute blocks its thread until its message has arrived. A matmul goes to
 another thread only if another operation is ready too. So a message is delayed a little (`late`),
 and the matmul of its round starts just before it. Matmuls also wait for each other (`after`);
-otherwise all would run before the first message. They wait through an index: a zero that is
-computed from the arrays that must be ready is added to it. This also keeps these arrays in memory
-until then, so that an arriving message need not wait for a matmul that still reads its buffer.
+otherwise all would run before the first message. They wait through an index: the code computes a
+zero from the arrays that must be ready, and adds it to the index. This also keeps these arrays in
+memory until then, so an arriving message need not wait for a matmul that still reads its buffer.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,22 @@ from ringcoll.runtime.order import Order
 
 
 class WhenReady(Order):
-    """Operations start when their operands are ready; no compiler removes these yet."""
+    """The order if operations start when their operands are ready.
 
-    # An empty buffer is cleared when the program starts, and the first round would wait for it.
+    No compiler removes the operations that it adds yet.
+    """
+
+    # An empty buffer is cleared at the start of the program; the first round would wait for that.
     begins_with_work = True
 
     def apart(self, x: Array) -> Array:
-        return lax.optimization_barrier(x)  # has an effect from jax 0.11 on
+        return lax.optimization_barrier(x)  # this has an effect only from jax 0.11 on
 
     def late(self, x: Array, steps: int = 1) -> Array:
         if not x.size:
             return x
         bit = _bit(x)
-        for _ in range(steps - 1):  # reductions are not fused with what follows
+        for _ in range(steps - 1):  # reductions are not fused with later operations
             bit = lax.reduce_max(jnp.where(bit <= 1, _bits(x.reshape(-1)[:8]), 0), (0,))
         return jnp.where(bit <= 1, x, jnp.zeros_like(x))
 
@@ -45,7 +48,7 @@ class WhenReady(Order):
 
 
 def _bit(x: Array) -> Array:
-    """0 or 1, read off the first element; works under vmap too."""
+    """0 or 1, from the first element of x; it works under vmap too."""
     return _first_bit(lax.stop_gradient(x))
 
 
