@@ -42,9 +42,13 @@ def same_on_all(program, in_specs, out, operands, sizes=(1, 2, 4, 8)):
         jax.tree.map(assert_same, got, expected)
 
 
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_batch_leaf_by_leaf_under_fsdp(dtype):
+@pytest.mark.parametrize(
+    ("own", "dtype"),
+    [(jnp.float32, None), (jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)],
+)
+def test_batch_leaf_by_leaf_under_fsdp(own, dtype):
     params = {"up": normal(32, 64), "down": normal(64, 32), "bias": normal(64)}
+    params = {name: p.astype(own) for name, p in params.items()}
     specs = {"up": P(None, "x"), "down": P("x"), "bias": P()}
 
     def loss(params, x):
