@@ -110,6 +110,18 @@ def test_tensor_parallel_layers(dtype, sizes):
     same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes)
 
 
+def test_bias_of_no_tokens():
+    params = {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}
+    specs = {"kernel": P(None, "x"), "bias": P("x")}
+
+    def linear(params, x):
+        return tensor_parallel.column_linear(params, x, "x", **TREE)
+
+    mesh, columns = make_mesh(2), P(None, None, "x")
+    mapped = jax.shard_map(linear, mesh=mesh, in_specs=(specs, P(None, "x")), out_specs=columns)
+    assert jax.eval_shape(mapped, params, jnp.ones((2, 0, 4))).shape == (2, 0, 8)
+
+
 MODEL = models.RandomModel(
     number=0,
     kind="tensor",
