@@ -158,7 +158,14 @@ def gather(
         whole = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
         return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
 
+    def widened(leaf: Array) -> Array:
+        # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        return leaf.astype(jnp.promote_types(leaf.dtype, narrowed(leaf.dtype, dtype)))
+
     params = map_with_specs("fsdp.gather", checked, params, specs)
+    params = jax.tree.map(widened, params)
     # Leaves that are sharded over an axis already vary over it: `copied` skips them.
     summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
     if back:

@@ -252,7 +252,7 @@ def columns(
             results.append(with_bias(function, y.reshape(shape), bias))
             continue
         check_bias(function, shape, bias)
-        flat = y.reshape(*shape[: x.ndim - 1], -1), bias.reshape(-1)
+        flat = y.reshape(*shape[: x.ndim - 1], bias.size), bias.reshape(-1)
         y = by_columns(lambda _, of: with_bias(function, *of), flat, axis_name, options)
         results.append(y.reshape(shape))
     return results

@@ -61,8 +61,7 @@ class Options:
             terms = [multiplied(x, y) for x, y in factors]
             _, out = spec.split("->")
             return concatenated(terms, out.index(cut)) if cut in out and cut else summed(terms)
-        exact = {"precision": self.precision, "preferred_element_type": wide}
-        return jnp.einsum(spec, a, b, out_sharding=sharding, **exact)
+        return _einsum(spec, a, b, wide, self.precision, sharding)
 
     def in_blocks(self, spec: str, a: Array, b: Array, cut: str) -> tuple[list[Array], list[Array]]:
         """Both factors, cut into this rank's blocks of a label."""
@@ -96,9 +95,21 @@ def product(
 ) -> Callable[[Array, Array], Array]:
     """A function: one einsum of two factors, rounded to its dtype before it is added to others."""
     wide = jnp.promote_types(dtype, jnp.float32) if dtype == jnp.bfloat16 else dtype
-    exact = {"precision": precision, "preferred_element_type": wide, "out_sharding": sharding}
 
     def multiplied(a: Array, b: Array) -> Array:
-        return rounded(jnp.einsum(spec, a, b, **exact).astype(dtype))
+        return rounded(_einsum(spec, a, b, wide, precision, sharding).astype(dtype))
 
     return compiled_apart(multiplied)
+
+
+def _einsum(spec: str, a: Array, b: Array, dtype: Any, precision: Any, sharding: Any) -> Array:
+    """An einsum in a dtype. If that is real and a factor is complex, it is the real part.
+
+    Such is the gradient of a real factor beside a complex one.
+    """
+    is_complex = any(jnp.iscomplexobj(x) for x in (a, b))
+    is_part = is_complex and not jnp.issubdtype(dtype, jnp.complexfloating)
+    wide = jnp.promote_types(dtype, jnp.complex64) if is_part else dtype
+    exact = {"precision": precision, "preferred_element_type": wide, "out_sharding": sharding}
+    y = jnp.einsum(spec, a, b, **exact)
+    return y.real.astype(dtype) if is_part else y

@@ -42,9 +42,13 @@ def same_on_all(program, in_specs, out, operands, sizes=(1, 2, 4, 8)):
         jax.tree.map(assert_same, got, expected)
 
 
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_batch_leaf_by_leaf_under_fsdp(dtype):
+@pytest.mark.parametrize(
+    ("own", "dtype"),
+    [(jnp.float32, None), (jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)],
+)
+def test_batch_leaf_by_leaf_under_fsdp(own, dtype):
     params = {"up": normal(32, 64), "down": normal(64, 32), "bias": normal(64)}
+    params = {name: p.astype(own) for name, p in params.items()}
     specs = {"up": P(None, "x"), "down": P("x"), "bias": P()}
 
     def loss(params, x):
@@ -104,6 +108,18 @@ def test_tensor_parallel_layers(dtype, sizes):
     specs = tensor_parallel.partition_specs(params, "x")
     x = normal(2, 16, 32).astype(dtype)
     same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes)
+
+
+def test_bias_of_no_tokens():
+    params = {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}
+    specs = {"kernel": P(None, "x"), "bias": P("x")}
+
+    def linear(params, x):
+        return tensor_parallel.column_linear(params, x, "x", **TREE)
+
+    mesh, columns = make_mesh(2), P(None, None, "x")
+    mapped = jax.shard_map(linear, mesh=mesh, in_specs=(specs, P(None, "x")), out_specs=columns)
+    assert jax.eval_shape(mapped, params, jnp.ones((2, 0, 4))).shape == (2, 0, 8)
 
 
 MODEL = models.RandomModel(

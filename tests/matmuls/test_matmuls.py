@@ -295,3 +295,22 @@ def test_of_no_elements():
         assert y.shape == (3, *np.matmul(x, w).shape[1:]), name
         for got, factor in zip(gradients, (x, w), strict=True):
             np.testing.assert_array_equal(got, np.zeros_like(factor), name)
+
+
+@pytest.mark.parametrize("name", ["rows gathered", "rows scattered"])
+def test_gradient_of_a_narrow_factor_beside_a_complex_one(name):
+    x, w = operands(FORMS[name], 3)
+    x, w = x.astype(jnp.bfloat16), w * np.complex64(1 - 2j)
+
+    def gradients(call, x, w):
+        y, pull_back = jax.vjp(call, x, w)
+        return pull_back(y)
+
+    def program(x, w):
+        ours = [
+            gradients(partial(FORMS[name].ours, algorithm=algorithm), x, w)
+            for algorithm in ("lax", "ring")
+        ]
+        return ours, [gradients(FORMS[name].plain, x, w)] * 2
+
+    assert_same(*jax.tree.map(lambda x: x + 0, per_rank(make_mesh(3), program, x, w)))  # no -0.0
