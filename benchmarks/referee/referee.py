@@ -1,10 +1,11 @@
 """Run schedules message by message in SimGrid, and compare the seconds with their prices.
 
-A network is a torus of v5p chips (16, 8x8, 4x4x4); hosts:8x8, of 8 H200 each, which share a port to
-InfiniBand; tree:8x8, a fat tree of 8 switches with 8 ranks each; or dragonfly:4x2x4x2, groups of
-chassis of routers of ranks, with a link for each rank of a group between two groups (thin: with
-one). Ranks on the last three are priced on a switch. The exit status is 1 if a price is off by more
-than 1 %, where messages go to neighbours on a torus, or 5 % elsewhere.
+A network is a torus of v5p chips (16, 8x8, 4x4x4); grid:4x4, whose axes are lines; hosts:8x8, of 8
+H200 each, which share a port to InfiniBand; tree:8x8, a fat tree of 8 switches with 8 ranks each;
+or dragonfly:4x2x4x2, groups of chassis of routers of ranks, with a link for each rank of a group
+between two groups (thin: with one). Ranks on the last three are priced on a switch. The exit status
+is 1 if a price is off by more than 1 %, where messages go to neighbours on a torus, or 5 %
+elsewhere.
 """
 
 import argparse
@@ -39,7 +40,7 @@ class Place(NamedTuple):
 
 
 def place(text: str) -> Place:
-    """The machine and network of "8x8", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2" or "thin:...".
+    """The machine and network of "8x8", "grid:4x4", "hosts:8x8", "tree:8x8", "thin:4x2x4x2" ...
 
     Raises:
         argparse.ArgumentTypeError: it is none of these.
@@ -48,6 +49,9 @@ def place(text: str) -> Place:
     sizes = shape(of)
     if not kind:
         return Place(text, Machine(sizes, MODELS[CHIP], network=sizes))
+    if kind == "grid":
+        lines = (False,) * len(sizes)
+        return Place(text, Machine(sizes, MODELS[CHIP], network=sizes, closed=lines))
     flat = Machine((prod(sizes),), MODELS[PORT])
     if kind == "hosts" and len(sizes) == 2:
         return Place(text, Machine(sizes, MODELS[GPU], outer=MODELS[PORT], local=sizes[1]))
@@ -62,7 +66,7 @@ def place(text: str) -> Place:
         links = prod(sizes[1:]) if kind == "dragonfly" else 1
         return Place(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no network; write 4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
+        f"{text!r} is no network; write 4x4, grid:4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
     )
 
 

@@ -11,6 +11,7 @@ walking; nothing is taken from a price.
 """
 
 import json
+import math
 import sys
 
 import simgrid
@@ -34,7 +35,7 @@ class Switched:
     """A network of switches, which joins ranks by one port each."""
 
     def __init__(self, given, ranks):
-        self.given, self.ranks = given, ranks
+        self.given, self.ranks, self.places = given, ranks, range(ranks)
 
     def build(self, pairs):
         """Make the hosts and links."""
@@ -74,7 +75,11 @@ class Dragonfly(Switched):
 
 
 class Torus(Switched):
-    """A port for each axis and direction."""
+    """A port for each axis and direction. Ranks may be on some of its places only."""
+
+    def __init__(self, given, ranks):
+        super().__init__(given, ranks)
+        self.places = given.get("places", self.places)
 
     def zone(self, made, rate, hop):
         sizes = [*reversed(self.given["sizes"])]  # SimGrid counts the first axis fastest
@@ -82,10 +87,11 @@ class Torus(Switched):
 
     def port(self, rank, target):
         """The axis that a message takes first, and its shorter way there."""
-        stride = self.ranks
+        here, there = self.places[rank], self.places[target]
+        stride = math.prod(self.given["sizes"])
         for axis, size in enumerate(self.given["sizes"]):
             stride //= size
-            ahead = (target // stride - rank // stride) % size
+            ahead = (there // stride - here // stride) % size
             if ahead:
                 return rank, axis, 2 * ahead <= size
         raise SystemExit(f"rank {rank} sends to itself")
@@ -206,9 +212,9 @@ def run(data):
             for _, target, _ in messages
         }
     )
-    for place in engine.all_hosts:
-        rank = int(place.name)
-        simgrid.Actor.create(place.name, place, act, engine, rounds, rank, ended)
+    places = {place.name: place for place in engine.all_hosts}
+    for rank, number in enumerate(network.places):
+        simgrid.Actor.create(str(rank), places[str(number)], act, engine, rounds, rank, ended)
     engine.run()
     if len(ended) < network.ranks:
         raise SystemExit("ranks wait for messages that never come")

@@ -57,6 +57,9 @@ def test_a_schedule_of_a_number_of_ranks_goes_round_the_slice_that_they_fill():
 
 
 def test_other_names_are_the_same():
+    same = predict("psum", MIB, 4, "v5e")
+    for device in ("v5litepod-4", "v5e-4", "TPU v5 lite", "TPU v5e (v5litepod)"):
+        assert predict("psum", MIB, 4, device) == same
     same = predict("psum", MIB, 8, "h100")
     for collective, device in [
         ("all_reduce", "H100 SXM5"),
