@@ -1,15 +1,16 @@
 """Seconds of a collective by SimGrid, message by message, to compare with its price."""
 
+import itertools
 import json
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ringcoll.commands.machine import Machine
 from ringcoll.costs.model import Model
+from ringcoll.costs.slices import along
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import Algorithm, build
 
@@ -54,14 +55,14 @@ def seconds(
 
     Args:
         collective, algorithm: as for `pricing.price`.
-        machine: a torus, or hosts with an outer network.
+        machine: a torus, a grid, or hosts with an outer network.
         nbytes: bytes of the full vector.
         network: a network of switches in place of the machine's, as the simulator describes it: its
             "kind" ("fat_tree", "dragonfly") and sizes.
 
     Raises:
         NoSimGrid: SimGrid is not installed.
-        ValueError: the machine is on a switch or has an axis that is a line; or SimGrid fails.
+        ValueError: the machine is on a switch; or SimGrid fails.
     """
     data = description(collective, algorithm, machine, nbytes, network)
     command = [python(), str(SIMULATOR)]
@@ -103,9 +104,24 @@ def _network(machine: Machine) -> dict[str, Any]:
     if outer is not None:
         ports = {"outer_rate": _rate(outer), "outer_start": outer.alpha}
         return {"kind": "hosts", "hosts": machine.ranks // machine.local, **ports}
-    if machine.network is None or not machine.is_torus:
+    if machine.network is None:
         raise ValueError(f"a machine of shape {machine.name} that is no torus: give its network")
-    return {"kind": "torus", "sizes": machine.network}
+    if machine.is_torus:
+        return {"kind": "torus", "sizes": machine.network}
+    # A line is half of a ring: the way between two of its places is never round the other half.
+    rings = machine.closed or ()
+    axes = list(zip(machine.network, rings, strict=True))
+    sizes = [n if is_ring else 2 * n for n, is_ring in axes]
+    laid = itertools.product(*(along(n, is_ring) for n, is_ring in axes))
+    return {"kind": "torus", "sizes": sizes, "places": [_number(at, sizes) for at in laid]}
+
+
+def _number(place: Iterable[int], sizes: Iterable[int]) -> int:
+    """The number of a place, row by row."""
+    number = 0
+    for at, size in zip(place, sizes, strict=True):
+        number = number * size + at
+    return number
 
 
 def _rate(model: Model) -> float:
@@ -124,7 +140,7 @@ def _rounds(phase: Phase, shard: float, model: Model) -> list[tuple[int, list[An
         [_move(m.axis, m.shift, len(m.offsets) * each, model) for m in moves]
         for moves in phase.rounds
     )
-    return [(_count(same), moves) for moves, same in groupby(rounds)]
+    return [(_count(same), moves) for moves, same in itertools.groupby(rounds)]
 
 
 def _move(axis: int, shift: int, size: float, model: Model) -> tuple[int, int, float, float]:

@@ -1,11 +1,11 @@
 """Run schedules message by message in SimGrid, and compare the seconds with their prices.
 
-A network is one of these: a torus of v5p chips (16, 8x8, 4x4x4); hosts:8x8, 8 hosts of 8 H200 that
-share a port to InfiniBand; tree:8x8, a fat tree of 8 switches with 8 ranks each; dragonfly:4x2x4x2,
-4 groups of 2 chassis of 4 routers of 2 ranks, with as many links between two groups as a group has
-ranks (thin: instead of dragonfly: has one link). Ranks on a tree or a dragonfly are priced on a
-switch. The exit status is 1 if a price is off by more than 1 % (for messages to neighbours on a
-torus) or 5 % (for others).
+A network is one of these: a torus of v5p chips (16, 8x8, 4x4x4); grid:4x4, whose axes are lines;
+hosts:8x8, 8 hosts of 8 H200 that share a port to InfiniBand; tree:8x8, a fat tree of 8 switches
+with 8 ranks each; dragonfly:4x2x4x2, 4 groups of 2 chassis of 4 routers of 2 ranks, with as many
+links between two groups as a group has ranks (thin: instead of dragonfly: has one link). Ranks on
+hosts, a tree or a dragonfly are priced on a switch. The exit status is 1 if a price is off by more
+than 1 % (for messages to neighbours on a torus) or 5 % (for others).
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def place(text: str) -> Place:
-    """Read a network: "8x8", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2" or "thin:...".
+    """Read a network: "8x8", "grid:4x4", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2", "thin:...".
 
     Raises:
         argparse.ArgumentTypeError: it is none of these.
@@ -49,6 +49,9 @@ def place(text: str) -> Place:
     sizes = shape(of)
     if not kind:
         return Place(text, Machine(sizes, MODELS[CHIP], network=sizes))
+    if kind == "grid":
+        lines = (False,) * len(sizes)
+        return Place(text, Machine(sizes, MODELS[CHIP], network=sizes, closed=lines))
     flat = Machine((prod(sizes),), MODELS[PORT])
     if kind == "hosts" and len(sizes) == 2:
         return Place(text, Machine(sizes, MODELS[GPU], outer=MODELS[PORT], local=sizes[1]))
@@ -63,7 +66,7 @@ def place(text: str) -> Place:
         links = prod(sizes[1:]) if kind == "dragonfly" else 1
         return Place(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no network; write 4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
+        f"{text!r} is no network; write 4x4, grid:4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
     )
 
 

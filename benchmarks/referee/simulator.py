@@ -11,6 +11,7 @@ by itself; it takes nothing from a price.
 """
 
 import json
+import math
 import sys
 
 import simgrid
@@ -35,7 +36,7 @@ class Switched:
     """A network of switches; each rank has one port."""
 
     def __init__(self, given, ranks):
-        self.given, self.ranks = given, ranks
+        self.given, self.ranks, self.places = given, ranks, range(ranks)
 
     def build(self, pairs):
         """Make the hosts and links."""
@@ -75,7 +76,14 @@ class Dragonfly(Switched):
 
 
 class Torus(Switched):
-    """A torus; each rank has a port for each axis and direction."""
+    """A torus or a grid; each rank has a port for each axis and direction.
+
+    Ranks may be on some of its places only.
+    """
+
+    def __init__(self, given, ranks):
+        super().__init__(given, ranks)
+        self.places = given.get("places", self.places)
 
     def zone(self, made, rate, hop):
         sizes = [*reversed(self.given["sizes"])]  # SimGrid counts the first axis fastest
@@ -83,10 +91,11 @@ class Torus(Switched):
 
     def port(self, rank, target):
         """The first axis along which a message goes, and its direction: the shorter way."""
-        stride = self.ranks
+        here, there = self.places[rank], self.places[target]
+        stride = math.prod(self.given["sizes"])
         for axis, size in enumerate(self.given["sizes"]):
             stride //= size
-            ahead = (target // stride - rank // stride) % size
+            ahead = (there // stride - here // stride) % size
             if ahead:
                 return rank, axis, 2 * ahead <= size
         raise SystemExit(f"rank {rank} sends to itself")
@@ -207,9 +216,9 @@ def run(data):
             for _, target, _ in messages
         }
     )
-    for place in engine.all_hosts:
-        rank = int(place.name)
-        simgrid.Actor.create(place.name, place, act, engine, rounds, rank, ended)
+    places = {place.name: place for place in engine.all_hosts}
+    for rank, number in enumerate(network.places):
+        simgrid.Actor.create(str(rank), places[str(number)], act, engine, rounds, rank, ended)
     engine.run()
     if len(ended) < network.ranks:
         raise SystemExit("ranks wait for messages that never come")

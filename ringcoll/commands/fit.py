@@ -58,8 +58,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         text = Path(args.fit).read_text(encoding="utf-8")
         data, lines = fit_machine(name, read_timings(text))
-    except (OSError, UnicodeDecodeError) as error:
-        args.error(f"--fit {args.fit}: {getattr(error, 'strerror', None) or 'is not text'}")
+    except OSError as error:
+        args.error(f"--fit {args.fit}: {error.strerror}")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        args.error(f"--fit {args.fit}: line {line}: this is not text in UTF-8; save it as such")
     except ValueError as error:
         args.error(f"--fit {args.fit}: {error}")
     print(*lines, sep="\n")

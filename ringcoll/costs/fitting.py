@@ -17,15 +17,19 @@ from typing import Any
 from ringcoll.costs.counts import price
 from ringcoll.costs.curves import fit_curve
 from ringcoll.costs.model import Sample, fit
+from ringcoll.costs.places import MOST_RANKS
 from ringcoll.io.strict_json import shown
-from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
+from ringcoll.schedules.registry import COLLECTIVES, EXCHANGES, build, in_lax
 
 __all__ = ["ENOUGH", "Timing", "curve_of", "fit_machine", "read_timings"]
 
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
 _PERMUTE = "ppermute"
+#: The network between hosts: no table of times names it.
+_BETWEEN = "ethernet100"
 _KNOWN = (*COLLECTIVES, _PERMUTE)
+_HEADER = re.compile(r"#\s+size\s+count\s+type")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": _PERMUTE, "broadcast": "pbroadcast"}
 
 
@@ -52,12 +56,13 @@ def read_timings(text: str) -> list[Timing]:
     >>> fitting.read_timings(table)[0].ranks
     8
     """
+    text = text.removeprefix("\ufeff")  # what some spreadsheets begin a file with
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
     if text.lstrip()[0] in "{[":
         return list(_of_json(text))
     lines = text.splitlines()
-    if any(re.match(r"#\s+size\s+count\s+type", line) for line in lines):
+    if any(map(_HEADER.match, lines)):
         return list(_of_nccl_tests(lines))
     if lines[0].startswith("#") and "_perf" in text:
         raise ValueError(
@@ -109,14 +114,18 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
         "also": [],
         "axes": 0,
         "ranks_a_host": max(most, 2),
-        "between": "ethernet100",
+        "between": _BETWEEN,
         "rates": {
             "start_seconds": [alpha, said],
-            "link_bytes_per_second": [1 / beta if beta else 1e15, said],
+            "link_bytes_per_second": [1 / beta, said],
         },
         "curves": curves,
     }
-    lines.append(f"{said}: {alpha * 1e6:.3g} us a message, {1e-9 / beta if beta else 0:.4g} GB/s")
+    lines.append(f"{said}: {alpha * 1e6:.3g} us a message, {1e-9 / beta:.4g} GB/s")
+    lines.append(
+        f"{data['ranks_a_host']} ranks a host; between hosts {_BETWEEN} is assumed: if it is "
+        "another network, put its name into the file as `between`"
+    )
     return data, lines
 
 
@@ -147,10 +156,19 @@ def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, fl
         samples, what = [_sample(one) for one in counted], "algorithms"
     else:  # price the built-in as a ring
         gathers = [one for one in timings if one.collective in ("all_gather", "psum_scatter")]
-        samples = [_sample(one, "ring") for one in gathers or timings]
+        samples = [_sample(one, _as_a_ring(one)) for one in gathers or timings]
         what = "built-in collectives, as rings"
     model, error = fit(samples)
+    if not model.beta:
+        raise ValueError(
+            f"line {timings[0].line}: the times do not grow with the bytes, so there is no rate; "
+            "measure larger sizes too"
+        )
     return model.alpha, model.beta, f"fitted to {what}, median error {error:.0%}"
+
+
+def _as_a_ring(one: Timing) -> str:
+    return "pairwise" if one.collective in EXCHANGES else "ring"
 
 
 def _sample(one: Timing, algorithm: str = "") -> Sample:
@@ -206,35 +224,53 @@ def _of_csv(text: str) -> Iterator[Timing]:
 
 
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
-    """Read nccl-tests' output. Of the two times in a line, it takes the first: out of place."""
-    text = "\n".join(lines)
-    named = re.search(r"(\w+?)_perf", text)
-    if not named:
+    """Read nccl-tests' output. Of the two times in a line, it takes the first: out of place.
+
+    Several outputs may follow each other.
+    """
+    name, ranks, hosts, column, found = "", 0, set[str](), 0, 0
+    for number, line in enumerate(lines, 1):
+        cells = line.split()
+        if named := re.search(r"(\w+?)_perf", line):
+            name = _NAMES.get(named[1], named[1])
+        elif rank := re.match(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?", line):
+            if int(rank[1]) == 0:  # those of another run
+                ranks, hosts = 0, set()
+            ranks, hosts = ranks + 1, hosts | {rank[2] or ""}
+        elif _HEADER.match(line):
+            column = cells[1:].index("time") if "time" in cells else 0
+        elif cells and cells[0].isdigit():
+            _check_nccl_tests(number, name, ranks, column, cells)
+            found += 1
+            if int(cells[0]):  # fewer bytes than ranks are a line of 0 bytes
+                of = (number, name, cells[0], str(ranks), cells[column])
+                yield _timing(*of, 1e-6, "lax", str(len(hosts)))
+    if not found:
+        raise ValueError("line 1: no line of times below the header; give the whole output")
+
+
+def _check_nccl_tests(
+    number: int, name: str, ranks: int, column: int, cells: Sequence[str]
+) -> None:
+    """Refuse a line of times, or what is above it.
+
+    Raises:
+        ValueError: its test, ranks or header is missing, or the line is short.
+    """
+    if not name:
         raise ValueError(
             "line 1: the output names no test (all_gather_perf and so on); put `# all_gather_perf` "
             "into its first line"
         )
-    name = _NAMES.get(named[1], named[1])
-    ranks = len(re.findall(r"^#\s+Rank\s+\d+", text, re.MULTILINE))
-    hosts = len(set(re.findall(r"^#\s+Rank.*?\bon\s+(\S+)", text, re.MULTILINE))) or 1
     if not ranks:
         raise ValueError(
             "line 1: no line '#  Rank  0 ...' says how many ranks there are; keep them"
         )
-    found = 0
-    for number, line in enumerate(lines, 1):
-        cells = line.split()
-        if not cells or cells[0].startswith("#") or not cells[0].isdigit():
-            continue
-        if len(cells) < 8:
-            raise ValueError(
-                f"line {number}: {len(cells)} columns; nccl-tests prints size, count, type, redop, "
-                "root, time and more"
-            )
-        found += 1
-        yield _timing(number, name, cells[0], str(ranks), cells[5], 1e-6, "lax", str(hosts))
-    if not found:
-        raise ValueError("line 1: no line of times below the header; give the whole output")
+    if not column or len(cells) < column + 3:
+        raise ValueError(
+            f"line {number}: {len(cells)} columns; nccl-tests prints size, count, type, redop, "
+            "root, time and more, and their names in a header"
+        )
 
 
 def _of_json(text: str) -> Iterator[Timing]:
@@ -242,6 +278,8 @@ def _of_json(text: str) -> Iterator[Timing]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: no JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("line 1: no JSON of measurements: it is nested too deep") from None
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError("line 1: no list `rows`; give what `python -m benchmarks --json` wrote")
@@ -302,6 +340,8 @@ def _timing(
         )
     if made.ranks < 2:
         raise ValueError(f"line {line}: {made.ranks} rank sends nothing; measure two or more")
+    if made.ranks > MOST_RANKS:
+        raise ValueError(f"line {line}: {made.ranks} ranks: at most {MOST_RANKS} can be priced")
     if algorithm != "lax" and name != _PERMUTE:
         try:
             build(name, algorithm, (made.ranks,))

@@ -102,8 +102,9 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, wo
     is_ring = rings(axes, shape)
     if sizes and prod(sizes) == prod(shape) and len(shape) > 1:
         network, is_ring = sizes, closed(axes, sizes)
-    elif sizes and shape[0] in sizes and prod(sizes) > prod(shape):  # one of its axes
-        is_ring = (closed(axes, sizes)[sizes.index(shape[0])],)
+    elif prod(sizes) > prod(shape) and (shape[0] in sizes or len(shape) > 1):  # a part of it
+        sides = dict(zip(sizes, closed(axes, sizes), strict=True))
+        is_ring = tuple(sides.get(n, False) for n in shape)
     if line or ring:
         is_ring = (bool(ring and not line),) * len(network)
     fills = len(shape) == 1 and prod(sizes) == shape[0] and not (line or ring)

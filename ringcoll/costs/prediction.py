@@ -262,7 +262,7 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     # know the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":
         paid = _price(name, "pairwise", place.shape, place.network, place.closed)
-        paid = replace(paid, startups=1, hops=max(place.shape) // 2)
+        paid = replace(paid, startups=1, hops=max(place.shape) // 2, uneven=())
     elif sum(size > 1 for size in place.shape) > 1:
         paid = _price(name, "torus", place.shape, place.network, place.closed)
     elif place.closed == (True,):

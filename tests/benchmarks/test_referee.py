@@ -62,6 +62,16 @@ def test_bytes_of_near_messages_travel_beside_the_hops_of_far_ones(place):
         assert paid.uneven
 
 
+@SIMGRID
+def test_on_lines_a_ring_s_far_steps_cost_a_link_more_and_no_bytes():
+    for place in ("grid:4", "grid:4x3"):
+        paid, ratio = judged(place, "all_gather", "ring", 2**26)
+        assert ratio == pytest.approx(1, abs=referee.NEAR)
+        assert paid.hops > paid.rounds
+    # What goes both ways meets unevenly on a line; a price counts the busiest link alone.
+    assert 1.1 < judged("grid:4", "all_gather", "bidirectional_ring", 2**26)[1] < 1.3
+
+
 def test_without_simgrid_the_command_says_how_to_get_it(monkeypatch, capsys):
     judge.python.cache_clear()
     monkeypatch.setattr(judge, "PYTHONS", ("no-such-python",))
@@ -92,7 +102,7 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--network", "cube:8"], "is no network; write 4x4, hosts:8x8"),
+        (["--network", "cube:8"], "is no network; write 4x4, grid:4x4, hosts:8x8"),
         (["--network", "thin:4x2x2x2"], "so give as many routers, or more"),
         (["--algorithm", "rign"], "'rign': choose from ring"),
         (["--collective", "gather"], "no 'gather'; choose from all_gather"),
@@ -105,7 +115,6 @@ def test_bad_arguments_are_refused(given, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_slice_with_a_line_is_refused():
-    line = Machine((4,), MODELS["v5e"], network=(4,), closed=(False,))
-    with pytest.raises(ValueError, match="no torus"):
-        judge.description("psum", "ring", line, 2**20)
+def test_a_switch_needs_its_network():
+    with pytest.raises(ValueError, match="no torus: give its network"):
+        judge.description("psum", "ring", Machine((4,), MODELS["v5p"]), 2**20)

@@ -23,6 +23,26 @@ NCCL = """# nccl-tests version 2.13.9 all_reduce_perf
 )
 
 
+def nccl(test, ranks=8, start=30.0, root=True):
+    """What nccl-tests prints, with columns in place, and a line of fewer bytes than ranks."""
+    names = ["size", "count", "type", "redop", *(["root"] if root else [])]
+    sides = ["time", "algbw", "busbw", "#wrong"] * 2
+    lines = [f"# Collective test starting: {test}_perf", "# nThread 1 nGpus 8 minBytes 4"]
+    lines += [
+        f"#  Rank {r:2} Group  0 Pid  9{r} on gpu-{r // 8} device {r % 8} [0x19] NVIDIA H100 80GB"
+        for r in range(ranks)
+    ]
+    lines += ["#", "#" + " " * 60 + "out-of-place    in-place", "# " + "  ".join(names + sides)]
+    lines += ["#  (B)  (elements)   (us)  (GB/s)  (GB/s)   (us)  (GB/s)  (GB/s)"]
+    for size in (0, *SIZES):
+        row = [size, size // 4, "float", "none", *([-1] if root else [])]
+        for time in (start + size / 1e5, 0.5):  # in place is not looked at
+            row += [f"{time:.2f}", "0.10", "0.10", "N/A"]
+        lines.append("   ".join(map(str, row)))
+    lines += ["# Out of bounds values : 0 OK", f"# Collective test concluded: {test}_perf", ""]
+    return "\n".join(lines)
+
+
 def ours(rows):
     return json.dumps({"measured_on": {"processes": 1}, "checks": [], "rows": rows})
 
@@ -42,6 +62,47 @@ def test_formats(text, collective, ranks):
     assert [one.bytes for one in timings] == SIZES
     assert {one.ranks for one in timings} == {ranks}
     assert timings[0].seconds == pytest.approx({8: 10e-6, 2: 20e-6, 4: 60e-6}[ranks], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("test", "collective"),
+    [
+        ("all_reduce", "psum"),
+        ("all_gather", "all_gather"),
+        ("reduce_scatter", "psum_scatter"),
+        ("alltoall", "all_to_all"),
+        ("sendrecv", "ppermute"),
+        ("broadcast", "pbroadcast"),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_each_of_nccl_tests_alone_makes_a_machine(test, collective, newline, tmp_path):
+    table, made = tmp_path / "nccl.txt", tmp_path / "mine.json"
+    table.write_bytes(nccl(test).replace("\n", newline).encode())
+    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
+    for size in (2**10, 2**20, 2**30):
+        expected = (30 + size / 1e5) * 1e-6
+        assert predict(collective, size, 8, str(made)) == pytest.approx(expected, rel=0.05)
+
+
+def test_outputs_of_nccl_tests_may_follow_each_other():
+    text = "\ufeff" + nccl("all_gather", 16) + nccl("alltoall", 8, 40.0, root=False)
+    timings = read_timings(text)
+    gathers, exchanges = timings[: len(SIZES)], timings[len(SIZES) :]
+    assert {(one.collective, one.ranks, one.hosts) for one in gathers} == {("all_gather", 16, 2)}
+    assert {(one.collective, one.ranks, one.hosts) for one in exchanges} == {("all_to_all", 8, 1)}
+    starts = gathers[0].seconds, exchanges[0].seconds
+    assert starts == pytest.approx((30e-6, 40e-6), rel=1e-3)
+
+
+def test_a_csv_file_of_a_spreadsheet_is_read():
+    assert read_timings("\ufeff" + CSV) == read_timings(CSV)
+
+
+def test_times_that_do_not_grow_are_refused():
+    flat = "collective,bytes,ranks,us\n" + "".join(f"psum,{b},8,10\n" for b in SIZES)
+    with pytest.raises(ValueError, match="line 2: the times do not grow with the bytes, so there"):
+        fit_machine("mine", read_timings(flat))
 
 
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
@@ -74,7 +135,8 @@ def test_algorithms_of_ours_give_rates():
     assert alpha == pytest.approx(1e-5, rel=1e-3)
     assert rate == pytest.approx(1e9, rel=1e-3)
     assert said.startswith("fitted to algorithms")
-    assert lines[-1].startswith(said)
+    assert lines[-2].startswith(said)
+    assert lines[-1].startswith("4 ranks a host; between hosts ethernet100 is assumed")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +165,9 @@ def test_algorithms_of_ours_give_rates():
         (NCCL.replace("all_reduce_perf", "test"), "line 1: the output names no test"),
         (NCCL.replace("Rank", "Node"), "line 1: no line '#  Rank  0 ...'"),
         (NCCL + "64 16 float\n", "line 17: 3 columns; nccl-tests prints"),
+        ("collective,bytes,ranks,us\npsum,8,99999999,1\n", "line 2: 99999999 ranks: at most 65536"),
+        ("[" * 99999, "line 1: no JSON of measurements: it is nested too deep"),
+        (nccl("hypercube"), "collective 'hypercube' is not known; there are all_gather"),
         ("{", "line 1: no JSON"),
         ("{\n\n]", "line 3: no JSON"),
         ("{}", "line 1: no list `rows`"),
@@ -140,10 +205,11 @@ def test_sizes_that_are_measured_twice_count_once():
 
 def test_what_is_no_text_is_refused(tmp_path, capsys):
     (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
-    for name in ("binary.csv", "."):
+    line = "line 2: this is not text in UTF-8; save it as such"
+    for name, words in (("binary.csv", line), (".", "Is a directory")):
         with pytest.raises(SystemExit):
             main(["machine", "--fit", str(tmp_path / name)])
-        assert f"--fit {tmp_path / name}: " in capsys.readouterr().err
+        assert f"--fit {tmp_path / name}: {words}" in capsys.readouterr().err
 
 
 GOOD = {

@@ -51,12 +51,29 @@ def test_the_built_in_uses_all_axes_of_a_slice_that_ranks_fill(collective, sides
     assert predict(*of, prod(sides), "v5p", topology=topology) == predict(*of, sides, "v5p")
 
 
+def test_axes_of_ranks_may_be_a_part_of_a_slice():
+    """Whole sides of 16 are rings; what is shorter than a side is a line."""
+    of = ("all_gather", 2**28)
+    assert predict(*of, (16, 2), "v5e", "torus", topology="16x16") == pytest.approx(
+        cost.seconds(
+            pricing.price("all_gather", "torus", (16, 2), (16, 2), (True, False)),
+            2**28 / 32,
+            cost.DEVICES["v5e"],
+        )
+    )
+    lines = predict(*of, (4, 2), "v5e", "torus", topology="line")
+    assert predict(*of, (4, 2), "v5e", "torus", topology="4x4") == lines
+
+
 def test_a_schedule_of_a_number_of_ranks_goes_round_the_slice_that_they_fill():
     of = ("psum", 2**26, 64, "v5p", "ring")
     assert predict(*of, topology="4x4x4") == predict(*of)
 
 
 def test_other_names_are_the_same():
+    same = predict("psum", MIB, 4, "v5e")
+    for device in ("v5litepod-4", "v5e-4", "TPU v5 lite", "TPU v5e (v5litepod)"):
+        assert predict("psum", MIB, 4, device) == same
     same = predict("psum", MIB, 8, "h100")
     for collective, device in [
         ("all_reduce", "H100 SXM5"),

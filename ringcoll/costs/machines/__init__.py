@@ -231,8 +231,9 @@ _MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx",
 
 def _named(name: str) -> str:
     """The machine that a name means, in any spelling; "" if there is none."""
+    name = re.sub(r"\b(v\d\w*)-\d+\b", r"\1", name.lower())  # v5p-8 is a slice of v5p
     known = _NAMES.get(_plain(name), "")
-    rest = {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _MORE}
+    rest = {word for word in re.findall(r"[a-z0-9]+", name) if word not in _MORE}
     rest = {word for word in rest if not re.fullmatch(r"\d+gb|hbm\d\w*", word)}
     spelled = {_NAMES.get(word, "") for word in rest}
     return known or (spelled.pop() if len(spelled) == 1 else "")
