@@ -2,18 +2,19 @@
 
 Two runs of `examples.plain` have the same weights, batches and masks. One is in the dtype of the
 run, and shows the rounding on one device. The other is in float64, and counts as exact. The error
-of the run over the mesh, in the mean over tokens, may be larger than that of one device has been:
+of the run over the mesh, in the mean over tokens, is compared with the largest error on one device
+so far. It may be larger by two factors:
 
-- by sqrt(n), because n ranks round n times where one device rounds once, and the errors of n
+- sqrt(n), because n ranks round n times where one device rounds once, and the errors of n
   roundings grow as a random walk (Higham and Mary, "A new approach to probabilistic rounding error
   analysis", 2019);
-- and by 2, because both errors are random: measured, losses are as far off as on one device to
-  within a third, and gradients to within a factor of 2.2.
+- 2, because both errors are random. As measured, losses are as far off as on one device to within a
+  third, and gradients to within a factor of 2.2.
 
-A fault, such as a sum over the wrong axis or one wrong mask, is off by thousands of that in
-float32. In bfloat16, whose roundings are large, an error of 1 % in some gradients does not show.
-Norms of gradients have the same limits, because losses cannot show a gradient that is a multiple of
-the right one: Adam takes the same step.
+In float32, a fault such as a sum over the wrong axis, or one wrong mask, is off by thousands of
+times as much. In bfloat16, whose roundings are large, an error of 1 % in some gradients does not
+show. Norms of gradients have the same limits, because losses cannot show a gradient that is a
+multiple of the right one: Adam takes the same step.
 
 With `--order tree` the run is compared with itself on one rank, to the last bit (`SameBits`).
 """

@@ -3,13 +3,13 @@
     python -m examples.data_parallel
 
 A model has matrices, and many vectors: biases, scales of norms. Each rank computes the gradients of
-its own examples, and all are averaged. `jax.tree.map(jax.lax.pmean)` asks for one all-reduce for
-each parameter. In a small all-reduce nearly all time is the start of messages. With a named
-algorithm, `ringcoll.pmean` of the whole tree sends small parameters together; large ones, whose
-bytes take longer than a start, go by themselves.
+its own examples, and the ranks average them. `jax.tree.map(jax.lax.pmean)` makes one all-reduce for
+each parameter. A small all-reduce spends nearly all its time on the start of messages. With a named
+algorithm, `ringcoll.pmean` of the whole tree sends small parameters together. Large parameters,
+whose bytes take longer than a start, travel alone.
 
-The numbers are such that nothing is rounded (small integers, and powers of two), so parameters are
-equal in every bit, whatever the order of additions.
+All numbers are small integers or powers of two, so nothing is rounded. Parameters are equal in
+every bit, for any order of additions.
 """
 
 import sys

@@ -1,14 +1,14 @@
-"""Serving: the all-reduces of a decode step are small, and what they cost is the start of messages.
+"""Serving: the all-reduces of a decode step are small, so their cost is the start of messages.
 
     python -m examples.decode
 
 With tensor parallelism a layer sums two vectors for each sequence, after attention and after the
-MLP. When tokens are decoded one at a time these are a few kilobytes. A ring sends the fewest bytes,
-in 2(n-1) rounds; "recursive_doubling" and "one_shot" send whole vectors, in log2 n rounds. If
+MLP. If tokens are decoded one at a time, these are a few kilobytes. A ring sends the fewest bytes,
+in 2(n-1) rounds. "recursive_doubling" and "one_shot" send whole vectors, in log2 n rounds. If
 attention and MLP both read the layer's input (a parallel block), their sums share messages.
 
-The first table is modelled (`ringcoll.cost`), the second counts the messages of a program that
-runs here. Weights and tokens are small integers, so all ways agree in every bit.
+The first table is modelled (`ringcoll.cost`). The second table counts the messages of a program
+that runs here. Weights and tokens are small integers, so all algorithms agree in every bit.
 """
 
 import sys
@@ -53,7 +53,7 @@ def decode(x: Array, weights: dict[str, Array], parallel: bool, algorithm: str) 
         return lax.psum(terms, "model", algorithm=algorithm)
 
     def layer(x: Array, w: dict[str, Array]) -> Array:
-        def attention(x: Array) -> Array:  # that of one token by itself: a product
+        def attention(x: Array) -> Array:  # of one token with itself: a product
             return jnp.sign(x @ w["mix"]) @ w["out"]
 
         def mlp(x: Array) -> Array:
@@ -71,7 +71,7 @@ def decode(x: Array, weights: dict[str, Array], parallel: bool, algorithm: str) 
 
 
 def main() -> int:
-    """Print both tables; 1 if a way differs from the built-in."""
+    """Print both tables; 1 if an algorithm differs from the built-in."""
     table("h200", (1, 8, 64, 512))
     random, sizes = np.random.default_rng(0), {"mix": (WIDTH, WIDTH), "out": (WIDTH, WIDTH)}
     sizes |= {"up": (WIDTH, FEATURES), "down": (FEATURES, WIDTH)}

@@ -3,8 +3,8 @@
     python -m examples.equinox_block
 
 A module is a pytree. So `partition_specs` returns a module of specs, `jax.grad` returns a module of
-gradients, and `ringcoll.layers` read attributes. A parameter with another name in Equinox is passed
-by our name: the scale of a norm is `weight` there.
+gradients, and `ringcoll.layers` read attributes. If Equinox gives a parameter another name, pass it
+under ours: Equinox calls the scale of a norm `weight`.
 """
 
 import sys
@@ -23,7 +23,7 @@ LIMIT = 1e-12  # thousands of roundings in float64
 
 
 def normal(key: Array, *shape: int, of: int) -> Array:
-    """Weights for sums of so many terms."""
+    """Random weights, scaled for sums of `of` terms."""
     return jax.random.normal(key, shape) * of**-0.5
 
 
@@ -64,7 +64,7 @@ class GatedMLP(eqx.Module):
 
 
 class Block(eqx.Module):
-    """On one device by itself: `x: [b, s, d]`; over ranks by `over_ranks`."""
+    """The block on one device, `x: [b, s, d]`; `over_ranks` runs it over ranks."""
 
     norm_1: eqx.nn.RMSNorm
     attention: Attention

@@ -1,13 +1,14 @@
 """Error feedback: what encoding a summed gradient loses is added to the next step's gradient.
 
-The pair of functions has the form of optax's gradient transformations. It needs no optax: it can
-stand in `optax.chain`, or be called by hand. Its state is the residual: one float32 for each
-parameter, sharded as the parameter, so 4 bytes an element on each rank that keeps it.
+The two functions have the form of optax's gradient transformations, but they do not need optax. Put
+them into `optax.chain`, or call them directly. Their state is the residual: one float32 for each
+parameter, sharded as the parameter. So a rank keeps 4 bytes per element that it has.
 
-It stands before the optimizer, after the gradients are summed: the transformation encodes what
-it passes on, by the codes of the wire, and keeps the difference. A step then sees values of the
-wire's few codes, and over many steps their mean is that of the gradients that came in. It does not
-see what a `gradient_wire` rounded before, while these were summed, and does not recover it.
+Put the transformation before the optimizer, after the gradients are summed. It encodes the
+gradients with the codes of the wire, passes on the decoded values, and keeps the difference. So a
+step gets only values that the codes can express, but over many steps their mean is that of the
+exact gradients. It cannot recover what a `gradient_wire` rounded earlier, while gradients were
+summed.
 
 Source: Seide et al., "1-bit stochastic gradient descent" (2014); Karimireddy et al., "Error
 feedback fixes SignSGD" (2019).
@@ -25,7 +26,7 @@ from ringcoll.runtime.wire import decode, encode
 
 
 class Feedback(NamedTuple):
-    """As `optax.GradientTransformation`."""
+    """The same fields as `optax.GradientTransformation`."""
 
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]

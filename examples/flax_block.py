@@ -16,7 +16,7 @@ from examples.blocks import RING, compare, make_mesh
 from ringcoll.layers import tensor_parallel as tp
 
 WIDTH, HEADS, FEATURES = 64, 8, 256
-LIMIT = 1e-6  # both have their scores from `jax.nn.dot_product_attention`, in float32
+LIMIT = 1e-6  # `jax.nn.dot_product_attention` computes the scores of both, in float32
 
 
 class MLP(nnx.Module):
@@ -31,7 +31,7 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """As Flax computes it."""
+    """The block on one device, as a Flax module."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.norm_1 = nnx.RMSNorm(WIDTH, rngs=rngs)

@@ -2,8 +2,8 @@
 
     python -m examples.fsdp_equinox
 
-The block of `examples.equinox_block` is trained some steps on 2 x 4 devices, and on one. The
-module is a pytree, so its specs and its gradients are modules too; nothing in it knows of a mesh.
+The block of `examples.equinox_block` is trained for some steps on 2 x 4 devices, and on one. The
+module is a pytree, so its specs and its gradients are modules too. The module knows of no mesh.
 """
 
 import sys
@@ -14,8 +14,8 @@ from examples.blocks import make_mesh
 from examples.equinox_block import WIDTH, Block, over_ranks
 from examples.sharded_training import compare_training
 
-#: Some thousand roundings in float64 in each step, of which the next steps make no more than tens
-#: of times as much.
+#: Each step makes some thousand roundings in float64. Later steps enlarge their error by a factor
+#: of some tens at most.
 LIMIT = 1e-11
 
 

@@ -2,9 +2,9 @@
 
     python -m examples.fsdp_nnx
 
-The block of `examples.flax_block` is trained some steps on 2 x 4 devices, and on one. `nnx.split`
-makes a state of it, a pytree whose names `ringcoll.layers` know. `nnx.merge` is what one device
-runs.
+The block of `examples.flax_block` is trained for some steps on 2 x 4 devices, and on one.
+`nnx.split` returns its state, a pytree whose names `ringcoll.layers` know. The device that runs
+alone gets the module back from `nnx.merge`.
 """
 
 import sys
@@ -17,7 +17,7 @@ from examples.blocks import make_mesh
 from examples.flax_block import WIDTH, Block, over_ranks
 from examples.sharded_training import compare_training
 
-LIMIT = 1e-5  # scores are those of `jax.nn.dot_product_attention`, in float32; see `flax_block`
+LIMIT = 1e-5  # `jax.nn.dot_product_attention` computes scores in float32; see `flax_block`
 
 
 def main() -> int:

@@ -5,8 +5,8 @@
 
 The step of a tensor-parallel MLP is compiled for 8 TPU chips by the TPU compiler (`pip install
 "ringcoll[tpu]"`; no TPU is needed). `overlap.assert_overlapped` reads the compiler's schedule, and
-raises if the chip waits for messages longer than the budget allows. Someone who changes the step
-so that a gather is exposed gets a red build, with the line of the source that it comes from.
+raises if the chip waits for messages longer than the budget allows. If a change of the step exposes
+a gather, the build fails, and the error names the gather's line of source.
 
 Put your own step and shapes in place of these, and call the file in your CI.
 """

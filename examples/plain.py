@@ -48,10 +48,11 @@ def gated_mlp(params: Params, x: Array) -> Array:
 
 
 def mixture(params: Params, x: Array, cut: tuple[int, int]) -> tuple[Array, Array]:
-    """Every expert on every token, weighted by 0 but for `TOP_K`; and the load-balancing loss.
+    """The weighted sum of every expert on every token, and the load-balancing loss.
 
-    The loss is the mean over the parts of the tokens that the ranks of one MODEL axis have: `cut`
-    has how many parts the rows are cut into, and how many the sequence.
+    For each token, the weights of all experts except `TOP_K` are 0. Each group of ranks along MODEL
+    has a part of the tokens, and the loss is the mean of the parts' losses. `cut` says how many
+    parts the rows are cut into, and how many parts the sequence.
     """
     likely = jax.nn.softmax(widened(x) @ widened(params["router"]))  # [b, s, E]
     best, ids = jax.lax.top_k(likely, TOP_K)

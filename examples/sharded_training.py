@@ -21,10 +21,10 @@ AXES = "data", "model"
 def compare_training(
     mesh: Mesh, alone: Block, over_ranks: Block, params: Any, width: int, limit: float
 ) -> int:
-    """Train a block both ways; print losses, memory and bytes; 1 if losses are off by more.
+    """Train a block both ways; print losses, memory and bytes; 1 if losses differ by over `limit`.
 
-    Weights are cut twice: over "model" as tensor parallelism has them, and over "data" for FSDP. A
-    rank gathers along "data" what it is about to use, and multiplies its part along "model".
+    Weights are cut twice: over "model" for tensor parallelism, and over "data" for FSDP. A rank
+    gathers along "data" the weights that it uses next, and multiplies its part along "model".
     """
     params = jax.tree.map(lambda p: p.astype("float64"), params)
     x, wanted = jax.random.normal(jax.random.key(1), (2, BATCH, SEQUENCE, width), "float64")
@@ -69,7 +69,7 @@ def _train(loss: Any, params: Any, *data: Array) -> tuple[np.ndarray, Any]:
         return (optax.apply_updates(params, updates), kept), value
 
     state = params, optimizer.init(params)
-    # Without this a state could come back with another sharding than it had.
+    # Without this a step could return a state with another sharding.
     outs = jax.tree.map(lambda leaf: leaf.sharding, state), None
     program = jax.jit(step, out_shardings=outs).lower(state, *data).compile()
     losses = []

@@ -10,8 +10,8 @@
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
 
-Over several hosts, start the same command on each. Their devices are one mesh (for CPUs, set how
-many each host gives: JAX_NUM_CPU_DEVICES=4), and all hosts see the same folder of checkpoints:
+Over several hosts, start the same command on each. Their devices form one mesh (for CPUs, say how
+many devices a host has: JAX_NUM_CPU_DEVICES=4). All hosts must see the same folder of checkpoints:
 
     python -m examples.train_transformer --coordinator HOST:9999 --num-processes 2 --process-id 0
 
@@ -39,7 +39,7 @@ from examples.writing import write
 from ringcoll.costs.wire import CODES
 from ringcoll.io import files
 
-#: Batches of held-out text whose mean loss is that of the last step; of the steps before, one.
+#: How many batches of held-out text are averaged after the last step; earlier steps use one.
 HELD_OUT = 32
 
 
@@ -61,26 +61,26 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", 2, "tensor-parallel ranks: of heads, features, vocabulary, sequence")
     add("--layers", 4, "blocks")
     add("--width", 144, "features of a token")
-    add("--heads", 6, "of attention")
-    add("--features", 384, "of the MLP, or of each expert")
-    add("--experts", 0, "MLPs of a block, of which each token uses 2; 0 for one MLP for all")
-    add("--sequence", 192, "tokens of a row")
-    add("--batch", 12, "rows")
-    add("--steps", 600, "of the optimizer")
-    add("--learning-rate", 3e-3, "of AdamW")
-    add("--dropout", 0.1, "rate, of what each half of a block adds")
-    add("--seed", 0, "of weights, batches and dropout")
-    add("--dtype", "float32", "of activations, and on the wire", choices=["float32", "bfloat16"])
-    add("--algorithm", "auto", "of all collectives and collective matmuls", metavar="NAME")
+    add("--heads", 6, "heads of attention")
+    add("--features", 384, "features of the MLP, or of each expert")
+    add("--experts", 0, "MLPs in a block; each token uses 2 of them; 0 for one MLP for all tokens")
+    add("--sequence", 192, "tokens in a row")
+    add("--batch", 12, "rows in a batch")
+    add("--steps", 600, "steps of the optimizer")
+    add("--learning-rate", 3e-3, "learning rate of AdamW")
+    add("--dropout", 0.1, "rate of dropout, after each half of a block")
+    add("--seed", 0, "seed of weights, batches and dropout")
+    add("--dtype", "float32", "dtype of activations and messages", choices=["float32", "bfloat16"])
+    add("--algorithm", "auto", "algorithm of collectives and collective matmuls", metavar="NAME")
     for name, of in ("--wire", "FSDP's gathers"), ("--gradient-wire", "the sums of gradients"):
         add(name, None, f"codes in the messages of {of}", type=str, choices=CODES)
-    how = "of additions: losses do not depend on --model"
+    how = "order of additions, so that losses do not depend on --model"
     add("--order", None, how, type=str, choices=["tree"], metavar="tree")
-    add("--output", Path("results/transformer"), "where the curve goes", metavar="DIR")
+    add("--output", Path("results/transformer"), "folder for the loss curve", metavar="DIR")
     add("--save-every", 200, "steps between checkpoints")
     option = parser.add_argument
-    option("--checkpoint", type=Path, metavar="DIR", help="the folder of saved states")
-    how = "from a state (the last); later ones are deleted once this run has saved"
+    option("--checkpoint", type=Path, metavar="DIR", help="folder for saved states")
+    how = "resume from the state after STEP (the last); later states are deleted at the next save"
     option("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
     option("--check", action="store_true", help="compare with a run on one device; 1 if it differs")
     processes.add_arguments(parser)
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         saved = training.Checkpoints(args.checkpoint, args.save_every)
     if args.resume is not None:
         if saved is None:
-            raise SystemExit("--resume: from where? Say --checkpoint DIR")
+            raise SystemExit("--resume: name the folder of saved states by --checkpoint DIR")
         try:
             first, trainer.state = saved.restore(args.resume, trainer.state)
         except (FileNotFoundError, ValueError) as error:
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif saved and saved.steps():
         raise SystemExit(
             f"--checkpoint {args.checkpoint}: has states of steps {saved.steps()} of another run; "
-            "go on from one by --resume, or name another folder"
+            "continue from one by --resume, or name another folder"
         )
     if first >= args.steps:
         raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
@@ -177,18 +177,18 @@ def learn(
     batch = partial(text.batch, rows=args.batch, length=args.sequence + 1, seed=args.seed)
     train_losses: dict[int, float] = {}
     held_out_losses: dict[int, float] = {}
-    said, steps = "", range(first, args.steps)
+    status, steps = "", range(first, args.steps)
 
-    def say(_: int) -> str:
-        return said  # about the step before
+    def last_status(_: int) -> str:
+        return status  # of the step before
 
-    for i in report.progress(steps, len(steps), "train", say):
+    for i in report.progress(steps, len(steps), "train", last_status):
         clock = time.perf_counter()
         data = trainer.data(i, batch(seen, step=i))
         losses, grad_norms = trainer.step(*data)
         train_losses[i] = float(losses.mean())
         rate = losses.size / (time.perf_counter() - clock)
-        said = f"loss {train_losses[i]:.3f}, {rate:,.0f} tokens/s"
+        status = f"loss {train_losses[i]:.3f}, {rate:,.0f} tokens/s"
         is_last = i + 1 == args.steps
         if check:
             check(i, losses, grad_norms, *data)
@@ -197,7 +197,7 @@ def learn(
         if is_last or not (i + 1) % max(1, args.steps // 10):
             unseen = [batch(held_out, step=n) for n in range(HELD_OUT if is_last else 1)]
             held_out_losses[i] = float(np.mean([trainer.losses(some) for some in unseen]))
-            report.console().print(f"step {i + 1}: {said}, held out {held_out_losses[i]:.3f}")
+            report.console().print(f"step {i + 1}: {status}, held out {held_out_losses[i]:.3f}")
     return train_losses, held_out_losses
 
 

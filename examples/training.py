@@ -51,7 +51,7 @@ Step = Callable[..., tuple[State, Array, Array]]
 
 
 def make_mesh(*sizes: int) -> Mesh:
-    """A mesh of the devices there are, or of virtual CPU devices if these are too few.
+    """A mesh of this machine's devices, or of virtual CPU devices if these are too few.
 
     Its axes are explicit, as JAX makes them: the sharding of an array is part of its type. So
     arrays that `jax.jit` computes from parameters, such as the moments of Adam, are sharded like
@@ -95,7 +95,8 @@ def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
 def clipped(grads: Params, specs: Params) -> Params:
     """A rank's gradients, scaled so that the norm of all is at most 1.
 
-    Each rank gathers all of them: the bits of a sum of shards would depend on how many there are.
+    Each rank gathers all gradients. The bits of a sum of shards would depend on the number of
+    shards.
     """
     whole = fsdp.gather(grads, specs, MODEL)
     norm = layers.compiled_apart(optax.global_norm, whole)

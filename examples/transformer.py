@@ -7,7 +7,7 @@ and rows, and different positions of the sequence, also inside attention: one ea
 part each. Between layers, these positions are sharded over MODEL.
 
 With experts, the MLP of a block is a mixture: the experts are sharded over MODEL, as the tokens
-are, and each token goes to `TOP_K` of them, wherever they are.
+are, and each token goes to `TOP_K` of them, on any rank.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ Params = dict[str, Any]
 class Config:
     """The sizes of a model, and options of its computation.
 
-    With experts, `features` are those of each; without, of the MLP.
+    `features` are those of the MLP, or of each expert.
     """
 
     vocabulary: int
@@ -177,7 +177,7 @@ def logits(
 def losses(
     config: Config, specs: Params, params: Params, batch: Array, *drop: Array
 ) -> tuple[Array, Array]:
-    """-log of the probability of each token after those of `own_positions`; and `logits`' balance.
+    """-log of the probability of the token after each of `own_positions`; and `logits`' balance.
 
     `batch: [b, s+1] -> [b, s/c]`
     """

@@ -184,14 +184,15 @@ def summary(rows: Sequence[Mapping]) -> str:
 
 _HEAD = """# "auto" in a grid of shapes
 
-*Compiled*, not run: microseconds by `ringcoll.overlap`, with the compiler's estimates. Written by
-`python -m benchmarks overlap --grid --cache results/compiled`, which `--topology`, `--form`,
-`--shape` and `--direction` narrow; programs in the `--cache` folder are not compiled again. Bf16,
-k = 8192, the mesh one axis x of all devices. A cell is `"auto"` / plain / compiler: plain is the
-built-in collective and the multiplication; compiler is `jit` + shardings, with or without XLA's
-options for collective matmuls, whichever is quicker. **!** marks a cell in which `"auto"` takes
-more than {lost} longer than the quicker of the two. Columns are rows of x (of FSDP, rows of x on
-eight devices); the width is that of w (of attention, that of all queries, in heads of 128 and 16
-groups of keys and values, with an addition in place of the attention).
+*Compiled*, not run: microseconds by `ringcoll.overlap`, with the compiler's estimates. Written
+by `python -m benchmarks overlap --grid --cache results/compiled`. `--topology`, `--form`,
+`--shape` and `--direction` choose fewer cells; programs in the `--cache` folder are not compiled
+again. All is bf16 with k = 8192, on a mesh of one axis x of all devices. A cell is `"auto"` /
+plain / compiler. Plain is the built-in collective and the multiplication. Compiler is `jit` +
+shardings, with or without XLA's options for collective matmuls, whichever is quicker. **!**
+marks a cell in which `"auto"` takes more than {lost} longer than the quicker of the other two.
+Columns are rows of x (for FSDP, rows of x on eight devices). The width is that of w. For
+attention it is the width of all queries, in heads of 128 with 16 groups of keys and values; an
+addition replaces the attention.
 
 {summary} By {by}."""

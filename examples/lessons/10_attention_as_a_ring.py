@@ -135,7 +135,7 @@ for layout in ("contiguous", "zigzag"):
 """
 ## The tour of a ring
 
-Offset o stands for the shard of rank r - o, on every rank r.
+On every rank r, offset o means the shard of rank r - o.
 """
 
 # %%

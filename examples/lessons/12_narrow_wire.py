@@ -66,7 +66,7 @@ codes, scales = encode(jnp.asarray(shards))
 off = abs(decode(codes, scales) - shards).reshape(-1, BLOCK)
 narrow = codes.nbytes + scales.nbytes
 print(f"{narrow / shards.nbytes:.3f} of the bytes of float32")
-claim("no value errs by more than half a scale", (off <= 0.501 * scales).all())
+claim("the error of a value is at most half a scale", (off <= 0.501 * scales).all())
 lone = jnp.full(BLOCK, 0.3).at[0].set(100.0)
 claim("in a block with 100, a value of 0.3 is lost", (decode(*encode(lone))[1:] == 0).all())
 
