@@ -63,7 +63,7 @@ first, second, *rest = ring.rounds
 broken = {
     "one round is missing": (first, second, *rest[:-1]),
     "two rounds are swapped": (second, first, *rest),
-    "one round is there twice": (first, first, *rest),
+    "one round occurs twice": (first, first, *rest),
 }
 for fault, rounds in broken.items():
     words = refusal(Schedule((N,), rounds))
