@@ -71,7 +71,7 @@ class Mutant:
         """The text of its file, changed.
 
         Raises:
-            ValueError: there is not one place to change; the code has moved on, and so must this.
+            ValueError: the text does not occur exactly once; the entry must follow the code.
         """
         if (count := text.count(self.before)) != 1:
             raise ValueError(f"{self.name}: {count} times in {self.file}: {self.before!r}")
