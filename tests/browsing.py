@@ -1,4 +1,4 @@
-"""A real browser for tests of pages: one for all, and pages that may ask for nothing."""
+"""A real browser for tests of pages. The tests share it; pages may load only their own files."""
 
 import shutil
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Opens files; none may ask for anything but itself or what is in `root`, or complain."""
+    """Opens files. A page may load only itself and files in `root`, and may log no error."""
     contexts, wrong = [], []
 
     def open_page(file, hash="", root=None, **options):

@@ -1,8 +1,8 @@
-"""The case table: each row one way to call one drop-in.
+"""The case table: each row is one way to call one drop-in.
 
-A new collective is one row or a few here; a new algorithm is none, for every test asks
-`support.distinct` which ones there are. The first case of a function is what most tests call, so
-it is no easy one: dimensions in the middle, counted from the last; a source that is not 0.
+A new collective needs one row or a few. A new algorithm needs none, because every test asks
+`support.distinct` for the algorithms. Most tests call the first case of a function, so it is not
+an easy one: dimensions in the middle, counted from the last; a source that is not 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ class Case:
     """One way to call one drop-in.
 
     Attributes:
-        name: of the function.
-        shape: of one rank's operand, on n ranks.
+        name: the name of the function.
+        shape: the shape of one rank's operand, on n ranks.
         how: the arguments after `axis_name`, on n ranks.
-        canonical: those with which to ask lax for the same, where lax does not take `how`
-            or takes it wrongly.
+        canonical: the arguments with which lax does the same, if lax does not take `how` or is
+            wrong with it.
     """
 
     name: str
@@ -41,15 +41,15 @@ class Case:
     canonical: Callable[[int], dict[str, Any]] | None = None
 
     def ours(self, module: ModuleType, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
-        """What `module` (ringcoll, or jax.lax) makes of the call."""
+        """The result of the call by `module` (ringcoll, or jax.lax)."""
         return getattr(module, self.name)(x, axes, **self.how(n), **extra)
 
     def by_lax(self, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
-        """What jax.lax makes of the call, asked in a way it understands."""
+        """The result by jax.lax, called with arguments that it takes."""
         return getattr(lax, self.name)(x, axes, **(self.canonical or self.how)(n), **extra)
 
     def theirs(self, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
-        """The result by jax.lax, or what it would be if lax could compute it.
+        """The result by jax.lax, or the right result if lax cannot compute it.
 
         lax's own pbroadcast cannot be compiled for CPU, and its ppermute over several
         axes follows the order of the devices (0.10) or raises (0.12).
@@ -60,7 +60,7 @@ class Case:
         return self.by_lax(x, axes, n, **extra)
 
     def algorithms(self, *shape: int) -> list[dict[str, str]]:
-        """The arguments that choose each algorithm there is on axes of these sizes."""
+        """The arguments that choose each algorithm that exists on axes of these sizes."""
         if self.name in ("ppermute", "pshuffle"):
             return [{}]
         as_bits = [LAX_AS_BITS, "ring" + GATHERED_AS_BITS]
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def collective(self) -> str:
-        """As algorithms and table know it."""
+        """The name that algorithms and tables use."""
         return "all_to_all" if self.name == "pswapaxes" else self.name
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Case:
 def _by_gathering(
     name: str, x: Array, axes: Axes, n: int, perm: Any = (), source: int = 0
 ) -> Array:
-    """A permutation, or a broadcast, picked by each rank from what lax gathered."""
+    """A permutation or a broadcast: lax gathers all shards, and each rank picks one."""
     every = lax.all_gather(x[None], axes, tiled=True)  # [n, ...]
     if name == "pbroadcast":
         return every[source]
@@ -110,7 +110,7 @@ def _gathers() -> list[Case]:
 
 
 def _scatters() -> list[Case]:
-    """lax 0.10.2 takes a negative scatter_dimension, and then cannot lower it."""
+    """Cases of psum_scatter. lax 0.10.2 takes a negative scatter_dimension but cannot lower it."""
 
     def case(dim: int, tiled: bool) -> Case:
         def shape(n: int) -> tuple[int, ...]:
@@ -122,14 +122,14 @@ def _scatters() -> list[Case]:
         counted = {"scatter_dimension": dim % 3, "tiled": tiled}
         return Case("psum_scatter", shape, lambda n: how, lambda n: counted)
 
-    # The dimension that is scattered goes, others of size 1 stay.
+    # The scattered dimension is removed; others of size 1 stay.
     how = {"scatter_dimension": 1, "tiled": False}
     ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: how)
     return [*(case(dim, tiled) for dim in (-2, 0, 1, -1) for tiled in (False, True)), ones]
 
 
 def _all_reduces() -> list[Case]:
-    """A size that has to be padded, one that divides, a scalar."""
+    """Cases of reductions: a size that must be padded, a size that n divides, a scalar."""
     shapes = [lambda n: (3, 2), lambda n: (3, 2 * n), lambda n: ()]
     cases = [Case(name, s) for name in ("psum", "pmean", "pmax", "pmin") for s in shapes]
     return [
@@ -141,7 +141,7 @@ def _all_reduces() -> list[Case]:
 
 
 def _all_to_alls() -> list[Case]:
-    """lax 0.10.2 is wrong for negative axes that are not tiled."""
+    """Cases of all_to_all. lax 0.10.2 is wrong for negative axes that are not tiled."""
 
     def case(split: int, concat: int, tiled: bool) -> Case:
         def shape(n: int) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ def _permutes() -> list[Case]:
 
 
 CASES = [*_gathers(), *_scatters(), *_all_reduces(), *_all_to_alls(), *_permutes()]
-#: One of each function: for tests about something else than its arguments.
+#: One case for each function, for tests that are not about its arguments.
 MAIN = list({case.name: case for case in reversed(CASES)}.values())[::-1]
 
 
@@ -186,21 +186,21 @@ def sizes_of(mesh: Mesh, axes: Axes) -> tuple[int, ...]:
 
 
 def operand(case: Case, mesh: Mesh, n: int, dtype: Any = "float32") -> np.ndarray:
-    """Every rank's operand, stacked; in no order, so that each rank has some greatest."""
+    """Every rank's operand, stacked. Values are shuffled, so each rank has some of the maxima."""
     values = data((mesh.size, *case.shape(n)), jnp.dtype(dtype), ranks=mesh.size)
     return np.random.default_rng(0).permutation(values.reshape(-1)).reshape(values.shape)
 
 
 def first_algorithm(case: Case, *shape: int) -> list[dict[str, str]]:
-    """For `check`: the first there is, for tests that are not about algorithms."""
+    """For `check`: the first algorithm, for tests that are not about algorithms."""
     return case.algorithms(*shape)[:1]
 
 
 def each_algorithm(case: Case, *shape: int) -> list[dict[str, str]]:
-    """For `check`: the default, and all there are.
+    """For `check`: the default, and all algorithms.
 
-    Means, greatest and least differ from sums by one operation, whatever the algorithm: of their
-    algorithms every third, another third of each and for each number of ranks.
+    pmean, pmax and pmin differ from psum by one operation, whatever the algorithm. So each of them
+    runs a third of the algorithms: another third for each function and each number of ranks.
     """
     every = case.algorithms(*shape)
     others = ("pmean", "pmax", "pmin")
@@ -221,11 +221,11 @@ def check(
     """Compare ours with lax's, on every rank.
 
     Args:
-        mesh, axes: where.
-        cases: what.
-        extras: `(case, *shape) -> further arguments`, with each of which ours is called.
+        mesh, axes: where to run.
+        cases: what to call.
+        extras: `(case, *shape) -> list of further arguments`; ours is called with each of them.
         groups: the `axis_index_groups` for both.
-        dtype: of the operands.
+        dtype: the dtype of the operands.
         mode: `jit` and `check_vma`, for `per_rank`.
     """
     shape = (len(groups[0]),) if groups else sizes_of(mesh, axes)

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# Tests use tables of other rooms, in processes of their own too.
+# Tests import tables from folders of other tests, also in processes that they start.
 sys.path += sorted(str(path) for path in Path(__file__).parent.iterdir() if path.is_dir())
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [
@@ -16,7 +16,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What runs for a moment is compiled sooner without LLVM's optimisations; processes inherit it.
+# Short programs compile faster without LLVM's optimisations. Processes inherit the flags.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     " --xla_llvm_disable_expensive_passes=true"
@@ -29,20 +29,21 @@ from browsing import visit as visit
 from hypothesis import HealthCheck, settings
 
 _INHERITED = os.environ["XLA_FLAGS"]
-# All kernels of a program in one module of LLVM; nor by MLIR, which later there is no way around.
+# Put all kernels of a program into one LLVM module. Before JAX 0.11, also avoid MLIR's emitters
+# (later versions have nothing else).
 os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_configure() -> None:
-    """Start JAX, which reads the flags; libtpu, of processes or loaded later, knows not all."""
+    """Start JAX, which reads the flags, then restore them: libtpu does not know all of them."""
     jax.devices()
     os.environ["XLA_FLAGS"] = _INHERITED
 
 
 def pytest_collection_finish() -> None:
-    """All that is imported stays: the collector of garbage need not look at it ever again."""
+    """Freeze what is imported: it stays, so the garbage collector need not look at it again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -62,7 +63,7 @@ settings.load_profile("ringcoll")
 
 @pytest.fixture(scope="session")
 def printed(tmp_path_factory):
-    """Runs a script once for all workers, the others wait: what it prints."""
+    """Runs a script once for all workers, while the others wait; returns what it prints."""
     from support import python
 
     folder = tmp_path_factory.getbasetemp()
@@ -83,7 +84,7 @@ def printed(tmp_path_factory):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of at most four positions, so that a shard has several and one is filled up."""
+    """Tiles of at most four positions, so that a shard has several tiles and one is padded."""
     from ringcoll.attention import tiles
 
     for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):

@@ -1,4 +1,4 @@
-"""Compile the programs of `test_overlap_gpu`, and print what is reported of them as JSON."""
+"""Compile the programs of `test_overlap_gpu`, and print their reports as JSON."""
 
 import json
 import sys
@@ -15,13 +15,13 @@ mesh = overlap.mesh(TOPOLOGY)
 forms = {
     "gather": "all_gather_matmul",
     "scatter": "matmul_reduce_scatter",
-    # By columns: nothing is added up, so that it is hidden.
+    # By columns nothing is summed, so all of it is hidden.
     "weights": "weight_gather_columns",
 }
 
 
 def reported(form, algorithm, both=False, **options):
-    """Its report as plain data, and whether every collective has a matmul under it."""
+    """A form's report as plain data, and whether every collective overlaps a matmul."""
     function, operands = program(forms[form], SHAPE, algorithm, mesh)
     function = with_gradient(function) if both else function
     compiled = overlap.compile_for(TOPOLOGY, function, *operands, compiler_options=options)

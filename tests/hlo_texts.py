@@ -21,7 +21,7 @@ MATMUL = """%matmul (p0: f32[500,500], p1: f32[500,500]) -> f32[500,500] {
 
 """
 
-#: Of every matrix.
+#: The shape of every matrix.
 SHAPE = "f32[500,500]{1,0:T(8,128)}"
 RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
 BACK = "source_target_pairs={{0,3},{1,0},{2,1},{3,2}}"
@@ -29,7 +29,7 @@ _X = "f32[500,500]{1,0:T(8,128)}"
 
 
 def program(*lines: str, ranks: int = 4, before: str = MATMUL) -> str:
-    """A program of these lines; the last is its root."""
+    """A program that consists of these lines; the last is its root."""
     body = [f"  {line}" for line in (f"%x = {_X} parameter(0)", f"%w = {_X} parameter(1)", *lines)]
     body[-1] = body[-1].replace("  %", "  ROOT %", 1)
     head = HEAD.format(ranks=ranks) + before
@@ -37,7 +37,7 @@ def program(*lines: str, ranks: int = 4, before: str = MATMUL) -> str:
 
 
 def dot(name: str, x: str = "x", cycles: int = 1_000_000) -> str:
-    """A matmul of so many cycles."""
+    """A matmul that takes this many cycles."""
     config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
     return f"%{name} = {_X} fusion(%{x}, %w), kind=kOutput, calls=%matmul, {config}"
 
@@ -48,7 +48,7 @@ def start(name: str, x: str = "x", pairs: str = RING) -> str:
 
 
 def done(name: str, of: str) -> str:
-    """Its end."""
+    """The end of the permute `of`."""
     return f"%{name} = {_X} collective-permute-done(%{of})"
 
 
@@ -64,9 +64,9 @@ def add(name: str, x: str = "x", y: str = "w", cycles: int = 999_999_999) -> str
 
 
 def loop(turns: str, *body: str, bound: str = "7", first: str = "0", step: str = "1") -> str:
-    """A module whose loop has the given body (on %x, %w, giving %next) and is all it does.
+    """A module that runs only a loop; its body takes %x and %w and computes %next.
 
-    `turns` is written into the loop's line, as known_trip_count or nothing.
+    `turns` is text for the loop's line: its known_trip_count, or nothing.
     """
     carry = f"(s32[], {_X}, {_X})"
     lines = "\n".join(f"  {line}" for line in body)

@@ -1,4 +1,4 @@
-"""The layers on one device, from whole weights, as their papers have them; in NumPy's words."""
+"""The layers on one device with whole weights, written as in their papers, in jax.numpy."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ class Weights(NamedTuple):
 
 
 def linear(params, x):
-    """x @ kernel + bias; a kernel may be just that, and have dimensions of its own."""
+    """x @ kernel + bias. `params` may be the kernel itself, which may have more dimensions."""
     if hasattr(params, "shape"):
         params = {"kernel": params}
     y = jnp.tensordot(x, params["kernel"], 1)
@@ -32,7 +32,7 @@ def gated_mlp(params, x, activation=jax.nn.silu):
 
 
 def turned(x, base=10000.0):
-    """Every pair (i, i + k/2) as a complex number, turned by its position."""
+    """Rotary embedding: each pair (i, i + k/2) is a complex number, rotated by its position."""
     half = x.shape[-1] // 2
     pairs = x[..., :half] + 1j * x[..., half:]
     angle = jnp.outer(jnp.arange(x.shape[-3]), base ** (-jnp.arange(half) / half))
@@ -41,7 +41,7 @@ def turned(x, base=10000.0):
 
 
 def attend(query, key, value, causal=True):
-    """Each head with the keys of its group."""
+    """Attention in which each query head uses the keys and values of its group."""
     times = query.shape[-2] // key.shape[-2]
     key, value = (jnp.repeat(x, times, axis=-2) for x in (key, value))
     scores = jnp.einsum("bqhk,bshk->bhqs", query, key) / query.shape[-1] ** 0.5
@@ -84,7 +84,7 @@ def layer_norm(params, x, epsilon=1e-6):
 
 
 def moe(params, top_k, normalize=True):
-    """Every expert on every token, and a sum over those that a token chose; the balance loss."""
+    """Run every expert on every token, and sum over a token's experts; also the balance loss."""
     x, router, experts = params["x"], params["router"], params["experts"]
     likely = jax.nn.softmax(x @ router)
     order = jnp.argsort(-likely, axis=-1)

@@ -1,7 +1,7 @@
-"""A machine of n ranks of plain Python: each holds what it holds, and sends what the rounds say.
+"""A machine of n ranks in plain Python: each rank holds data and sends what the rounds say.
 
-It shares no code with the schedule, not even the arithmetic of ranks, and knows nothing of
-offsets that "arrive": whether a schedule is right is seen at the end.
+It shares no code with schedules, not even the arithmetic of ranks, and it does not track which
+offsets have arrived. At the end, what the ranks hold shows whether the schedule is right.
 """
 
 from fractions import Fraction
@@ -9,7 +9,7 @@ from itertools import product as pairs
 
 
 class Fault(Exception):
-    """The machine did what it was told, and that was wrong."""
+    """The machine followed the schedule, and the schedule was wrong."""
 
 
 def digits(shape, rank):
@@ -39,7 +39,7 @@ def neighbour(shape, rank, move):
 
 
 def gathered(schedule):
-    """Run it forward: at the end every rank holds the shard of every rank, once."""
+    """Run a schedule forward: at the end every rank holds the shard of every rank, once."""
     shape, everybody = schedule.shape, range(schedule.size)
     held = {(rank, lane): {rank} for rank in everybody for lane in range(schedule.lanes)}
     for moves in schedule.rounds:
@@ -58,9 +58,9 @@ def gathered(schedule):
 
 
 def reduced(schedule):
-    """Run it backward: at the end every rank holds its own sum of everybody's, and no other.
+    """Run a schedule backward: at the end every rank holds only its own sum over all ranks.
 
-    Returns what a rank sent in all, and in messages without a partial sum, in shards.
+    Returns the number of shards that a rank sent, in all and in messages without a partial sum.
     """
     shape, everybody = schedule.shape, range(schedule.size)
     partial = {

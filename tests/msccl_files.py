@@ -28,7 +28,7 @@ def algo(coll, gpus, places='inplace="1" outofplace="0"', chunks=1):
     )
 
 
-#: Sums go from rank 2 over 1 to 0, and the whole sum back.
+#: Partial sums go from rank 2 through 1 to 0, and the whole sum goes back.
 CHAIN = algo(
     "allreduce",
     [
@@ -42,7 +42,7 @@ CHAIN = algo(
         gpu(2, (1, 0, 0), block(0, 1, -1, step(0, "s")), block(1, -1, 1, step(0, "r"))),
     ],
 )
-#: Rank 0 has all shards sent to it, and sends them on.
+#: All ranks send their shards to rank 0, which sends them on.
 HUB = algo(
     "allgather",
     [

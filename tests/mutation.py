@@ -1,20 +1,22 @@
-"""Do the tests notice? Small wrong changes to the code, each beside the tests that must fail.
+"""Do the tests notice? Make small wrong changes to the code, and run the tests that must fail.
 
     python tests/mutation.py --list               the mutants, by room
     python tests/mutation.py                      all of them: about an hour on a core
-    python tests/mutation.py --only draw          of one room
-    python tests/mutation.py --only "draw 3"      one
+    python tests/mutation.py --only draw          the mutants of one room
+    python tests/mutation.py --only "draw 3"      one mutant
     python tests/mutation.py --file ringcoll/collectives/front_door.py
 
-`mutants.toml` holds them: a text that stands once in a file, what stands there instead, the harm,
-and the tests that ought to notice. Each is made in a copy of the tree, never in the checkout; the
-tests run in a process of their own and stop at the first that fails. The status is 1 if a mutant
-survives whose entry does not say why (`survives`), or dies although it does; and 2 if a test
-fails without any mutant, for then nothing can be said.
+`mutants.toml` lists the mutants. Each has a text that occurs once in a file, the text to put in
+its place, the harm, and the tests that should notice. It is made in a copy of the tree, never in
+the checkout. Its tests run in a new process and stop at the first that fails.
 
-Maintained tools were looked at: mutmut forks a process in which JAX has threads already, and both
-it and cosmic-ray make thousands of mutants by rule. Here each costs seconds of compiling, and a
-list of faults that someone might make tells more.
+The status is 0 if every mutant did as its entry says. It is 1 if a mutant survives whose entry
+does not say why (`survives`), or is noticed although its entry says that it survives. It is 2 if a
+test fails without any mutant, because then its failure shows nothing.
+
+Existing tools do not fit. mutmut forks a process in which JAX already has threads. Both mutmut and
+cosmic-ray make thousands of mutants by rule, and here each costs seconds of compiling. A list of
+faults that someone might make tells more.
 """
 
 import argparse
@@ -32,7 +34,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent.parent
 LIST = Path(__file__).with_name("mutants.toml")
-#: After so many seconds a mutant hangs, which the suite would notice as well.
+#: A mutant whose tests run longer than this many seconds hangs; the suite would notice that too.
 PATIENCE = 600
 _LEFT_OUT = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.egg-info", "results")
 
@@ -42,14 +44,14 @@ class Mutant:
     """A wrong change.
 
     Attributes:
-        room: of the code, under which it is listed.
-        number: within the room, from 1.
-        file: that is changed, from the root.
-        before: a text that stands in it once.
-        after: what stands there instead.
+        room: the room of the code (a subpackage); the list is ordered by rooms.
+        number: its number within the room, from 1.
+        file: the file that is changed, as a path from the root.
+        before: a text that occurs in the file once.
+        after: the text to put in its place.
         harm: what would go wrong.
-        tests: that ought to notice, as pytest names them.
-        survives: why they do not, if that is known.
+        tests: the tests that should notice, as pytest names them.
+        survives: why they do not notice, if that is known.
     """
 
     room: str
@@ -69,7 +71,7 @@ class Mutant:
         """The text of its file, changed.
 
         Raises:
-            ValueError: there is not one place to change; the code has moved on, and so must this.
+            ValueError: the text does not occur exactly once; the entry must follow the code.
         """
         if (count := text.count(self.before)) != 1:
             raise ValueError(f"{self.name}: {count} times in {self.file}: {self.before!r}")
@@ -80,13 +82,13 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """All of the list."""
+    """All mutants of the list."""
     rooms = tomllib.loads(LIST.read_text(encoding="utf-8"))
     return [Mutant(room, i, **one) for room, of in rooms.items() for i, one in enumerate(of, 1)]
 
 
 def passes(tree: Path, tests: Sequence[str]) -> bool:
-    """Whether tests of a tree pass; one that hangs does not.
+    """Whether tests of a tree pass; a test that hangs does not pass.
 
     Raises:
         ValueError: there are no such tests.
@@ -107,7 +109,7 @@ def passes(tree: Path, tests: Sequence[str]) -> bool:
 
 
 def survives(mutant: Mutant, tree: Path) -> bool:
-    """Whether its tests pass in a copy of the tree where the change is made, and then unmade."""
+    """Whether a mutant's tests pass in a copy of the tree. The change is undone afterwards."""
     path = tree / mutant.file
     text = path.read_text(encoding="utf-8")
     compiled = Path(importlib.util.cache_from_source(str(path)))
@@ -121,7 +123,7 @@ def survives(mutant: Mutant, tree: Path) -> bool:
 
 
 def run(chosen: Sequence[Mutant]) -> int:
-    """Make one after the other, say what came of it; returns the exit status."""
+    """Run the mutants one after the other, print their results, and return the exit status."""
     amiss = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
@@ -144,11 +146,18 @@ def run(chosen: Sequence[Mutant]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", metavar="ROOM", help='a room, or "ROOM NUMBER"')
-    parser.add_argument("--file", action="append", metavar="PATH", help="those of a file")
-    parser.add_argument("--list", action="store_true", help="name them, and run nothing")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="ROOM",
+        help='run this room, or one mutant: "ROOM NUMBER"',
+    )
+    parser.add_argument(
+        "--file", action="append", metavar="PATH", help="run the mutants of this file"
+    )
+    parser.add_argument("--list", action="store_true", help="list the mutants; run nothing")
     args = parser.parse_args(arguments)
     chosen = [
         mutant

@@ -1,4 +1,4 @@
-"""Several processes of this machine, all of which must do well."""
+"""Run several processes on this machine; all must succeed."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,18 @@ from benchmarks.measuring import launch
 
 
 def together(devices: Sequence[int], *arguments: object, seconds: float = 300) -> list[str]:
-    """The same command of Python in several processes: what each has said.
+    """Run the same Python command in several processes; return what each has printed.
 
-    They get the flags of `benchmarks.measuring.processes`. As soon as one fails all are ended, for
-    the others would wait for it.
+    The processes get the flags of `benchmarks.measuring.processes`. As soon as one fails, all are
+    ended, because the others would wait for it.
 
     Args:
-        devices: how many each has.
-        arguments: of Python.
-        seconds: in which all must have ended.
+        devices: the number of devices of each process.
+        arguments: the arguments of Python.
+        seconds: the time in which all must end.
 
     Raises:
-        RuntimeError: one failed, or the time is up; with what all have said.
+        RuntimeError: one failed, or the time is up. It has what all processes printed.
     """
     with launch.loopback() as at:
         commands = launch.python(at, len(devices), *arguments)

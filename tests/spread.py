@@ -1,8 +1,8 @@
-"""What is run over several processes: collectives and matmuls, forward and backward, at once.
+"""Programs for several processes at once: collectives and matmuls, forward and backward.
 
     python tests/spread.py FOLDER --coordinator HOST:PORT --num-processes N --process-id I
 
-So started in each of them, it writes into the folder what the ranks of each hold.
+Each process runs this command. It writes the results of its ranks into the folder.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ringcoll import all_gather_matmul, psum
 from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Table, TableRow, choices
 from ringcoll.runtime.cpu import loops
 
-#: As psum, but for what they do in place of adding; they have no gradient.
+#: They are like psum, but take the greatest or the least in place of a sum, and have no gradient.
 EXTREMA = {
     name: Case(
         lambda n: (3,),
@@ -44,20 +44,20 @@ BY_HOSTS = Table(
         TableRow("psum", "cpu", "direct"),
     )
 )
-#: All that more than four ranks run: what adds.
+#: On more than four ranks only these programs run: those that add.
 SUMS = ("psum ", "psum_scatter ", "rows scattered", "rows gathered", "sum on every rank")
-#: Of real floats.
+#: How often the programs run on real floats.
 REPEATS = 3
 
 
 class Program(NamedTuple):
-    """What every rank runs.
+    """A program that every rank runs.
 
     Attributes:
-        shapes: of a rank's operands.
-        run: of a rank's operands; makes a pytree.
-        right: of every rank's operands, stacked: what all make, stacked too. (Matmuls of one
-            process are held to lax's elsewhere.)
+        shapes: the shapes of a rank's operands.
+        run: a function of a rank's operands; it returns a pytree.
+        right: a function of every rank's operands, stacked; it returns the right results of all
+            ranks, stacked too. (Other tests compare matmuls in one process with lax.)
     """
 
     shapes: Sequence[tuple[int, ...]]
@@ -66,13 +66,13 @@ class Program(NamedTuple):
 
 
 def programs(n: int) -> dict[str, Program]:
-    """All that is run on n ranks."""
+    """All programs that run on n ranks, by name."""
     every = {**_collectives(n), **_gradients(n), **_matmuls(n), **_by_hosts(n)}
     return {name: one for name, one in every.items() if n <= 4 or name.startswith(SUMS)}
 
 
 def _collectives(n: int) -> dict[str, Program]:
-    """Each by all it runs by; by one algorithm where only what it is asked is new."""
+    """Each collective by all its algorithms; by one if another case of it ran them already."""
     made, seen = {}, set()
     for turn, (name, case) in enumerate({**CASES, **EXTREMA}.items()):
         hows = _hows(case.collective, n)
@@ -85,14 +85,14 @@ def _collectives(n: int) -> dict[str, Program]:
 
 
 def _by_hosts(n: int) -> dict[str, Program]:
-    """What depends on how many processes there are."""
+    """The programs that depend on the number of processes."""
     case = CASES["psum"]
     run = bound(case, n, algorithm=BY_HOSTS)
     return {"psum by hosts": Program([case.shape(n)], run, case.reference)}
 
 
 def _gradients(n: int) -> dict[str, Program]:
-    """Of each collective by one algorithm in turn: by NumPy, its Jacobian transposed."""
+    """Gradients: each collective by one algorithm in turn; `right` transposes a Jacobian."""
     made = {}
     for turn, (name, case) in enumerate(CASES.items()):
         hows = _hows(case.collective, n)
@@ -112,7 +112,7 @@ def _gradients(n: int) -> dict[str, Program]:
 
 
 def _matmuls(n: int) -> dict[str, Program]:
-    """With their gradients, each by one algorithm in turn, on two of three numbers of ranks."""
+    """Matmuls with gradients, each by one algorithm in turn, on two of three numbers of ranks."""
     made, hows = {}, _hows("all_gather", n)
     for turn, (name, form) in enumerate(FORMS.items()):
         how = hows[(turn + n) % len(hows)]
@@ -130,7 +130,7 @@ def _hows(collective: str | None, n: int) -> list[dict[str, str]]:
 
 
 def _builtins(collective: str | None) -> list[dict[str, str]]:
-    """The arguments that choose what JAX has, for all of it or a part."""
+    """The arguments that choose JAX's built-in collective, for the whole call or a part of it."""
     if collective is None:
         return []
     if collective == "psum_scatter" and jax.__version_info__ < (0, 11):
@@ -144,7 +144,7 @@ def _named(name: str, how: dict[str, str]) -> str:
 
 
 def exact(shape: Sequence[int], ranks: int) -> np.ndarray:
-    """Whole numbers that the number of ranks divides: for means."""
+    """Integers that are multiples of the number of ranks, so that means are exact."""
     return ranks * (data(shape, ranks=8 * ranks) % 5 - 2)
 
 
@@ -154,26 +154,26 @@ def real(shape: Sequence[int], ranks: int) -> np.ndarray:
 
 
 def operands(n: int, make: Callable) -> dict[str, list[np.ndarray]]:
-    """Every rank's, of every program."""
+    """The operands of every rank for every program."""
     return {
         name: [make((n, *shape), n) for shape in one.shapes] for name, one in programs(n).items()
     }
 
 
 def leaves(name: str, results: Any) -> dict[str, Any]:
-    """What a program makes, each part by a name."""
+    """The leaves of a program's results, each with a name."""
     return {f"{name}, {i}": leaf for i, leaf in enumerate(jax.tree.leaves(results))}
 
 
 def held(n: int) -> dict[str, np.ndarray]:
-    """What the ranks of this process are left with: `[1 + REPEATS, ranks, ...]` by every name.
+    """The results on the ranks of this process, by name: `[1 + REPEATS, ranks, ...]` each.
 
-    First of exact data, then, again and again, of the same real ones.
+    The first run is on exact data; the others are all on the same real floats.
     """
     if jax.__version_info__ >= (0, 11):
         return _held(n)
-    # All programs are one here, with loops in one process and without in several. What makes loops
-    # wait reads messages, and then XLA rounds products of JAX 0.10 in another place.
+    # Here all programs are compiled as one, which has loops in one process but not in several. The
+    # code that makes loops wait reads messages; then XLA rounds products elsewhere in JAX 0.10.
     with mock.patch.object(loops, "keep_apart"):
         return _held(n)
 
@@ -195,8 +195,8 @@ def _held(n: int) -> dict[str, np.ndarray]:
         return np.concatenate([shard.data for shard in shards])
 
     def results(operands):
-        # What depends on processes is a program of its own, or it would change how the rest is
-        # compiled: with it the last bits of products.
+        # The programs that depend on processes are compiled apart. Otherwise they would change how
+        # the rest is compiled, and so the last bits of products.
         chosen = {name: operands[name] for name in _by_hosts(n) if name in operands}
         rest = {name: some for name, some in operands.items() if name not in chosen}
         found = [run(jax.tree.map(placed, some)) for some in (rest, chosen) if some]
@@ -209,7 +209,7 @@ def _held(n: int) -> dict[str, np.ndarray]:
 
 
 def chosen() -> str:
-    """By what "auto" runs along a mesh of hosts, of the ranks of each, and of all: in lines."""
+    """Lines: what "auto" runs between hosts, within each host, and over all ranks."""
     own = jax.local_device_count()
     mesh = make_mesh(jax.process_count(), own)
     x = jax.ShapeDtypeStruct((1024, 1024), np.float32)

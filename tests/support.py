@@ -1,4 +1,4 @@
-"""What the tests share: meshes, data whose sums are exact, and every rank's result."""
+"""Helpers that many tests share: meshes, data whose sums are exact, and every rank's result."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent.parent
 
 
 def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, at the root of the repository."""
+    """Run Python in a new process, at the root of the repository."""
     found = os.pathsep.join(map(str, (HERE, path, os.environ.get("PYTHONPATH", HERE))))
     return subprocess.run(
         [sys.executable, *arguments],
@@ -41,7 +41,7 @@ def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[st
 
 
 def mostly_exhaustive(cases: Iterable[Any], usual: Callable[..., bool]) -> list[Any]:
-    """All cases, for `parametrize`; only those that are `usual` run without `-m exhaustive`."""
+    """All cases, for `parametrize`; without `-m exhaustive` only those that are `usual` run."""
 
     def one(case: Any) -> Any:
         values = case if isinstance(case, tuple) else (case,)
@@ -52,9 +52,10 @@ def mostly_exhaustive(cases: Iterable[Any], usual: Callable[..., bool]) -> list[
 
 
 def crossed(*options: Sequence[Any]) -> list[Any]:
-    """Every combination of options, which cannot fail apart, for `parametrize`.
+    """Every combination of options that are expected to fail independently, for `parametrize`.
 
-    The usual ones are so few that each value of each option is in one; the rest is exhaustive.
+    The usual combinations are few: each value of each option is in at least one. The others are
+    marked exhaustive.
     """
     longest = max(map(len, options))
     usual = {tuple(turn % len(values) for values in options) for turn in range(longest)}
@@ -71,7 +72,8 @@ def crossed(*options: Sequence[Any]) -> list[Any]:
 def paired(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     """Every combination of two options, each with values of the others in turn, for `parametrize`.
 
-    For matrices too large for `crossed`. The usual ones are as there.
+    This is for matrices that are too large for `crossed`. It chooses the usual combinations in the
+    same way.
     """
     longest = max(map(len, (first, second, *others)))
     usual = list(dict.fromkeys((t % len(first), t % len(second)) for t in range(longest)))
@@ -94,9 +96,10 @@ def make_mesh(*shape: int, names: str = "xyz", axis_type: AxisType = AxisType.Au
 
 
 def data(shape: Sequence[int], dtype: Any = jnp.float32, ranks: int = 8) -> np.ndarray:
-    """Small integers whose sum over `ranks` is exact in any order, distinct in rank and place.
+    """Small integers whose sum over `ranks` is exact in any order.
 
-    (Distinct as far as the dtype allows; the sums of integers may wrap, which is exact too.)
+    They differ between ranks and between places, as far as the dtype allows. Sums of integers may
+    wrap, which is exact too.
     """
     kind = jnp.dtype(dtype)
     if kind.kind == "b":
@@ -114,18 +117,18 @@ def data(shape: Sequence[int], dtype: Any = jnp.float32, ranks: int = 8) -> np.n
 def per_rank(
     mesh: Mesh, function: Callable, *operands: Any, check_vma: bool = True, jit: bool = True
 ) -> Any:
-    """Run on every rank, operand[r] to rank r, and stack what each rank returns.
+    """Run a function on every rank, give operand[r] to rank r, and stack the ranks' results.
 
-    Operands have a leading dimension of as many ranks as the mesh, row-major; so has the
-    result, which shows what *every* rank holds. It is of NumPy, so that a test that looks at it
-    compiles nothing.
+    The first dimension of the operands and of the result is the ranks of the mesh, row-major. So
+    the result shows what *every* rank holds. It consists of NumPy arrays, so a test that looks at
+    it compiles nothing.
     """
     mapped = every_rank(mesh, function, check_vma)
     return jax.device_get((jax.jit(mapped) if jit else mapped)(*operands))
 
 
 def every_rank(mesh: Mesh, function: Callable, check_vma: bool) -> Callable:
-    """What `per_rank` runs."""
+    """The function under `shard_map` that `per_rank` runs."""
     spec = P(mesh.axis_names)
 
     def one_rank(*shards: Any) -> Any:
@@ -136,9 +139,9 @@ def every_rank(mesh: Mesh, function: Callable, check_vma: bool) -> Callable:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Equal pytrees: structure, shapes, dtypes and every bit of every value, of all ranks.
+    """Assert that pytrees are equal: structure, shapes, dtypes and every bit of every value.
 
-    So -0.0 is not 0.0, and a NaN is not another.
+    So -0.0 differs from 0.0, and NaNs with different bits differ.
     """
     ours, theirs = jax.device_get((ours, theirs))  # or chex compiles the widening of bfloat16
     chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
@@ -156,12 +159,12 @@ def bits(x: Any) -> np.ndarray:
 
 
 def doubling_times(programs: Any, rounds: int, end: float) -> dict[str, np.ndarray]:
-    """In place of `measure.interleave`: 1 ms for the first program, 2 for the next, 4, 8."""
+    """A stand-in for `measure.interleave`: the first program takes 1 ms, the next 2, 4, 8."""
     return {name: np.full(3, 1e-3 * 2**i) for i, name in enumerate(programs)}
 
 
 def check_doubling(rows: Sequence[Any], printed: str) -> None:
-    """That of such times every row of JSON, and of the table printed, has its own."""
+    """Assert that each row, of JSON and of the printed table, has its own time of `doubling`."""
     lines, number = printed.splitlines(), 0
     for row in rows:
         number = 0 if row["algorithm"] == "plain" else number + 1
@@ -174,7 +177,7 @@ def check_doubling(rows: Sequence[Any], printed: str) -> None:
 
 
 def is_part(cells: Sequence[str], of: Sequence[str]) -> bool:
-    """Whether cells stand in a line, in this order, with others between them or not."""
+    """Whether a line has these cells in this order; there may be other cells between them."""
     rest = iter(of)
     return all(cell in rest for cell in cells)
 
@@ -182,9 +185,9 @@ def is_part(cells: Sequence[str], of: Sequence[str]) -> bool:
 def exists(collective: str, name: str, shape: Sequence[int]) -> bool:
     """Whether a collective has an algorithm on axes of these sizes.
 
-    Only one whose docstring says `SizeError` is asked. So one that begins to refuse sizes makes
-    tests fail, and not fewer. `tests/schedules/test_algorithms.py` prints the sizes that each runs
-    on.
+    Only algorithms whose docstrings say `SizeError` may refuse. If another begins to refuse sizes,
+    its tests fail; they are not skipped. `tests/schedules/test_algorithms.py` prints the sizes
+    that each algorithm runs on.
     """
     algorithm = algorithms_of(collective)[name]
     if "SizeError:" in (algorithm.__doc__ or ""):
@@ -201,9 +204,10 @@ def runnable(collective: str, *shape: int) -> list[str]:
 
 
 def distinct(collective: str, *shape: int) -> list[str]:
-    """Those of `runnable` that cannot fail apart: of gathers with one schedule, only the first.
+    """The algorithms of `runnable`, but only the first of several that have the same schedule.
 
-    So a torus of one axis is a bidirectional ring, and on two ranks all are a ring.
+    A torus of one axis has the schedule of a bidirectional ring; on two ranks, all have the
+    schedule of a ring.
     """
     first: dict[Any, str] = {}
     for name in runnable(collective, *shape):

@@ -1,4 +1,4 @@
-"""Compile programs that communicate otherwise, and print what a timeline reads of them as JSON."""
+"""Compile programs that communicate in less common ways; print what a timeline reads, as JSON."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def kernel(x, w):
 
 
 def read(topology, function, x, w, specs, out):
-    """What is read of a function of x and w."""
+    """What a timeline reads in the compiled function of x and w."""
     mesh = overlap.mesh(topology)
     operands = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))

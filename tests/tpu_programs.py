@@ -1,4 +1,4 @@
-"""Compile the programs of `test_overlap_tpu`, and print what is reported of them as JSON.
+"""Compile the programs of `test_overlap_tpu`, and print their reports as JSON.
 
 python tests/tpu_programs.py             the small ones
 python tests/tpu_programs.py exhaustive  those of README's headline, and of layers
@@ -50,7 +50,7 @@ def after_the_matmul(x, w, i):
 
 
 def loop(x, w):
-    """The same as a loop: each turn sends a shard and multiplies it."""
+    """A loop in which each turn sends a shard and multiplies it."""
     out = lax.pcast(jnp.zeros((8 * x.shape[0], w.shape[1]), x.dtype), "x", to="varying")
 
     def turn(i, state):
@@ -66,7 +66,7 @@ def plain(x, w):
 
 
 def layers(x, w):
-    """Four layers, their weights gathered each before it is used."""
+    """Four layers; the weights of each are gathered before it uses them."""
     for _ in range(4):
         x = jnp.tanh(x @ lax.all_gather(w, "x", tiled=True) * 2)
         w = w + 1
@@ -99,7 +99,7 @@ DOWN_SHAPES = (4096, 40960), (40960, 4096)
 
 
 def jitted(f, shapes, sharded, mesh):
-    """A function, and its operands as they are compiled for."""
+    """A jitted function, and the shapes and shardings of its operands."""
     specs, out = sharded
     operands = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
@@ -114,7 +114,7 @@ def reported(f, shapes=SHAPES, sharded=COLUMNS, mesh=mesh):
 
 
 def judged(f, operands):
-    """The report of what is jitted already, and whether it is overlapped."""
+    """The report of a function that may be jitted, and whether it is overlapped."""
     return read(jax.jit(f).lower(*operands).compile())
 
 
@@ -130,7 +130,7 @@ def read(compiled):
 
 
 def gated_mlp(algorithm):
-    """One for 8192 tokens, sharded by sequence; forward and backward, and its operands."""
+    """A layer for 8192 tokens, sharded by sequence, with its gradients; and its operands."""
 
     def operand(shape, spec):
         return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
@@ -156,7 +156,7 @@ def stacked(algorithm, kept):
 
 
 def headline():
-    """The programs of README's headline, and in what their claims are off."""
+    """The programs of README's headline, and how they differ from their claims."""
     known, programs, off = check_claims.here(recorded_claims.load()), {}, {}
     for which in dict.fromkeys(pages.headline(pages.tables())):
         flags = dict(which.flags)
@@ -169,7 +169,7 @@ def headline():
 
 
 def small():
-    """What the compiler overlaps and what not, in a program each; meshes; what is refused."""
+    """Small programs: what the compiler overlaps and what it does not; meshes; refusals."""
     reports = {
         "overlapped": reported(lambda x, w: ring(x, w, overlapped)),
         "after_the_matmul": reported(lambda x, w: ring(x, w, after_the_matmul)),
@@ -203,7 +203,7 @@ def small():
 
 
 def exhaustive():
-    """Matmuls, layers and stacks of ours beside the built-in forms; a static profile."""
+    """Our matmuls, layers and stacks compared with the built-in forms; a static profile."""
     reports = {"layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS)}
     of_headline, reports["headline"] = headline()
     for algorithm, as_claimed in (("auto", "auto"), ("lax", "plain")):

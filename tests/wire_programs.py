@@ -15,19 +15,19 @@ from jax.sharding import PartitionSpec as P
 import ringcoll
 from ringcoll import overlap
 
-#: Of a rank's operand, of bfloat16.
+#: The shape of a rank's operand, in bfloat16.
 SHAPE = (1024, 128)
-#: What a collective returns; it may be a tuple of several messages.
+#: The type of a collective's result; it may be a tuple of several messages.
 SENT = re.compile(
     r"= ([^=]*?) "
     r"(?:collective-permute|all-gather|all-to-all|all-reduce|reduce-scatter)(?:-start)?\("
 )
-#: Of an array; a scalar in such a tuple is no message.
+#: The dtype of an array; a scalar in such a tuple is no message.
 DTYPE = re.compile(r"(\w+)\[\d")
 
 
 def both(x):
-    """Of what is computed, and for what is computed: a compiler may fuse either."""
+    """Collectives of computed operands whose results are used: a compiler may fuse both."""
     total = ringcoll.psum(2 * x, "x", wire="int8")
     return 2 * total, 2 * ringcoll.all_gather(2 * x, "x", wire="int8")
 

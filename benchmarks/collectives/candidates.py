@@ -25,7 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "a machine that python -m ringcoll machine lists (v5e)"
     add("--device", default="v5e", metavar="NAME", help=what)
     add("--ranks", default="4x4", metavar="SHAPE", help="the axes of the ranks (4x4)")
-    add("--collective", choices=COLLECTIVES, default="psum_scatter", help="(psum_scatter)")
+    add(
+        "--collective",
+        choices=COLLECTIVES,
+        default="psum_scatter",
+        help="the collective (psum_scatter)",
+    )
     what = "bytes of the full vector"
     add("--bytes", type=sizes, default="1K,64K,1M,64M", metavar="LIST", help=what)
     what = "names with commas between (default: all)"

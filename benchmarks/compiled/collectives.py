@@ -34,12 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "topologies with commas between (v5e:4x4)"
     add("--topology", default="v5e:4x4", metavar="LIST", help=what)
     add("--axes", default="16,4x4", metavar="LIST", help="the axes of the mesh (16,4x4)")
-    add("--collective", choices=COLLECTIVES, default="psum_scatter", help="(psum_scatter)")
+    add(
+        "--collective",
+        choices=COLLECTIVES,
+        default="psum_scatter",
+        help="the collective (psum_scatter)",
+    )
     add("--bytes", default="1M,64M", metavar="LIST", help="bytes of one rank's operand (1M,64M)")
     known = "lax,bidirectional_ring,two_ended,torus"
-    add("--algorithm", default=known, metavar="LIST", help=f"({known})")
+    add("--algorithm", default=known, metavar="LIST", help=f"names with commas between ({known})")
     dtypes = options.listed("float32", "bfloat16")
-    add("--dtype", type=dtypes, default=["float32"], metavar="LIST", help="(float32)")
+    add(
+        "--dtype",
+        type=dtypes,
+        default=["float32"],
+        metavar="LIST",
+        help="dtypes with commas between (float32)",
+    )
     compiling.add_arguments(parser)
 
 

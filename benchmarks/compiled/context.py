@@ -50,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", type=layouts, default=["zigzag"], metavar="LIST", help=what)
     directions = options.listed(*DIRECTIONS)
     parser.add_argument(
-        "--direction", type=directions, default=list(DIRECTIONS), metavar="LIST", help="(all)"
+        "--direction",
+        type=directions,
+        default=list(DIRECTIONS),
+        metavar="LIST",
+        help="names with commas between (all)",
     )
     side_by_side.add_arguments(parser, ALGORITHMS, measured=MEASURED, compiled_as=COMPILED)
     processes.add_arguments(parser)

@@ -43,10 +43,27 @@ ALGORITHMS = (PLAIN, *expert_parallel.ALGORITHMS)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare which programs, for which chips, and where to write the results."""
     add = parser.add_argument
-    add("--topology", default=TOPOLOGIES, metavar="LIST", help=f"({TOPOLOGIES})")
-    add("--shape", type=options.shapes(5), default=SHAPE, metavar="LIST", help=f"({SHAPE})")
+    add(
+        "--topology",
+        default=TOPOLOGIES,
+        metavar="LIST",
+        help=f"topologies with commas between ({TOPOLOGIES})",
+    )
+    add(
+        "--shape",
+        type=options.shapes(5),
+        default=SHAPE,
+        metavar="LIST",
+        help=f"shapes with commas between ({SHAPE})",
+    )
     directions, names = options.listed(*DIRECTIONS), options.listed(*ALGORITHMS)
-    add("--direction", type=directions, default=list(DIRECTIONS), metavar="LIST", help="(all)")
+    add(
+        "--direction",
+        type=directions,
+        default=list(DIRECTIONS),
+        metavar="LIST",
+        help="names with commas between (all)",
+    )
     known = ", ".join(ALGORITHMS)
     add("--algorithm", type=names, default="all", metavar="LIST", help=f"{known} (all)")
     compiling.add_arguments(parser)

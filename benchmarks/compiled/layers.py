@@ -61,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     directions = options.listed(*DIRECTIONS)
     parser.add_argument(
-        "--direction", type=directions, default="both", metavar="LIST", help="(both)"
+        "--direction",
+        type=directions,
+        default="both",
+        metavar="LIST",
+        help="names with commas between (both)",
     )
     known = (*BUILT_IN, *OURS, *SUMMED)
     side_by_side.add_arguments(parser, known, measured=MEASURED, compiled_as=COMPILED)

@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the hosts, and what they run."""
     add = parser.add_argument
     add("--hosts", type=int, default=4, metavar="N", help="the number of hosts (4)")
-    add("--devices", type=int, default=1, metavar="N", help="devices of each host (1)")
+    add(
+        "--devices", type=int, default=1, metavar="N", help="the number of devices of each host (1)"
+    )
     what = "the rate of a link in each direction (1gbit)"
     add("--rate", default="1gbit", metavar="RATE", help=what)
     what = "star is a switch; ring is a cable to each neighbour (star)"

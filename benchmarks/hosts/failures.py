@@ -133,7 +133,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", metavar="WORDS", default="", help="only the rows whose names have these words")
     ways = options.listed(*WAYS)
-    add("--ways", type=ways, default="all", metavar="LIST", help=f"columns, of {', '.join(WAYS)}")
+    add(
+        "--ways",
+        type=ways,
+        default="all",
+        metavar="LIST",
+        help=f"the columns: all, or some of {', '.join(WAYS)}",
+    )
     add("--seconds", type=float, default=10, help="seconds of the deadline (%(default)g)")
     add(
         "--patience",

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--device", metavar="LIST", help="only these machines")
-    add("--points", action="store_true", help="a row for each measurement")
+    add("--points", action="store_true", help="print a row for each measurement")
     add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
     where = "plot measured points, and the lines of the model (svg, png)"
     add("--plot", type=PictureFile, metavar="FILE", help=where)

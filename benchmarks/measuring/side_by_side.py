@@ -75,7 +75,12 @@ def add_arguments(
     add = parser.add_argument
     add("--topology", metavar="LIST", help="compile for these, such as v5e:4x4,v5p:2x2x4")
     shapes = options.shapes(measured.count("x") + 1)
-    add("--shape", type=shapes, metavar="LIST", help=f"({measured}; compiled: {compiled_as})")
+    add(
+        "--shape",
+        type=shapes,
+        metavar="LIST",
+        help=f"shapes with commas between ({measured}; compiled: {compiled_as})",
+    )
     listed, names = options.listed(*known), ", ".join(known)
     add("--algorithm", type=listed, default="all", metavar="LIST", help=names)
     options.add_machine(parser, budget=120, rounds=30)

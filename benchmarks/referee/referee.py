@@ -77,7 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collective", default="all_gather", type=_collective, metavar="NAME", help=known)
     what = "names with commas between (default: all)"
     add("--algorithm", default="all", metavar="LIST", help=what)
-    add("--network", default=NETWORKS, metavar="LIST", help=f"(default: {NETWORKS})")
+    add(
+        "--network",
+        default=NETWORKS,
+        metavar="LIST",
+        help=f"networks with commas between ({NETWORKS})",
+    )
     what = "bytes of the full vector (1K,64M)"
     add("--bytes", type=sizes, default="1K,64M", metavar="LIST", help=what)
     add("--by", choices=(*BY, "both"), default="both", help="where the seconds come from (both)")

@@ -1,4 +1,4 @@
-"""Print the modelled time of a collective by every algorithm, its formula, and who is fastest.
+"""Print the modelled time of a collective by every algorithm, its formula, and which is fastest.
 
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p

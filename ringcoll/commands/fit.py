@@ -27,7 +27,11 @@ class MachineFile(arguments.File):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    add("--fit", metavar="FILE", help="measurements: nccl-tests' output, JSON of ours, or CSV")
+    add(
+        "--fit",
+        metavar="FILE",
+        help="measurements: nccl-tests' output, JSON of our benchmarks, or CSV",
+    )
     add("--name", metavar="NAME", help="the name of the machine (default: the name of the file)")
     add("--output", type=MachineFile, metavar="FILE", help="write the machine to this .json file")
     add("--show", metavar="NAME", help="print a known machine: its figures and their sources")

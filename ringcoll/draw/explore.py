@@ -170,7 +170,7 @@ def _drawn(made: Plan) -> dict[str, Any]:
 def _priced(
     collective: str, plans: Mapping[str, Plan], shape: Shape, machine: str
 ) -> dict[str, Any] | None:
-    """The seconds of each algorithm at each size, its formula, and who is fastest at which size.
+    """The seconds of each algorithm at each size, its formula, and the fastest at each size.
 
     None if the machine cannot have these ranks.
     """

@@ -280,7 +280,7 @@ def partition_specs(
             return PartitionSpec()
         if len(leaf.shape) < 3:
             words = f"{'/'.join(names)} has {len(leaf.shape)} dimensions"
-            cure = "experts are a dimension of their own: pass [experts, d, f] or [experts, f, d]"
+            cure = "experts need their own dimension: pass [experts, d, f] or [experts, f, d]"
             raise refusal(ValueError, "expert_parallel.partition_specs", words, cure)
         return PartitionSpec(*[None] * (len(leaf.shape) - 3), *split[known])
 

@@ -116,7 +116,7 @@ def partition_specs(
         dim, ndim = dims[known], len(leaf.shape)
         if ndim < -dim:
             words = f"{'/'.join(names)} has {ndim} dimensions, and dimension {dim} is to be sharded"
-            cure = "heads are a dimension of their own: kernels are [d, heads, head_dim]"
+            cure = "heads need their own dimension: kernels are [d, heads, head_dim]"
             raise refusal(ValueError, "partition_specs", words, cure)
         return PartitionSpec(*[axis_name if d == ndim + dim else None for d in range(ndim)])
 
