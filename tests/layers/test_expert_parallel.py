@@ -313,7 +313,9 @@ def test_of_no_tokens_there_are_no_results(form, max_send):
 
 def test_specs_of_leaves_without_experts_are_refused():
     leaf = jax.ShapeDtypeStruct((6, 5), jnp.float32)
-    with pytest.raises(ValueError, match=r"mlp/up has 2 dimensions; experts are a dimension"):
+    with pytest.raises(
+        ValueError, match=r"mlp/up has 2 dimensions; experts need their own dimension"
+    ):
         ep.partition_specs({"mlp": {"up": leaf}}, "x")
     stacked = jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32)
     assert ep.partition_specs({"up": stacked}, "x") == {"up": P(None, "x", None, None)}

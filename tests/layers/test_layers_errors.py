@@ -380,7 +380,7 @@ PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
         (
             lambda mesh: tp.partition_specs({"query": np.ones(8)}, "x"),
             ValueError,
-            "query has 1 dimensions, and dimension -2 is to be sharded; heads are a dimension",
+            "query has 1 dimensions, and dimension -2 is to be sharded; heads need their own",
         ),
     ],
 )
