@@ -29,7 +29,7 @@ TREE = "tree"
 #: The dtypes whose sums are rounded, and that a wire can encode.
 ROUNDED_TYPES = ("float32", "bfloat16", "float16")
 #: The collectives that have `order="tree"`.
-IN_ORDER = ("psum_scatter", "psum")
+ORDERED = ("psum_scatter", "psum")
 #: By default, algorithms of few rounds are timed up to this many bytes.
 SMALL = 2**18
 
@@ -98,7 +98,7 @@ class Case:
         if wire and is_rounded and self.name in ENCODED:
             encoded = [LAX, *(name for name in algorithms if not name.endswith(BUILT_INS))]
             forms += (f"{name}:{wire}" for name in encoded)
-        if order and is_rounded and self.name in IN_ORDER:
+        if order and is_rounded and self.name in ORDERED:
             ordered = ("auto", *balanced_algorithms(self.name, (n,)))
             forms += (f"{name}:{order}" for name in algorithms if name in ordered)
             forms.append(f"{LAX}:{order}")
