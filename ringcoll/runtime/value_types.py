@@ -3,9 +3,11 @@
 Under `check_vma=True`, the type of every value has the set of mesh axes over which it *varies*. A
 value that does not vary over an axis is the same on all ranks of the axis. `lax.pcast` makes such a
 value varying at no cost.
+
+Sets of axes are sorted, so that a program is lowered to the same text in every process.
 """
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import jax
@@ -18,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 def is_checked() -> bool:
     """Whether values are typed here: inside `shard_map` with `check_vma=True`."""
-    manual = _in_order(jax.sharding.get_abstract_mesh().manual_axes)
+    manual = sorted(jax.sharding.get_abstract_mesh().manual_axes, key=str)
     # A rank's own number varies over its axis. Its type says so only if types are checked.
     return any(axis in jax.typeof(lax.axis_index(axis)).mat.varying for axis in manual)
 
@@ -31,14 +33,9 @@ def device_kind() -> str | None:
 
 def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     """x, typed as varying over `axes` if types are checked."""
-    missing = _in_order({*axes} - jax.typeof(x).mat.varying)
+    missing = sorted({*axes} - jax.typeof(x).mat.varying, key=str)
     typed = tuple(a for a in missing if a in jax.typeof(lax.axis_index(a)).mat.varying)
     return lax.pcast(x, typed, to="varying") if typed else x
-
-
-def _in_order(axes: Set[Hashable]) -> list[Hashable]:
-    """The axes in one order in every process, so that a program is lowered to the same text."""
-    return sorted(axes, key=str)
 
 
 def typed_alike(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
