@@ -5,7 +5,7 @@ value that does not vary over an axis is the same on all ranks of the axis. `lax
 value varying at no cost.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from functools import partial
 
 import jax
@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 def is_checked() -> bool:
     """Whether values are typed here: inside `shard_map` with `check_vma=True`."""
-    manual = jax.sharding.get_abstract_mesh().manual_axes
+    manual = _in_order(jax.sharding.get_abstract_mesh().manual_axes)
     # A rank's own number varies over its axis. Its type says so only if types are checked.
     return any(axis in jax.typeof(lax.axis_index(axis)).mat.varying for axis in manual)
 
@@ -31,9 +31,14 @@ def device_kind() -> str | None:
 
 def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     """x, typed as varying over `axes` if types are checked."""
-    missing = [a for a in axes if a not in jax.typeof(x).mat.varying]
+    missing = _in_order({*axes} - jax.typeof(x).mat.varying)
     typed = tuple(a for a in missing if a in jax.typeof(lax.axis_index(a)).mat.varying)
     return lax.pcast(x, typed, to="varying") if typed else x
+
+
+def _in_order(axes: Set[Hashable]) -> list[Hashable]:
+    """The axes in one order in every process, so that a program is lowered to the same text."""
+    return sorted(axes, key=str)
 
 
 def typed_alike(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
