@@ -77,7 +77,14 @@ class _Ring:
             carry, made = make(carry, together, where)
             return carry, jnp.split(made, ends[:-1])
 
-        return toured(x, joined, self.axes, self.algorithm, carry)
+        def apart(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
+            results = list[Array]()
+            for part in parts:
+                carry, of_part = joined(carry, [part])
+                results += of_part
+            return carry, results
+
+        return toured(x, apart if self.keeps() else joined, self.axes, self.algorithm, carry)
 
     def work(self, where: Where, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""

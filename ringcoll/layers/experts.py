@@ -50,14 +50,19 @@ class Experts:
         """The function that multiplies rows that are sorted by expert."""
         return self.kernel or partial(_product, self.precision)
 
-    def mlp(self, rows: Array, sizes: Array) -> Array:
+    def mlp(self, rows: Array, sizes: Array, weights: Array | None = None) -> Array:
         """The results for rows sorted by expert; expert e has `sizes[e]` rows: `[r, d] -> [r, d]`.
 
-        After the last row of the last expert, results may be anything.
+        After the last row of the last expert, results may be anything. With `weights`, `[r]`, each
+        row has one, which multiplies its hidden features.
         """
         rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
         product = self.product
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
+        if weights is not None:
+            # The result times the weight is the same. But this multiplication is fused with others,
+            # and its gradient needs hidden features, which are kept in any case.
+            hidden = (hidden * weights[:, None]).astype(hidden.dtype)
         return product(hidden, down, sizes)
 
     def weighted(self, x: Array, slots: Array, weights: Array, most: int | None = None) -> Array:
@@ -65,21 +70,20 @@ class Experts:
 
         `most` bounds the rows, and so the buffers: if there are more rows, the sums are NaN.
         """
-        used = slots < self.count
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
-        sizes = counted(slots.reshape(-1), self.count)
+        sizes, weights = counted(slots.reshape(-1), self.count), weights.reshape(-1)
         if most is None or most >= slots.size:
-            rows = self.mlp(spread(x, order, back, used), sizes)
-            rows = permuted(rows, back, order).reshape(*slots.shape, x.shape[1])
-            return combined(jnp.where(used[..., None], rows, 0), weights)
+            used = slots < self.count
+            of_rows = jnp.take(weights, order, mode="clip")
+            rows = self.mlp(spread(x, order, back, used), sizes, of_rows)
+            return sum_of_slots(permuted(rows, back, order), used)
         order, total = order[:most], sizes.sum()
-        tokens, here = order // slots.shape[1], jnp.arange(most) < total
-        rows = self.mlp(chosen(len(x), x, tokens, here), jnp.where(total <= most, sizes, 0))
-        wide = jnp.where(here[:, None], rows, 0).astype(weights.dtype)
-        wide = wide * jnp.take(weights.reshape(-1), order)[:, None]
-        y = summed(wide, tokens, len(x)).astype(x.dtype)
-        return jnp.where(total <= most, y, jnp.nan)
+        fits, used = total <= most, jnp.arange(most) < total
+        of_rows = jnp.where(used, jnp.take(weights, order, mode="clip"), 0)
+        tokens = jnp.where(used, order // slots.shape[1], len(x))
+        rows = self.mlp(chosen(len(x), x, tokens), jnp.where(fits, sizes, 0), of_rows)
+        return jnp.where(fits, summed(len(x), rows, tokens), jnp.nan)
 
 
 def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
@@ -143,6 +147,12 @@ def combined(rows: Array, weights: Array) -> Array:
     return wide.sum(1).astype(rows.dtype)
 
 
+def sum_of_slots(rows: Array, used: Array) -> Array:
+    """The sum of the rows of each token, without slots that are not used: `[t s, d] -> [t, d]`."""
+    by_slot = jnp.where(used[..., None], rows.reshape(*used.shape, rows.shape[1]), 0)
+    return by_slot.sum(1, dtype=jnp.promote_types(rows.dtype, jnp.float32)).astype(rows.dtype)
+
+
 # Both gathers below have gathers as gradients; the gradients of JAX's gathers are scatters.
 
 
@@ -157,10 +167,7 @@ def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
 
 def _spread_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
     back, used = residuals
-    by_slot = jnp.take(ct, back, axis=0, mode="clip").reshape(*used.shape, ct.shape[1])
-    wide = jnp.promote_types(ct.dtype, jnp.float32)
-    summed = jnp.where(used[..., None], by_slot, 0).sum(1, dtype=wide)
-    return summed.astype(ct.dtype), None, None, None
+    return sum_of_slots(jnp.take(ct, back, axis=0, mode="clip"), used), None, None, None
 
 
 spread.defvjp(lambda x, *where: (spread(x, *where), where[1:]), _spread_backward)
@@ -178,29 +185,34 @@ permuted.defvjp(
 )
 
 
+# Each of the next two is the other's gradient. Rows of no token have the number `count`.
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def chosen(count: int, x: Array, tokens: Array, used: Array) -> Array:
-    """The rows of these tokens: `[t, d], [r] -> [r, d]`; `count` is t.
+def chosen(count: int, x: Array, tokens: Array) -> Array:
+    """The rows of these tokens: `[t, d], [r] -> [r, d]`, `count` is t. Others may be anything."""
+    return jnp.take(x, tokens, axis=0, mode="clip")
 
-    Rows that are not `used` give no gradient.
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def summed(count: int, rows: Array, tokens: Array) -> Array:
+    """The sum of the rows of each token: `[r, d], [r] -> [t, d]`, `count` is t.
+
+    It is added in float32 at least, then rounded.
     """
-    return jnp.take(x, tokens, axis=0)
+    wide = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+    zeros, wide = typed_alike([jnp.zeros((count, rows.shape[1]), wide.dtype), wide], ())
+    return zeros.at[tokens].add(wide, mode="drop").astype(rows.dtype)
 
 
-def _chosen_backward(count: int, residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
-    tokens, used = residuals
-    wide = jnp.promote_types(ct.dtype, jnp.float32)
-    rows = jnp.where(used[:, None], ct, 0).astype(wide)
-    return summed(rows, tokens, count).astype(ct.dtype), None, None
-
-
-chosen.defvjp(lambda count, x, *where: (chosen(count, x, *where), where), _chosen_backward)
-
-
-def summed(rows: Array, tokens: Array, count: int) -> Array:
-    """The sum of the rows of each token: `[r, d], [r] -> [count, d]`."""
-    zeros, rows = typed_alike([jnp.zeros((count, rows.shape[1]), rows.dtype), rows], ())
-    return zeros.at[tokens].add(rows)
+chosen.defvjp(
+    lambda count, x, tokens: (chosen(count, x, tokens), tokens),
+    lambda count, tokens, ct: (summed(count, ct, tokens), None),
+)
+summed.defvjp(
+    lambda count, rows, tokens: (summed(count, rows, tokens), tokens),
+    lambda count, tokens, ct: (chosen(count, ct, tokens), None),
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
