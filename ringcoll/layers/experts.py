@@ -50,19 +50,14 @@ class Experts:
         """The function that multiplies rows that are sorted by expert."""
         return self.kernel or partial(_product, self.precision)
 
-    def mlp(self, rows: Array, sizes: Array, weights: Array | None = None) -> Array:
+    def mlp(self, rows: Array, sizes: Array) -> Array:
         """The results for rows sorted by expert; expert e has `sizes[e]` rows: `[r, d] -> [r, d]`.
 
-        After the last row of the last expert, results may be anything. With `weights`, `[r]`, each
-        row has one, which multiplies its hidden features.
+        After the last row of the last expert, results may be anything.
         """
         rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
         product = self.product
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
-        if weights is not None:
-            # The result times the weight is the same. But this multiplication is fused with others,
-            # and its gradient needs hidden features, which are kept in any case.
-            hidden = (hidden * weights[:, None]).astype(hidden.dtype)
         return product(hidden, down, sizes)
 
     def weighted(self, x: Array, slots: Array, weights: Array, most: int | None = None) -> Array:
@@ -72,18 +67,18 @@ class Experts:
         """
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
-        sizes, weights = counted(slots.reshape(-1), self.count), weights.reshape(-1)
+        sizes = counted(slots.reshape(-1), self.count)
         if most is None or most >= slots.size:
             used = slots < self.count
-            of_rows = jnp.take(weights, order, mode="clip")
-            rows = self.mlp(spread(x, order, back, used), sizes, of_rows)
-            return sum_of_slots(permuted(rows, back, order), used)
+            rows = self.mlp(spread(x, order, back, used), sizes)
+            rows = permuted(rows, back, order).reshape(*slots.shape, x.shape[1])
+            return combined(jnp.where(used[..., None], rows, 0), weights)
         order, total = order[:most], sizes.sum()
         fits, used = total <= most, jnp.arange(most) < total
-        of_rows = jnp.where(used, jnp.take(weights, order, mode="clip"), 0)
         tokens = jnp.where(used, order // slots.shape[1], len(x))
-        rows = self.mlp(chosen(len(x), x, tokens), jnp.where(fits, sizes, 0), of_rows)
-        return jnp.where(fits, summed(len(x), rows, tokens), jnp.nan)
+        of_rows = jnp.where(used, jnp.take(weights.reshape(-1), order), 0)
+        rows = self.mlp(chosen(len(x), x, tokens), jnp.where(fits, sizes, 0))
+        return jnp.where(fits, summed(len(x), rows, of_rows, tokens), jnp.nan)
 
 
 def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
@@ -147,12 +142,6 @@ def combined(rows: Array, weights: Array) -> Array:
     return wide.sum(1).astype(rows.dtype)
 
 
-def sum_of_slots(rows: Array, used: Array) -> Array:
-    """The sum of the rows of each token, without slots that are not used: `[t s, d] -> [t, d]`."""
-    by_slot = jnp.where(used[..., None], rows.reshape(*used.shape, rows.shape[1]), 0)
-    return by_slot.sum(1, dtype=jnp.promote_types(rows.dtype, jnp.float32)).astype(rows.dtype)
-
-
 # Both gathers below have gathers as gradients; the gradients of JAX's gathers are scatters.
 
 
@@ -167,7 +156,10 @@ def spread(x: Array, order: Array, back: Array, used: Array) -> Array:
 
 def _spread_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
     back, used = residuals
-    return sum_of_slots(jnp.take(ct, back, axis=0, mode="clip"), used), None, None, None
+    by_slot = jnp.take(ct, back, axis=0, mode="clip").reshape(*used.shape, ct.shape[1])
+    wide = jnp.promote_types(ct.dtype, jnp.float32)
+    summed = jnp.where(used[..., None], by_slot, 0).sum(1, dtype=wide)
+    return summed.astype(ct.dtype), None, None, None
 
 
 spread.defvjp(lambda x, *where: (spread(x, *where), where[1:]), _spread_backward)
@@ -185,34 +177,44 @@ permuted.defvjp(
 )
 
 
-# Each of the next two is the other's gradient. Rows of no token have the number `count`.
+# The next two have the `count` tokens of x. A row of no token has the number `count`.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chosen(count: int, x: Array, tokens: Array) -> Array:
-    """The rows of these tokens: `[t, d], [r] -> [r, d]`, `count` is t. Others may be anything."""
+    """The rows of these tokens: `[t, d], [r] -> [r, d]`. Rows of no token may be anything."""
     return jnp.take(x, tokens, axis=0, mode="clip")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def summed(count: int, rows: Array, tokens: Array) -> Array:
-    """The sum of the rows of each token: `[r, d], [r] -> [t, d]`, `count` is t.
+def _chosen_backward(count: int, tokens: Array, ct: Array) -> tuple[Any, ...]:
+    ones = jnp.ones(len(ct), jnp.promote_types(ct.dtype, jnp.float32))
+    return summed(count, ct, ones, tokens), None
 
-    It is added in float32 at least, then rounded.
+
+chosen.defvjp(lambda count, x, tokens: (chosen(count, x, tokens), tokens), _chosen_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def summed(count: int, rows: Array, weights: Array, tokens: Array) -> Array:
+    """The weighted sum of the rows of each token: `[r, d], [r], [r] -> [t, d]`.
+
+    It is added in the dtype of the weights, then rounded to that of the rows.
     """
-    wide = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+    wide = rows.astype(weights.dtype) * weights[:, None]
     zeros, wide = typed_alike([jnp.zeros((count, rows.shape[1]), wide.dtype), wide], ())
     return zeros.at[tokens].add(wide, mode="drop").astype(rows.dtype)
 
 
-chosen.defvjp(
-    lambda count, x, tokens: (chosen(count, x, tokens), tokens),
-    lambda count, tokens, ct: (summed(count, ct, tokens), None),
-)
-summed.defvjp(
-    lambda count, rows, tokens: (summed(count, rows, tokens), tokens),
-    lambda count, tokens, ct: (chosen(count, ct, tokens), None),
-)
+def _summed_backward(count: int, residuals: tuple[Array, ...], ct: Array) -> tuple[Any, ...]:
+    # Rows are gathered in their own dtype. JAX's gradient would widen all tokens first.
+    rows, weights, tokens = residuals
+    wide = chosen(count, ct, tokens).astype(weights.dtype)
+    of_rows = (wide * weights[:, None]).astype(rows.dtype)
+    of_weights = (wide * rows.astype(weights.dtype)).sum(1)
+    return of_rows, jnp.where(tokens < count, of_weights, 0), None
+
+
+summed.defvjp(lambda count, *operands: (summed(count, *operands), operands), _summed_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
