@@ -73,7 +73,7 @@ def each(
         settings: dict[str, Any] = {}
         if accumulate_dtype is not None:
             settings["accumulate_dtype"] = wide_dtype(call, accumulate_dtype, *types)
-        tree = None if call.said.get("order") is None else leaves_of_call(call, wire)
+        tree = None if call.arguments.get("order") is None else leaves_of_call(call, wire)
         for_lax = [is_only_lax_s or _is_for_lax(call, leaf, algorithm) for leaf in leaves]
         if isinstance(collective, ScheduledCollective):
             settings |= dict.fromkeys(collective.in_order, tree)

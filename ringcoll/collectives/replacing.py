@@ -108,11 +108,11 @@ def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
         options = dict(_around.value).get(name)
         if options is None:
             return theirs(*args, **kwargs)
-        said = options._asdict()
+        settings = options._asdict()
         # A name is set as a context: if the function cannot run by it, the call stays "auto".
         is_named = options.algorithm != "auto" and isinstance(options.algorithm, str)
-        with choice.algorithm(said.pop("algorithm")) if is_named else nullcontext():
-            return ours(*args, **{k: v for k, v in said.items() if k in takes} | kwargs)
+        with choice.algorithm(settings.pop("algorithm")) if is_named else nullcontext():
+            return ours(*args, **{k: v for k, v in settings.items() if k in takes} | kwargs)
 
     return dispatcher
 

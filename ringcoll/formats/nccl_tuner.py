@@ -86,15 +86,15 @@ def _row(line: str) -> TableRow:
     cells = [cell.strip() for cell in line.split(",")]
     if not _LEAST_COLUMNS <= len(cells) <= len(_COLUMNS):
         raise ValueError(f"{len(cells)} columns; there are {', '.join(_COLUMNS)}")
-    given = dict(zip(_COLUMNS, cells, strict=False))
-    collective, algorithm = given["colltype"].lower(), given["algorithm"].lower()
+    cell_of = dict(zip(_COLUMNS, cells, strict=False))
+    collective, algorithm = cell_of["colltype"].lower(), cell_of["algorithm"].lower()
     _check("colltype", collective, (*_COLLECTIVES, *_OTHERS))
     _check("algorithm", algorithm, _ALGORITHMS)
-    _check("protocol", given["protocol"].lower(), _PROTOCOLS)
-    least, most = (_number(name, given[name], 0) for name in ("minbytes", "maxbytes"))
+    _check("protocol", cell_of["protocol"].lower(), _PROTOCOLS)
+    least, most = (_number(name, cell_of[name], 0) for name in ("minbytes", "maxbytes"))
     if least > most:
         raise ValueError(f"minbytes {least} is above maxbytes {most}")
-    any_ = {name: _number(name, text, -1) for name, text in given.items() if name in _COLUMNS[5:]}
+    any_ = {name: _number(name, text, -1) for name, text in cell_of.items() if name in _COLUMNS[5:]}
     if collective in _OTHERS:
         raise _CannotSay(f"a table has no rows of {collective}")
     for name in ("numPipeOps", "regBuff"):
@@ -108,7 +108,7 @@ def _row(line: str) -> TableRow:
         bounds = (-(-least // ranks) or None, most // ranks + 1 if most < _MOST else None)
         if None not in bounds and bounds[0] == bounds[1]:
             raise _CannotSay(f"no operand on {ranks} ranks has {least} to {most} bytes in all")
-    why = f"NCCL: {algorithm}, {given['protocol'].lower()}"
+    why = f"NCCL: {algorithm}, {cell_of['protocol'].lower()}"
     why += f", {any_['channels']} channels" if any_["channels"] > 0 else ""
     return TableRow(
         _COLLECTIVES[collective],

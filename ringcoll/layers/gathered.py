@@ -175,7 +175,7 @@ def gather(
 
 
 def _copied_if_sharded(
-    params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **how: Any
+    params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **options: Any
 ) -> Pytree:
     """`copied` of the leaves that are sharded over these axes."""
     dims: list[int | None] = []
@@ -183,8 +183,8 @@ def _copied_if_sharded(
     map_with_specs("fsdp.gather", note, params, specs)
     leaves, structure = jax.tree.flatten(params)
     sharded = [i for i, dim in enumerate(dims) if dim is not None]
-    made = copied([leaves[i] for i in sharded], everywhere, **how)
-    for i, leaf in zip(sharded, made, strict=True):
+    copies = copied([leaves[i] for i in sharded], everywhere, **options)
+    for i, leaf in zip(sharded, copies, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
 

@@ -81,5 +81,5 @@ def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
     >>> print(jax.jit(lambda x: layers.compiled_apart(jnp.mean, x))(jnp.arange(4.0)))
     1.5
     """
-    (made,) = leaf_by_leaf(lambda _, own: function(*own), None, [operands])
-    return made
+    (result,) = leaf_by_leaf(lambda _, own: function(*own), None, [operands])
+    return result

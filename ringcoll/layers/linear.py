@@ -210,7 +210,7 @@ def columns(
     if options.sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
-        made = all_gather_einsum(
+        products = all_gather_einsum(
             spec,
             x,
             factors,
@@ -242,11 +242,11 @@ def columns(
             product: Any = partial(jnp.matmul, **exact)
         else:  # each gets its own sum: the bits of sums of sums would depend on the ranks
             xs = [copy() for _ in factors]
-            how = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
-            product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **how)
-        made = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
+            in_blocks = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
+            product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **in_blocks)
+        products = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
     results = []
-    for y, (_, kernel, bias) in zip(made, named, strict=True):
+    for y, (_, kernel, bias) in zip(products, named, strict=True):
         shape = (*y.shape[: x.ndim - 1], *kernel.shape[1:])
         if bias is None or options.order is None:
             results.append(with_bias(function, y.reshape(shape), bias))

@@ -121,9 +121,9 @@ def all_gather_einsum(
     >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
     True
     """
-    said = {"gather": gather, "operand": operand, "order": order, "leaves": leaves}
-    call = FactorsCall("all_gather_einsum", spec, axis_name, **said)
-    options = call.how(algorithm, precision, accumulate_dtype, residuals)
+    arguments = {"gather": gather, "operand": operand, "order": order, "leaves": leaves}
+    call = FactorsCall("all_gather_einsum", spec, axis_name, **arguments)
+    options = call.options(algorithm, precision, accumulate_dtype, residuals)
     labels = call.labels(spec)
     if operand not in (0, 1):
         raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
@@ -188,9 +188,9 @@ def einsum_reduce_scatter(
     >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    said = {"scatter": scatter, "order": order, "leaves": leaves}
-    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **said)
-    options, labels = call.how(algorithm, precision, accumulate_dtype), call.labels(spec)
+    arguments = {"scatter": scatter, "order": order, "leaves": leaves}
+    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **arguments)
+    options, labels = call.options(algorithm, precision, accumulate_dtype), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
     sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
@@ -239,7 +239,7 @@ def all_gather_matmul(
     >>> print(ranks(matmul, (P("x"), P(None, "x")), P(None, "x"))(x, w)[:, 0])
     [ 1.  5.  9. 13.]
     """
-    call = Call("all_gather_matmul", axis_name, said={"dimension": dimension}, operands="x, w")
+    call = Call("all_gather_matmul", axis_name, arguments={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
     of = "kf" if operand else f"{rows}k"
     dimension = call.integer("dimension")
@@ -292,8 +292,8 @@ def matmul_reduce_scatter(
     >>> print(ranks(matmul, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    said = {"scatter_dimension": scatter_dimension}
-    call = Call("matmul_reduce_scatter", axis_name, said=said, operands="x, w")
+    arguments = {"scatter_dimension": scatter_dimension}
+    call = Call("matmul_reduce_scatter", axis_name, arguments=arguments, operands="x, w")
     rows = _rows(call, x)
     out = f"{rows}f"
     dim = call.integer("scatter_dimension")
@@ -446,7 +446,7 @@ def matmul_in_blocks(
     rows = _LETTERS[: x.ndim - 1]
     spec = f"{rows}k,kf->{rows}f"
     call = FactorsCall("matmul_in_blocks", spec, axis_name, order=order, leaves=leaves)
-    options, labels = call.how("auto", precision, accumulate_dtype), call.labels(spec)
+    options, labels = call.options("auto", precision, accumulate_dtype), call.labels(spec)
     sizes, cut = call.sizes(labels, x, w, {}), "k" if contracted else "f"
     call.check_cut(options, cut, sizes[cut])
     dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)

@@ -30,7 +30,7 @@ class Labels:
         x, comma, w = factors.partition(",")
         if not arrow or not comma or "," in w:
             raise ValueError("the spec is not of two factors and a result; write 'mk,kf->mf'")
-        made = Labels(x, w, out)
+        read = Labels(x, w, out)
         for labels in (x, w, out):
             if not (labels.isalpha() and labels.isascii()) and labels:
                 raise ValueError(f"{labels!r} is not made of letters; give every dimension one")
@@ -42,7 +42,7 @@ class Labels:
                     f"label {label!r} stands in one place only; sum over it before, or name it "
                     "in the result"
                 )
-        return made
+        return read
 
     def sizes(self, x: tuple[int, ...], w: tuple[int, ...], times: Mapping[str, tuple[int, int]]):
         """The size of every label.
@@ -63,13 +63,13 @@ class Labels:
                     "give each a letter"
                 )
             for label, size in zip(labels, shape, strict=True):
-                whole = size * times.get(label, (1, 1))[which]
-                if found.setdefault(label, whole) != whole:
+                full_size = size * times.get(label, (1, 1))[which]
+                if found.setdefault(label, full_size) != full_size:
                     cure = "; make them agree"
                     if label in times:
                         cure = ", counting all shards; pass a shard of one and all of the other"
                     raise ValueError(
-                        f"label {label!r} is of size {found[label]} in x and {whole} in w{cure}"
+                        f"label {label!r} is of size {found[label]} in x and {full_size} in w{cure}"
                     )
         return found
 

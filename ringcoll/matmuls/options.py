@@ -40,8 +40,8 @@ class Options:
 
     def model(self) -> Model:
         """The model of the devices and of the links between these ranks."""
-        whole = jax.sharding.get_abstract_mesh().axis_sizes
-        return auto.machine(device_kind(), prod(self.sizes()), prod(whole))
+        mesh_sizes = jax.sharding.get_abstract_mesh().axis_sizes
+        return auto.machine(device_kind(), prod(self.sizes()), prod(mesh_sizes))
 
     def schedule(self) -> tuple[Schedule, Ranks]:
         """The schedule of the gather, and the ranks as the schedule's digits."""

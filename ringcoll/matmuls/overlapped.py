@@ -69,27 +69,27 @@ def gather_and_multiply(
 def _gather_and_multiply_forward(options, gather, x, others):
     if not options.saves or exchange.stays(options, gather, x, others, keeps=True):
         return gather_and_multiply(options, gather, x, others), (x, None, others)
-    results, whole = _gather_and_multiply(options, gather, x, others, keep=True)
-    return results, (None, whole, others)
+    results, gathered = _gather_and_multiply(options, gather, x, others, keep=True)
+    return results, (None, gathered, others)
 
 
 def _gather_and_multiply_backward(options, gather, residuals, cts):
-    x, whole, others = residuals
+    x, gathered, others = residuals
     label, moving, products = gather.label, gather.moving, gather.products
     terms = tuple((product.out, product.other) for product in products)
     wires = gather.gradient_wire, gather.gradient_wire
-    like = x if whole is None else whole
+    like = x if gathered is None else gathered
     to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires, follows=True)
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
         for p, other in zip(products, others, strict=True)
     )
-    if whole is None:
+    if gathered is None:
         ct_others = gather_and_multiply(options, replace(gather, products=back), x, cts)
     else:
         ct_others = [
-            _multiplied(options, moving, p, whole, ct) for p, ct in zip(back, cts, strict=True)
+            _multiplied(options, moving, p, gathered, ct) for p, ct in zip(back, cts, strict=True)
         ]
     return ct_x, ct_others
 
@@ -105,9 +105,9 @@ def _gather_and_multiply(
     keep: bool = False,
     late: Sequence[int] = (),
 ) -> tuple[list[Array], Array | None]:
-    """The results, and the whole x if `keep`.
+    """The results, and the gathered x if `keep`.
 
-    The products with indices in `late` are computed from the whole x, after all of it has arrived.
+    The products with indices in `late` are computed from the gathered x, after its last shard came.
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
@@ -136,23 +136,23 @@ def _gather_and_multiply(
         return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
 
     if options.of_whole():
-        gathered = AllGather(axes=options.axes, dims=(dim,), algorithm=options.algorithm)
-        (whole,) = gathered(x)
+        all_gather = AllGather(axes=options.axes, dims=(dim,), algorithm=options.algorithm)
+        (gathered,) = all_gather(x)
     elif options.algorithm != LAX:
         if options.leaves is not None:  # as shards arrive, each rank would add in another order
             late = [i for i, p in enumerate(gather.products) if gather.label not in p.out]
         with named("all_gather_einsum", options.algorithm, "all_gather"):
             return _gather_and_multiply_by_rounds(options, gather, x, others, keep, late)
     elif 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
-        whole = empty(_times(x.shape, dim, prod(options.sizes())), x, options.axes)
+        gathered = empty(_times(x.shape, dim, prod(options.sizes())), x, options.axes)
     else:
         with named("all_gather_einsum", LAX, "all_gather"):
-            whole = marked(send, x, options.axes)
+            gathered = marked(send, x, options.axes)
     results = [
-        _multiplied(options, gather.moving, p, whole, other)
+        _multiplied(options, gather.moving, p, gathered, other)
         for p, other in zip(gather.products, others, strict=True)
     ]
-    return results, whole if keep else None
+    return results, gathered if keep else None
 
 
 def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
@@ -185,17 +185,17 @@ def _gather_and_multiply_by_rounds(
     sums = any(gather.label not in products[i].out for i in early)
     order = order_of_work(sums=sums, pairs=pairs)
     visitor = _Visitor(options, gather, others, early, shares, schedule.size, joining)
-    whole = empty(_times(x.shape, dim, schedule.size), x, ()) if keep or late else None
+    gathered = empty(_times(x.shape, dim, schedule.size), x, ()) if keep or late else None
     results: list[Any] = [None if order.begins_with_work else visitor.begun(i, x) for i in early]
-    state = results, whole
-    results, whole = engine.gather(
+    state = results, gathered
+    results, gathered = engine.gather(
         schedule, ranks, own, visitor.visit, state, order=order, wire=gather.wire
     )
-    made = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
-    if whole is not None:
-        of_whole = partial(_multiplied, options, gather.moving)
-        made |= {i: of_whole(products[i], whole, others[i]) for i in late}
-    return [made[i] for i in range(len(products))], whole if keep else None
+    of_products = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
+    if gathered is not None:
+        late_product = partial(_multiplied, options, gather.moving)
+        of_products |= {i: late_product(products[i], gathered, others[i]) for i in late}
+    return [of_products[i] for i in range(len(products))], gathered if keep else None
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class _Visitor:
 
     def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
         """Multiply the shards of a round; the first of them begins what has not begun."""
-        (results, whole), label = carry, self.gather.label
+        (results, gathered), label = carry, self.gather.label
         dim = self.gather.moving.index(label)
         for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
             places = self.shares.places(together)
@@ -241,21 +241,24 @@ class _Visitor:
             # Decoded values are written to their place at once; a concatenation would copy them.
             joined = self.joining == "copied" and self.gather.wire is not None
             piece = (end_to_end if joined else concatenated)(values, dim)
-            # If the whole x is kept, the parts are already copied into it.
-            if self.joining == "copied" and whole is None and len(shards) > 1:
+            # If the gathered x is kept, the parts are already copied into it.
+            if self.joining == "copied" and gathered is None and len(shards) > 1:
                 piece = lax.optimization_barrier(piece)
-            made = []
+            updated = []
             for i, result in zip(self.early, results, strict=True):
                 y, p = self.multiplied(i, piece, places), self.gather.products[i]
                 if label not in p.out:
-                    made.append(y if result is None else result + y)
+                    updated.append(y if result is None else result + y)
                     continue
                 out, y = p.out.index(label), y.astype(p.dtype)
                 if result is None:
                     result = buffer_after(y, out, self.shares.size * self.n)
-                made.append(placed(result, y, out, places))
-            results, whole = made, whole if whole is None else placed(whole, piece, dim, places)
-        return results, whole
+                updated.append(placed(result, y, out, places))
+            results, gathered = (
+                updated,
+                gathered if gathered is None else placed(gathered, piece, dim, places),
+            )
+        return results, gathered
 
 
 def _times(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
@@ -309,10 +312,10 @@ def multiply_and_scatter(
         wide = options.accumulate_dtype or jnp.promote_types(dtype, jnp.float32)
         options = replace(options, accumulate_dtype=wide)
     if options.leaves is not None and (options.of_whole() or options.algorithm == LAX):
-        how: dict[str, Any] = {"algorithm": options.algorithm, "leaves": options.leaves}
+        tree_options: dict[str, Any] = {"algorithm": options.algorithm, "leaves": options.leaves}
         with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
-            whole = _summed(options, scatter, factors)
-            (own,) = PsumScatter(axes=options.axes, dims=(dim,), **how)(whole)
+            total = _summed(options, scatter, factors)
+            (own,) = PsumScatter(axes=options.axes, dims=(dim,), **tree_options)(total)
             return own.astype(dtype)
     if options.algorithm == LAX:
         scatter_sum = partial(
@@ -327,11 +330,11 @@ def multiply_and_scatter(
                 widen=partial(lax.convert_element_type, new_dtype=wide),
             )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
-            whole = _summed(options, scatter, factors)
-            if 0 in whole.shape:  # as for a gather
-                shard = whole.shape[dim] // prod(options.sizes())
-                return lax.slice_in_dim(whole, 0, shard, axis=dim).astype(dtype)
-            return marked(scatter_sum, whole, options.axes).astype(dtype)
+            total = _summed(options, scatter, factors)
+            if 0 in total.shape:  # as for a gather
+                shard = total.shape[dim] // prod(options.sizes())
+                return lax.slice_in_dim(total, 0, shard, axis=dim).astype(dtype)
+            return marked(scatter_sum, total, options.axes).astype(dtype)
     with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
         mine = _multiply_and_scatter_by_rounds(options, scatter, factors)
     return concatenated(mine, dim).astype(dtype)
@@ -343,8 +346,8 @@ def _summed(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Arr
     if options.leaves is not None and jnp.issubdtype(scatter.dtype, jnp.inexact):
         return _summed_in_order(options, scatter, specs, factors)
     of_terms, typed = zip(specs, factors[::2], factors[1::2], strict=True), scatter.sharding
-    made = [options.einsum(spec, a, b, scatter.dtype, typed) for spec, a, b in of_terms]
-    return functools.reduce(lax.add, made)
+    products = [options.einsum(spec, a, b, scatter.dtype, typed) for spec, a, b in of_terms]
+    return functools.reduce(lax.add, products)
 
 
 def _summed_in_order(
@@ -375,7 +378,7 @@ def _multiply_and_scatter_by_rounds(
     sizes = [x.shape[own.index(scatter.label)] for x, own in of_factors if scatter.label in own]
     size, order = sizes[0] // schedule.size, order_of_work()
     blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
-    whole = blocks.whole()
+    unsliced = blocks.unsliced()
     pays = (
         order.takes_turns
         and options.leaves is None
@@ -386,7 +389,7 @@ def _multiply_and_scatter_by_rounds(
         return turns.reduce(schedule, ranks, halves.add, halves.start)
     add = lax.add if options.leaves is None else added
     return engine.reduce(
-        schedule, ranks, blocks.produce, add, whole, order=order, wire=scatter.wire
+        schedule, ranks, blocks.produce, add, unsliced, order=order, wire=scatter.wire
     )
 
 
@@ -404,16 +407,16 @@ class _Blocks:
     shares: Shares
     order: Order
 
-    def whole(self) -> list[Array]:
+    def unsliced(self) -> list[Array]:
         """The factors that are not sliced. (With a barrier, a slice would become a copy.)"""
         of_factors = zip(self.factors, self.labels, strict=True)
         return [x for x, own in of_factors if self.scatter.label not in own]
 
     def produce(
-        self, whole: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
+        self, unsliced: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
     ) -> Contributions:
         """This rank's contributions; by turns, added to what was received for them."""
-        label, out, rest = self.scatter.label, self.scatter.out, iter(whole)
+        label, out, rest = self.scatter.label, self.scatter.out, iter(unsliced)
         places = self.shares.places(slots)
         sums = [concatenated(received, out.index(label))] if received else []
         parts = [
@@ -427,11 +430,11 @@ class _Blocks:
 
     def add(self, slots: Sequence[Slot], received: Sequence[Array]) -> Sequence[Array]:
         """See `turns.Add`."""
-        return self.produce(self.whole(), slots, received).values
+        return self.produce(self.unsliced(), slots, received).values
 
     def start(self, slot: Slot) -> Array:
         """Zeros, to which the first contribution to a slot is added."""
-        program = jax.make_jaxpr(lambda: self.produce(self.whole(), [slot]).values)
+        program = jax.make_jaxpr(lambda: self.produce(self.unsliced(), [slot]).values)
         return zeros(program().out_avals[0])
 
 

@@ -28,7 +28,7 @@ def test_every_algorithm_says_what_it_does_and_when_to_choose_it(algorithm):
         assert sentence.endswith(".")
     assert bool(told.source) == ("Source:" in algorithm.__doc__)
     assert (told.source or "(2026).").endswith(").")
-    assert ">>>" in told.whole
+    assert ">>>" in told.docstring
     assert not any(">>>" in part for part in paragraphs(algorithm))  # which the page shows
 
 
