@@ -171,14 +171,14 @@ def _print(rows: Sequence[Measurement], found: Sequence[Mapping[str, float | Non
     heads = ("time\nms", "±\n", "vs_lax\n", "±\n", "sent\nMB", "of\nprice", "of\nbound", "of\nTCP")
     pairs = zip(rows, found, strict=True)
     for collective, some in groupby(pairs, lambda pair: pair[0].collective):
-        made = report.table(
+        table = report.table(
             *("type\n", "size\n", "algorithm\n"), *heads, "predicted\nms", "#wrong\n", left=3
         )
         for _, point in groupby(some, lambda pair: (pair[0].type, pair[0].asked)):
             for row, one in point:
-                made.add_row(*_cells(row, one))
-            made.add_section()
-        report.show(collective, made)
+                table.add_row(*_cells(row, one))
+            table.add_section()
+        report.show(collective, table)
 
 
 def _cells(row: Measurement, found: Mapping[str, float | None]) -> list[str]:
@@ -203,7 +203,7 @@ def _named(row: Measurement) -> str:
 def _print_auto(rows: Sequence[Measurement]) -> None:
     """Print the choice of "auto" and the best algorithm, if others were measured."""
     heads = "type", "size", "auto", "over lax", "best", "over best"
-    made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
+    table, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
         times = {
             row.algorithm: (row.vs_lax.median, row) for row in some if row.vs_lax and not row.option
@@ -214,12 +214,12 @@ def _print_auto(rows: Sequence[Measurement]) -> None:
         least, best = min(times.values(), key=lambda pair: pair[0])
         over_lax.append(ratio)
         over_best.append(ratio / least)
-        made.add_row(
+        table.add_row(
             *(auto.collective, auto.type, bytes_in_words(auto.size), _named(auto)),
             *(f"{ratio:.2f}", _named(best), f"{ratio / least:.2f}"),
         )
-    if made.rows:
-        report.show("auto beside the best", made)
+    if table.rows:
+        report.show("auto beside the best", table)
         report.console().print(
             f"auto over lax at most {max(over_lax):.2f}, over the best at most {max(over_best):.2f}"
         )

@@ -73,16 +73,16 @@ def point(shared: tuple[Place, float]) -> str:
 
 def table(*columns: str, left: int = 1) -> Table:
     """A table without vertical lines; the first columns are aligned left, the others right."""
-    made = Table(box=box.SIMPLE_HEAD)
+    empty = Table(box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
-    return made
+        empty.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return empty
 
 
-def show(title: str, made: Table) -> None:
+def show(title: str, rows: Table) -> None:
     """Print a table under a title."""
     console().print(f"[bold]{title}[/bold]")
-    console().print(made)
+    console().print(rows)
 
 
 def print_header(header: Mapping[str, Any]) -> None:
@@ -106,10 +106,10 @@ def print_checks(rows: Sequence[Measurement]) -> None:
     for row in rows:
         place = row.algorithm, row.collective
         wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
-    made = table("algorithm", *collectives)
+    checks = table("algorithm", *collectives)
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
-        made.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
-    show(f"#wrong, count {rows[0].count}, {types}", made)
+        checks.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
+    show(f"#wrong, count {rows[0].count}, {types}", checks)
 
 
 def print_rows(rows: Sequence[Measurement]) -> None:
@@ -118,12 +118,12 @@ def print_rows(rows: Sequence[Measurement]) -> None:
     units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
     heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
     for collective, some in groupby(rows, lambda row: row.collective):
-        made = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
+        results = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
         for _, point in groupby(some, lambda row: (row.type, row.size)):
             for row in point:
-                made.add_row(*_cells(row))
-            made.add_section()
-        show(collective, made)
+                results.add_row(*_cells(row))
+            results.add_section()
+        show(collective, results)
 
 
 def _cells(row: Measurement) -> list[str]:
@@ -181,12 +181,12 @@ def print_skipped(skipped: Sequence[Place]) -> None:
 def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
     """Print vs_lax and algorithm by size, a row for every collective and type."""
     sizes = sorted({row.asked for row in rows})
-    made = table("collective", "type", *map(bytes_in_words, sizes), left=2)
+    matrix = table("collective", "type", *map(bytes_in_words, sizes), left=2)
     for place, some in groupby(rows, lambda row: (row.collective, row.type)):
         cells = {row.asked: f"{ratio(row.vs_lax)} {row.algorithm}" for row in some}
-        made.add_row(*place, *(cells.get(size, "") for size in sizes))
+        matrix.add_row(*place, *(cells.get(size, "") for size in sizes))
     if rows:
-        show(title, made)
+        show(title, matrix)
 
 
 def print_verdict(rows: Iterable[Measurement]) -> int:

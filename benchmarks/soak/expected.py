@@ -77,7 +77,7 @@ def _is_wide(call: RandomCall, kind: np.dtype, what: int) -> bool:
     (A mean also divides, so it does not count. Of all gradients, only that of an all_gather with
     `to="varying"` is a sum by ringcoll.)
     """
-    wide = call.how.get("accumulate_dtype")
+    wide = call.options.get("accumulate_dtype")
     forth = what == _FORWARD and call.name in ("psum", "psum_scatter")
     back = what == _BACKWARD and call.name == "all_gather" and call.what.get("to") != "invarying"
     return bool(wide and np.dtype(wide).itemsize > kind.itemsize and (forth or back))

@@ -78,7 +78,7 @@ class RandomCall:
         groups: its `axis_index_groups`.
         dtype, shapes: the dtype and the shapes of the leaves of a rank's operand.
         what: the arguments that determine the result.
-        how: the other arguments: `algorithm`, `accumulate_dtype`, `max_send`.
+        options: the other arguments: `algorithm`, `accumulate_dtype`, `max_send`.
         batch: the dimension of a `vmap` around the call; None without a `vmap`.
         pulls_back: whether it is also differentiated.
     """
@@ -92,7 +92,7 @@ class RandomCall:
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     what: Mapping[str, Any]
-    how: Mapping[str, Any]
+    options: Mapping[str, Any]
     batch: int | None
     pulls_back: bool
 
@@ -100,7 +100,7 @@ class RandomCall:
     def arguments(self) -> dict[str, Any]:
         """All arguments after the axes."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
-        return {**self.what, **groups, **self.how}
+        return {**self.what, **groups, **self.options}
 
     def teams(self) -> np.ndarray:
         """The ranks that communicate with each other, in order: a row for each team."""
@@ -145,9 +145,9 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
     least = 1 if name in (*_CUTS, _RAGGED) else 0
     ndim = int(rng.integers(least, 4))
     what = _what(rng, name, ndim, n)
-    how = _how(rng, name, shape, dtype, place.x64)
+    options = _options(rng, name, shape, dtype, place.x64)
     if name == _RAGGED and rng.integers(2):
-        how["max_send"] = max(ragged.rows(what["sizes"])[2], 1)
+        options["max_send"] = max(ragged.rows(what["sizes"])[2], 1)
     if groups is None and name == "all_gather":
         what |= {"to": pick(rng, ["varying", "invarying"])}
     return RandomCall(
@@ -160,7 +160,7 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
         dtype.name,
         tuple(_shape(rng, name, of, n, what) for of in _ndims(rng, ndim)),
         what,
-        how,
+        options,
         _maybe(rng, 0.1, int(rng.integers(ndim + 1))),
         rng.random() < 0.25 and _has_exact_gradient(name, dtype, n),
     )
@@ -237,23 +237,23 @@ def _shape(
     return tuple(sizes)
 
 
-def _how(
+def _options(
     rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype, x64: bool
 ) -> dict[str, Any]:
     """An algorithm that can run on these ranks, and perhaps a wider dtype for sums."""
     collective = _IS_AS.get(name, name)
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if collective in COLLECTIVES:
         known = [
             algorithm
             for algorithm in choices(collective)
             if algorithm in BUILT_INS or exists(collective, halves(algorithm).reduces, *shape)
         ]
-        how["algorithm"] = pick(rng, ["auto", *known])
+        options["algorithm"] = pick(rng, ["auto", *known])
     if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:
         single = dtype.itemsize < 4 or (dtype == np.float32 and not x64)
-        how["accumulate_dtype"] = "float32" if single else "float64"
-    return how
+        options["accumulate_dtype"] = "float32" if single else "float64"
+    return options
 
 
 def _has_exact_gradient(name: str, dtype: np.dtype, n: int) -> bool:

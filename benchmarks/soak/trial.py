@@ -77,8 +77,8 @@ def _compared(calls: Sequence[RandomCall]) -> list[str]:
             return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]
 
         program = jax.jit(run, compiler_options=options)
-        made = program(jax.tree.map(partial(_placed, mesh), operands))
-        wrong = [_wrong(*both) for both in zip(made, expected, strict=True)]
+        results = program(jax.tree.map(partial(_placed, mesh), operands))
+        wrong = [_wrong(*both) for both in zip(results, expected, strict=True)]
     if not processes.total(sum(wrong)):
         return [""] * len(calls)
     words = []
@@ -135,12 +135,12 @@ def _called(call: RandomCall, xs: list[Array]) -> list[Array]:
     return getattr(our_lax, call.name)(xs, call.axes, **call.arguments)
 
 
-def _wrong(made: Any, right: Sequence[Any]) -> int:
+def _wrong(result: Any, right: Sequence[Any]) -> int:
     """The number of wrong elements on the ranks of this process.
 
     Ranks may match different ones of the results that count as right.
     """
-    arrays = zip(*map(jax.tree.leaves, (made, *right)), strict=True)
+    arrays = zip(*map(jax.tree.leaves, (result, *right)), strict=True)
     return sum(
         min(count_wrong(np.asarray(shard.data), truth[shard.index]) for truth in these)
         for y, *these in arrays

@@ -81,9 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """Print, and return the exit status."""
     if args.wire and not args.name:
         args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
-    lines = (
-        detailed(args.name, args.wire) if args.name else markdown() if args.markdown else index()
-    )
+    lines = in_full(args.name, args.wire) if args.name else markdown() if args.markdown else index()
     print(*lines, sep="\n")
     return 0
 
@@ -116,7 +114,7 @@ def markdown() -> Iterator[str]:
         yield ""
 
 
-def detailed(name: str, codes: str | None = None) -> Iterator[str]:
+def in_full(name: str, codes: str | None = None) -> Iterator[str]:
     """All about the algorithms of a name: their docstrings, schedules and prices.
 
     With `codes`, also what changes if messages hold these codes.

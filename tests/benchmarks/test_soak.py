@@ -66,7 +66,7 @@ def test_everything_is_drawn():
     counted = Counter(label for call in calls for label in soak._labels(call))
     assert set(REFERENCES) <= set(counted)
     assert min(counted.values()) > 100
-    drawn = {(call.name, call.how.get("algorithm")) for call in calls}
+    drawn = {(call.name, call.options.get("algorithm")) for call in calls}
     for collective in algorithms.COLLECTIVES:
         assert {(collective, name) for name in algorithms.names(collective)} <= drawn
     assert {call.teams().shape[1] for call in calls} == set(range(1, 9))
@@ -80,7 +80,9 @@ def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
     dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
     deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
     assert {call.name for call in deeper} == {*dims}
-    wide = [c for c in calls if "accumulate_dtype" in c.how and c.name in ("psum", "psum_scatter")]
+    wide = [
+        c for c in calls if "accumulate_dtype" in c.options and c.name in ("psum", "psum_scatter")
+    ]
     told: Counter[str] = Counter()
     for call in wide:
         kind = jnp.dtype(call.dtype)
@@ -106,7 +108,7 @@ def test_a_soak_over_processes():
 
 def is_misled(call):
     """Whether it comes out wrong: two ranks are neighbours on either side."""
-    by = call.name, call.how.get("algorithm")
+    by = call.name, call.options.get("algorithm")
     return by == ("all_gather", "misled") and call.teams().shape[1] in (3, 5, 7)
 
 
@@ -156,7 +158,7 @@ def test_a_fault_of_several_calls_names_its_neighbours(monkeypatch):
 
 
 def test_a_call_that_raises_is_a_fault():
-    call = replace(draw(1, 0, 8), how={"algorithm": "none_such"})
+    call = replace(draw(1, 0, 8), options={"algorithm": "none_such"})
     (fault,) = trial.faults([call])
     assert "ValueError" in str(fault)
     assert "none_such" in str(fault)
