@@ -44,13 +44,13 @@ def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mas
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_the_lists_of_an_offset_are_the_tiles_of_its_shard(small_tiles, n):
-    made = plan(Mask(True), "contiguous", 8, (n,), (), 1, (n,))
+    tiles = plan(Mask(True), "contiguous", 8, (n,), (), 1, (n,))
     for offset in range(n):
-        for masked, (lists, counts, which) in made.tiles((offset,)).items():
+        for masked, (lists, counts, which) in tiles.tiles((offset,)).items():
             for rank in range(n):
                 number = which[rank, (rank - offset) % n]
                 listed = lists[number][: counts[number]]
-                kinds = made.kinds(rank, (rank - offset) % n)
+                kinds = tiles.kinds(rank, (rank - offset) % n)
                 assert sorted(map(tuple, listed)) == sorted(
                     map(tuple, np.argwhere(kinds == (1 if masked else 2)))
                 )
@@ -62,9 +62,9 @@ def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
     length = 32768 // n // 2 * 2
     busiest = {}
     for layout in LAYOUTS:
-        made = plan(Mask(True), layout, length, (n,), (), 32, (n,))
-        each = np.sum([made.counted(offset) for offset in range(n)], 0) * made.tile**2
-        in_rounds = sum(made.counted(offset).max() for offset in range(n)) * made.tile**2
+        tiles = plan(Mask(True), layout, length, (n,), (), 32, (n,))
+        each = np.sum([tiles.counted(offset) for offset in range(n)], 0) * tiles.tile**2
+        in_rounds = sum(tiles.counted(offset).max() for offset in range(n)) * tiles.tile**2
         busiest[layout] = in_rounds
         if layout != "contiguous":
             assert each.max() <= 1.02 * each.min()
@@ -74,10 +74,10 @@ def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
 
 def test_shards_that_no_query_sees_are_not_needed():
     length = 1024
-    made = plan(Mask(True, 1500), "contiguous", length, (8,), (), 8, (8,))
-    assert made.needed() == {1, 2}
-    made = plan(Mask(False, 1000), "contiguous", length, (8,), (), 8, (8,))
-    assert made.needed() == {1, 7}
+    tiles = plan(Mask(True, 1500), "contiguous", length, (8,), (), 8, (8,))
+    assert tiles.needed() == {1, 2}
+    tiles = plan(Mask(False, 1000), "contiguous", length, (8,), (), 8, (8,))
+    assert tiles.needed() == {1, 7}
     both_axes = plan(Mask(True, 100), "contiguous", length, (2, 4), (), 8, (2, 4))
     on_torus = {(1,): 1, (0, 1): 1, (1, 1): 5}  # along the minor axis, and to the next line
     assert both_axes.needed() == {on_torus[0, 1], on_torus[1, 1]}
@@ -85,11 +85,11 @@ def test_shards_that_no_query_sees_are_not_needed():
 
 def test_origins_are_those_of_the_schedule():
     for shape in [(5,), (2, 4), (2, 3, 2)]:
-        made = plan(Mask(True), "contiguous", 4, shape, (), 1, shape)
+        tiles = plan(Mask(True), "contiguous", 4, shape, (), 1, shape)
         schedule = algorithms.ring(*shape)
         for offset in range(schedule.size):
             digits = np.unravel_index(offset, shape)
-            for rank, origin in enumerate(made.origins(offset)):
+            for rank, origin in enumerate(tiles.origins(offset)):
                 at = int(origin)
                 for axis, digit in enumerate(digits):
                     at = schedule.step(at, axis, int(digit))

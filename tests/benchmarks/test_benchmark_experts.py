@@ -23,8 +23,8 @@ def operands(like):
 def test_all_programs_compute_the_same_results_and_gradients(n):
     found = {}
     for algorithm in experts.ALGORITHMS:
-        made = experts.program(make_mesh(n), "both", "8x8x6x8x4", algorithm, jnp.float32)
-        function, like = made
+        program = experts.program(make_mesh(n), "both", "8x8x6x8x4", algorithm, jnp.float32)
+        function, like = program
         found[algorithm] = jax.jit(function)(*operands(like))
     plain = found.pop(experts.PLAIN)
     assert np.isfinite(plain[0]).all()

@@ -42,7 +42,7 @@ def test_stacks_are_compared_and_timed(monkeypatch, tmp_path, capsys):
 )
 def test_a_wrong_stack_is_seen(monkeypatch, capsys, algorithm, name):
     right = getattr(stack.fsdp, name)
-    monkeypatch.setattr(stack.fsdp, name, lambda *of, **how: right(*of, **how) * 1.001)
+    monkeypatch.setattr(stack.fsdp, name, lambda *of, **options: right(*of, **options) * 1.001)
     chosen = ["--kept", "nothing", "--algorithm", f"compiler,{algorithm}"]
     assert main([*MEASURED, *chosen]) == 1
     *_, by_shardings, ours, _, _ = capsys.readouterr().out.split("\n")

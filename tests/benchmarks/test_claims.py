@@ -111,12 +111,12 @@ def test_claims_are_saved_as_they_are_loaded(tmp_path):
 def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, status):
     table = "an all-reduce at scale"
     known = {one.which: one for one in recorded_claims.load()}
-    made = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
-    monkeypatch.setattr(recorded_claims, "find", made)
+    compute = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
+    monkeypatch.setattr(recorded_claims, "find", compute)
     assert main(["claims", "--table", table]) == status
-    said = capsys.readouterr().out
-    assert "--form torus/3-D --ranks 65536" in said
-    assert f"{off - 1:+.1%}" in said
+    printed = capsys.readouterr().out
+    assert "--form torus/3-D --ranks 65536" in printed
+    assert f"{off - 1:+.1%}" in printed
 
 
 PLAIN = next(one for one in pages.headline(pages.tables()) if "plain" in one.command)
@@ -176,9 +176,9 @@ def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["claims", "--table", "an all-reduce at scale"])
     assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert "left out: 48 programs without a claim for jax" in said.out
-    assert "--update saves what is found" in said.err
+    printed = capsys.readouterr()
+    assert "left out: 48 programs without a claim for jax" in printed.out
+    assert "--update saves what is found" in printed.err
 
 
 @pytest.mark.exhaustive

@@ -59,10 +59,10 @@ def measured(path, *arguments):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_bytes_on_links_are_those_of_the_schedules(links, tmp_path, capfd):
-    made = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
+    hosts = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
     algorithms = "ring,two_ended,direct"
-    how = "--collective", "all_gather", "--algorithm", algorithms
-    wire, rows = measured(tmp_path / "found.json", *made, *how)
+    options = "--collective", "all_gather", "--algorithm", algorithms
+    wire, rows = measured(tmp_path / "found.json", *hosts, *options)
     assert wire["links"] == links
     assert (wire["hosts"], wire["local"], wire["rate"]) == (3, 1, 5e7)
     assert 0.5 * 5e7 < wire["tcp"] < 1.1 * 5e7
@@ -77,18 +77,18 @@ def test_bytes_on_links_are_those_of_the_schedules(links, tmp_path, capfd):
 
 @as_root
 @pytest.mark.parametrize(
-    "how",
+    "number",
     mostly_exhaustive(
-        [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], lambda how: how == signal.SIGKILL
+        [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], lambda number: number == signal.SIGKILL
     ),
 )
-def test_hosts_end_with_the_process_that_made_them(how):
+def test_hosts_end_with_the_process_that_made_them(number):
     command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
         assert within(60, lambda: len(made_by(started.pid)) == 3)  # two hosts and the switch
         made = made_by(started.pid)
-        started.send_signal(how)
+        started.send_signal(number)
         assert started.wait(30) != 0
     assert within(10, lambda: made.isdisjoint(namespaces_of()))
 
@@ -97,16 +97,16 @@ def test_hosts_end_with_the_process_that_made_them(how):
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_hosts_go_when_they_are_done_with(links):
     with namespaces.made(2, links, "1gbit") as both:
-        made = set().union(*(namespaces_of(host.holder.pid) for host in both))
-        assert len(made) == 2
-        assert made <= namespaces_of()
-    assert made.isdisjoint(namespaces_of())
+        found = set().union(*(namespaces_of(host.holder.pid) for host in both))
+        assert len(found) == 2
+        assert found <= namespaces_of()
+    assert found.isdisjoint(namespaces_of())
 
 
 @pytest.mark.exhaustive
 def test_processes_on_loopback_need_no_root(tmp_path, capfd):
-    how = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
-    wire, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "ring,ring@2x2")
+    options = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
+    wire, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "ring,ring@2x2")
     assert (wire["hosts"], wire["local"], wire["rate"]) == (2, 2, wire["tcp"])
     assert {name: row["wrong"] for name, row in rows.items()} == {
         "lax": 0,
@@ -118,13 +118,15 @@ def test_processes_on_loopback_need_no_root(tmp_path, capfd):
 
 @pytest.mark.exhaustive
 def test_auto_is_held_against_the_best(tmp_path, capfd):
-    how = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
-    _, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "auto")
+    options = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
+    _, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "auto")
     assert set(rows) == {"lax", "auto", "bruck", "pairwise", "lax_as_bits"}
     ratios = {name: row["vs_lax"][1] for name, row in rows.items()}
     auto, least = ratios["auto"], min(ratios.values())
-    said = capfd.readouterr().out
-    assert f"over lax at most {max(auto, 1):.2f}, over the best at most {auto / least:.2f}" in said
+    printed = capfd.readouterr().out
+    assert (
+        f"over lax at most {max(auto, 1):.2f}, over the best at most {auto / least:.2f}" in printed
+    )
     picked = default_table().pick("all_to_all", "cpu", 2, 4096, "float32", __version__, hosts=2)
     assert rows["auto"]["resolved"] == picked
 

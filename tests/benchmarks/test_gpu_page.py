@@ -62,7 +62,7 @@ def test_forms_for_a_switch_are_right(name, n):
         FORMS[1]: ((P(None, "x"), P("x")), P("x")),
     }
     for form, (ins, out) in specs.items():
-        made = jax.shard_map(
+        mapped = jax.shard_map(
             SWITCH_FORMS[name][form], mesh=make_mesh(n), in_specs=ins, out_specs=out
         )
-        np.testing.assert_array_equal(jax.jit(made)(rows, w), rows @ w)
+        np.testing.assert_array_equal(jax.jit(mapped)(rows, w), rows @ w)

@@ -77,9 +77,9 @@ def test_the_command_prints_errors(capsys):
     from benchmarks.__main__ import main
 
     assert main(["measured", "--device", "v5p,gloo", "--points"]) == 0
-    said = capsys.readouterr().out
-    assert "error by machine" in said
-    assert "v5p" in said
+    printed = capsys.readouterr().out
+    assert "error by machine" in printed
+    assert "v5p" in printed
     with pytest.raises(SystemExit):
         main(["measured", "--device", "abacus"])
 

@@ -100,7 +100,7 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["--network", "cube:8"], "is no network; write 4x4, grid:4x4, hosts:8x8"),
         (["--network", "thin:4x2x2x2"], "so give as many routers, or more"),
@@ -108,11 +108,11 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
         (["--collective", "gather"], "no 'gather'; choose from all_gather"),
     ],
 )
-def test_bad_arguments_are_refused(given, said, capsys):
+def test_bad_arguments_are_refused(given, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["referee", *given])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_switch_needs_its_network():

@@ -101,9 +101,9 @@ def test_over_processes_no_device_is_left_out():
 
 @pytest.mark.exhaustive
 def test_a_soak_over_processes():
-    said = together([2, 2], "-m", "benchmarks", "soak", "--seed=3", "--count=16")
-    assert "#wrong 0 of 16 calls" in said[0]
-    assert "#wrong" not in said[1]  # the first speaks for all
+    printed = together([2, 2], "-m", "benchmarks", "soak", "--seed=3", "--count=16")
+    assert "#wrong 0 of 16 calls" in printed[0]
+    assert "#wrong" not in printed[1]  # the first speaks for all
 
 
 def is_misled(call):
@@ -114,25 +114,25 @@ def is_misled(call):
 
 def test_a_wrong_algorithm_is_found_and_found_again(monkeypatch, capsys):
     def misled(*shape):
-        made = algorithms.ring(*shape)
-        *rounds, last = made.rounds or [()]
+        schedule = algorithms.ring(*shape)
+        *rounds, last = schedule.rounds or [()]
         turned = tuple(replace(move, shift=-move.shift) for move in last)
-        return Schedule(made.shape, (*rounds, turned) if last else ())
+        return Schedule(schedule.shape, (*rounds, turned) if last else ())
 
     monkeypatch.setitem(algorithms.GATHERS, "misled", misled)
     monkeypatch.setattr(Schedule, "check", lambda self: self)  # which would have refused it
     calls = (draw(1, i, 8) for i in range(10_000) if 0 < i % TOGETHER < TOGETHER - 1)
     number = next(call.number for call in calls if is_misled(call))
     assert main(f"soak --seed 1 --only {number - 1}-{number + 1}".split()) == 1
-    said = capsys.readouterr().out
-    assert f"wrong: call {number}: " in said
-    assert "#wrong 1 of 3 calls" in said
-    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    printed = capsys.readouterr().out
+    assert f"wrong: call {number}: " in printed
+    assert "#wrong 1 of 3 calls" in printed
+    again = re.search(r"again: python -m benchmarks (.*)", printed).group(1)
     assert again == f"soak --seed 1 -g 8 --only {number}"
     assert main(again.split()) == 1
-    said = capsys.readouterr().out
-    assert f"{number}: all_gather(" in said
-    assert "elements are wrong" in said
+    printed = capsys.readouterr().out
+    assert f"{number}: all_gather(" in printed
+    assert "elements are wrong" in printed
 
 
 def faults_where(monkeypatch, wrong):
@@ -189,9 +189,9 @@ known = pytest.mark.skipif(not memory.is_known(), reason="this system does not s
 @known
 def test_live_memory_is_memory_not_freed():
     before = memory.sample(0).live
-    made = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
+    kept = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
     assert 0.9 < (memory.sample(0).live - before) / 2**25 < 1.1
-    del made[1::2]  # what is left keeps pages of the others resident
+    del kept[1::2]  # what is left keeps pages of the others resident
     assert 0.9 < (memory.sample(0).live - before) / 2**24 < 1.1
 
 
@@ -242,11 +242,11 @@ def test_a_wrong_training_step_is_reported_and_replayed(monkeypatch, capsys):
     monkeypatch.setattr(soak.steps, "differing", lambda step: ["a leaf"] if step[1] == 1 else [])
     monkeypatch.setattr(soak, "faults", lambda calls: [])
     assert main(["soak", "--seed", "7", "--count", str(2 * soak.STEP_EVERY)]) == 1
-    said = capsys.readouterr().out
-    assert "wrong: a leaf of (7, 1, 8)" in said
-    assert "#wrong 1 of 128 calls" in said
-    assert "2 steps" in said
-    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    printed = capsys.readouterr().out
+    assert "wrong: a leaf of (7, 1, 8)" in printed
+    assert "#wrong 1 of 128 calls" in printed
+    assert "2 steps" in printed
+    again = re.search(r"again: python -m benchmarks (.*)", printed).group(1)
     assert again == "soak --seed 7 -g 8 --program 1"
     assert main(again.split()) == 1
     assert main(["soak", "--seed", "7", "--program", "0"]) == 0

@@ -162,8 +162,8 @@ def jacobians(mesh, functions, shapes, check_vma, out=None, modes=(jax.jacrev, j
     return jax.jit(lambda: {name: of(name) for name in functions})()
 
 
-def compare(made, expected):
-    for key, (reverse, *forward) in made.items():
+def compare(results, expected):
+    for key, (reverse, *forward) in results.items():
         np.testing.assert_array_equal(reverse, expected[key[0]], f"{key}, in reverse")
         for jacobian in forward:
             np.testing.assert_array_equal(jacobian, expected[key[0]], f"{key}, forward")
@@ -194,8 +194,8 @@ def test_jacobian(n, check_vma):
     shapes = {key: CASES[key[0]].shape(n) for key in functions}
     # Forward, a collective is applied to tangents, whatever their number.
     modes = (jax.jacrev, jax.jacfwd)[: 2 if n == 3 else 1]
-    made = jacobians(make_mesh(n), functions, shapes, check_vma, modes=modes)
-    compare(made, {name: matrix(case, [np.arange(n)], n) for name, case in CASES.items()})
+    results = jacobians(make_mesh(n), functions, shapes, check_vma, modes=modes)
+    compare(results, {name: matrix(case, [np.arange(n)], n) for name, case in CASES.items()})
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -208,8 +208,8 @@ def test_jacobian_of_a_replicated_result(check_vma):
         for algorithm in runnable(CASES[name].collective, 4)[-2:]
     }
     shapes = {key: CASES[key[0]].shape(4) for key in functions}
-    made = jacobians(make_mesh(4), functions, shapes, check_vma, out=P())
-    compare(made, {name: matrix(CASES[name], [np.arange(4)], 4)[0] for name in names})
+    results = jacobians(make_mesh(4), functions, shapes, check_vma, out=P())
+    compare(results, {name: matrix(CASES[name], [np.arange(4)], 4)[0] for name in names})
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_jacobian_over_some_axes_in_any_order(mesh, axes):
         for keywords in algorithms_of(case, n)[:1]
     }
     shapes = {key: CASES[key[0]].shape(n) for key in functions}
-    made = jacobians(make_mesh(*mesh), functions, shapes, check_vma=True)
-    compare(made, {name: matrix(case, teams, n) for name, case in CASES.items()})
+    results = jacobians(make_mesh(*mesh), functions, shapes, check_vma=True)
+    compare(results, {name: matrix(case, teams, n) for name, case in CASES.items()})
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -254,8 +254,8 @@ def test_jacobian_in_groups():
         for algorithm in runnable(CASES[name].collective, 3)[:2]
     }
     shapes = {key: CASES[key[0]].shape(3) for key in functions}
-    made = jacobians(make_mesh(6), functions, shapes, check_vma=False)
-    compare(made, {name: matrix(CASES[name], groups, 3) for name in names})
+    results = jacobians(make_mesh(6), functions, shapes, check_vma=False)
+    compare(results, {name: matrix(CASES[name], groups, 3) for name in names})
 
 
 def test_the_gradient_of_all_gather_accumulates_wide():

@@ -30,11 +30,11 @@ mostly_untyped = pytest.mark.parametrize(
 
 def functions():
     """Every collective, each by another algorithm."""
-    made = {}
+    found = {}
     for i, (name, case) in enumerate(CASES.items()):
         names = case.collective and runnable(case.collective, N)
-        made[name] = bound(case, N, **({"algorithm": names[i % len(names)]} if names else {}))
-    return made
+        found[name] = bound(case, N, **({"algorithm": names[i % len(names)]} if names else {}))
+    return found
 
 
 def operands():
@@ -99,9 +99,9 @@ def test_grad_of_what_is_the_same_on_all_ranks():
     names = [name for name in CASES if name != "pbroadcast"]
 
     def program(xs, ws):
-        made = {a: jax.grad(cubes(functions()[a], ws[a][0]))(xs[a]) for a in names}
-        assert all(not jax.typeof(dx).mat.varying for dx in made.values())
-        return made
+        gradients = {a: jax.grad(cubes(functions()[a], ws[a][0]))(xs[a]) for a in names}
+        assert all(not jax.typeof(dx).mat.varying for dx in gradients.values())
+        return gradients
 
     xs, ws = ({a: of[a] for a in names} for of in (operands(), weights()))
     mapped = jax.shard_map(program, mesh=make_mesh(N), in_specs=(P(), P("x")), out_specs=P())
@@ -197,8 +197,8 @@ def test_hessians(check_vma):
         x = jnp.asarray(operands()[name])
         return jax.hessian(total)(x), jax.jacrev(jax.grad(total))(x)
 
-    made = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
-    for name, (over_reverse, reverse_over_reverse) in made.items():
+    results = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
+    for name, (over_reverse, reverse_over_reverse) in results.items():
         jacobian, x, w = flat(name)
         expected = times(jacobian.T, np.diag(6 * w * times(jacobian, x)), jacobian)
         for hessian in (over_reverse, reverse_over_reverse):
@@ -214,8 +214,8 @@ def test_linearize_and_transpose(check_vma):
         (back,) = jax.linear_transpose(whole, x)(w)
         return value, tangent_map(2 * x), jax.jvp(whole, (x,), (3 * x,))[1], back
 
-    made = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
-    for name, (value, twice, thrice, back) in made.items():
+    results = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
+    for name, (value, twice, thrice, back) in results.items():
         jacobian, x, w = flat(name)
         y = times(jacobian, x).reshape(value.shape)
         for k, result in enumerate((value, twice, thrice), 1):

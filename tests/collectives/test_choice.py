@@ -24,8 +24,8 @@ def permutes(call):
     return text.count("stablehlo.collective_permute")
 
 
-def psum(x, **how):
-    return lax.psum(x, "x", **how)
+def psum(x, **options):
+    return lax.psum(x, "x", **options)
 
 
 def test_it_holds_for_what_says_auto_within():

@@ -17,7 +17,7 @@ import ringcoll.lax
 GROUPED = [
     case
     for case in CASES
-    if case.name not in ("ppermute", "pshuffle", "pbroadcast") and "to" not in case.how(1)
+    if case.name not in ("ppermute", "pshuffle", "pbroadcast") and "to" not in case.options(1)
 ]
 MAIN_GROUPED = [case for case in MAIN if case in GROUPED]
 
@@ -35,7 +35,7 @@ def test_every_way_of_calling(groups):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "form",
     [
         lambda: np.array([[0, 2], [1, 3]]),
         lambda: [np.array([0, 2]), range(1, 4, 2)],
@@ -44,7 +44,7 @@ def test_every_way_of_calling(groups):
         lambda: (iter(group) for group in [[np.int8(0), 2], [True, 3]]),  # of psum lax takes none
     ],
 )
-def test_groups_are_said_in_whatever_lax_takes(said):
+def test_groups_may_have_any_form_that_lax_takes(form):
     """And read once: leaves after the first have the same groups."""
     calls = {
         **{name: {} for name in ("psum", "pmean", "pmax", "all_gather")},
@@ -55,16 +55,16 @@ def test_groups_are_said_in_whatever_lax_takes(said):
 
     def of(module, groups):
         def program(x):
-            made = {}
+            results = {}
             for name, call in calls.items():
                 call = call | {"axis_index_groups": groups()}
-                made[name] = getattr(module, name)([x, 2 * x], "x", **call)
-            return made
+                results[name] = getattr(module, name)([x, 2 * x], "x", **call)
+            return results
 
         return program
 
     x = data((4, 2, 2))
-    ours = per_rank(make_mesh(4), of(ringcoll.lax, said), x, check_vma=False)
+    ours = per_rank(make_mesh(4), of(ringcoll.lax, form), x, check_vma=False)
     theirs = of(lax, lambda: [[0, 2], [1, 3]])
     assert_same(ours, per_rank(make_mesh(4), theirs, x, check_vma=False))
 

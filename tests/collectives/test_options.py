@@ -24,21 +24,24 @@ GROUPS = {
 
 #: The operand's shape in groups of n, and the call of either module.
 SUMS = {
-    "all_gather": (lambda n: (30, 2), lambda m, x, **how: m.all_gather(x, "x", axis=1, **how)),
+    "all_gather": (
+        lambda n: (30, 2),
+        lambda m, x, **options: m.all_gather(x, "x", axis=1, **options),
+    ),
     "all_gather tiled": (
         lambda n: (30, 2),
-        lambda m, x, **how: m.all_gather(x, "x", axis=1, tiled=True, **how),
+        lambda m, x, **options: m.all_gather(x, "x", axis=1, tiled=True, **options),
     ),
     "psum_scatter": (
         lambda n: (30, n),
-        lambda m, x, **how: m.psum_scatter(x, "x", scatter_dimension=1, **how),
+        lambda m, x, **options: m.psum_scatter(x, "x", scatter_dimension=1, **options),
     ),
     "psum_scatter tiled": (
         lambda n: (2 * n, 30),
-        lambda m, x, **how: m.psum_scatter(x, "x", tiled=True, **how),
+        lambda m, x, **options: m.psum_scatter(x, "x", tiled=True, **options),
     ),
-    "psum": (lambda n: (30, 2), lambda m, x, **how: m.psum(x, "x", **how)),
-    "pmean": (lambda n: (30, 2), lambda m, x, **how: m.pmean(x, "x", **how)),
+    "psum": (lambda n: (30, 2), lambda m, x, **options: m.psum(x, "x", **options)),
+    "pmean": (lambda n: (30, 2), lambda m, x, **options: m.pmean(x, "x", **options)),
 }
 
 
@@ -87,7 +90,7 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
     n, ranks = 4, 4 if members is None else 8
     grouped = {} if members is None else {"axis_index_groups": members}
     collective = {"pmean": "psum"}.get(name, name.partition(" ")[0])
-    hows = [{}] if groups == "uneven" else every(collective, n)
+    variants = [{}] if groups == "uneven" else every(collective, n)
     wide = {"accumulate_dtype": WIDER[dtype]}
 
     def program(x, ct):
@@ -95,8 +98,10 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
             lambda x: call(lax, x, **grouped), x.astype(WIDER[dtype]), ct.astype(WIDER[dtype])
         )
         by_us = {
-            str(how): there_and_back(lambda x, how=how: call(ringcoll, x, **grouped, **how), x, ct)
-            for how in [*({**how, **wide} for how in hows), hows[-1]]
+            str(options): there_and_back(
+                lambda x, options=options: call(ringcoll, x, **grouped, **options), x, ct
+            )
+            for options in [*({**options, **wide} for options in variants), variants[-1]]
         }
         return by_us, [y.astype(dtype) for y in by_lax]
 
@@ -105,9 +110,9 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
     rng = np.random.default_rng(0)
     x, ct = (rng.integers(-most, most, (ranks, *of)).astype(dtype) for of in (shape(n), (290,)))
     with jax.enable_x64(True):
-        made, right = per_rank(make_mesh(ranks), program, x, ct, check_vma=False)
-    narrow = made.pop(str(hows[-1]))
-    for how, ours in made.items():
-        assert_same({how: ours}, {how: right})
+        results, right = per_rank(make_mesh(ranks), program, x, ct, check_vma=False)
+    narrow = results.pop(str(variants[-1]))
+    for options, ours in results.items():
+        assert_same({options: ours}, {options: right})
     if dtype == "float32":  # or this would say nothing
         assert any((np.asarray(a) != b).any() for a, b in zip(narrow, right, strict=True))

@@ -60,8 +60,8 @@ def arrays(n, numbers, dtype="float32", row=ROW):
     return [whole[:, :rows], whole[:, rows:]]
 
 
-def call(*xs, **how):
-    return ringcoll.ragged_all_to_all(*xs, axis_name="x", **how)
+def call(*xs, **options):
+    return ringcoll.ragged_all_to_all(*xs, axis_name="x", **options)
 
 
 @pytest.mark.parametrize("slices", [1, 3])
@@ -168,8 +168,8 @@ def test_elsewhere_than_on_cpu_rows_that_do_not_fit_are_seen(dtype, lost):
     """Of two ranks, with two slices each; a block holds three rows, and the first has four."""
     at, sizes = np.array([[4, 0], [6, 2]], np.int32), np.array([[2, 2], [1, 1]], np.int32)
     blocks, output = jnp.array([1, 2, 3, 4, 5, 0], dtype), jnp.full(8, 9, dtype)
-    made = rows.put(blocks, output, at, sizes, 3)
-    assert_same(np.asarray(made), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
+    result = rows.put(blocks, output, at, sizes, 3)
+    assert_same(np.asarray(result), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
 
 
 REFUSED = jax.errors.JaxRuntimeError
@@ -400,11 +400,11 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(
-    ("xs", "how", "kind", "words"), REFUSALS, ids=[words for *_, words in REFUSALS]
+    ("xs", "options", "kind", "words"), REFUSALS, ids=[words for *_, words in REFUSALS]
 )
-def test_refusals_name_the_call_and_the_cure(xs, how, kind, words):
+def test_refusals_name_the_call_and_the_cure(xs, options, kind, words):
     with pytest.raises(kind, match=f"(?s)ringcoll.ragged_all_to_all.*{words}"):
-        trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | how)))
+        trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | options)))
 
 
 def test_an_axis_of_a_vmap_is_refused_as_in_lax():

@@ -109,9 +109,9 @@ def test_sums_are_wide_if_it_says_so():
     x = np.array([[1], [256], [1]], jnp.bfloat16)  # the ring adds them up from the second
     for wide, sums in ((None, 256), ("float32", 258)):
         with ringcoll.replacing(jax.lax, algorithm="ring", accumulate_dtype=wide):
-            made = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
+            results = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
             greatest = per_rank(MESH, lambda x: jax.lax.pmax(x, "x"), x)  # takes no such argument
-        assert float(made[0, 0]) == sums
+        assert float(results[0, 0]) == sums
         assert float(greatest[1, 0]) == 256
 
 

@@ -60,8 +60,8 @@ def gradients_summed(x, scale, axis_name):
 
 def sharpness_aware(x, scale, axis_name):
     """Optax's own that averages over an axis."""
-    how = {"sync_period": 2, "opaque_mode": True, "batch_axis_name": axis_name}
-    return stepped(optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.25), **how), x, scale)
+    options = {"sync_period": 2, "opaque_mode": True, "batch_axis_name": axis_name}
+    return stepped(optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.25), **options), x, scale)
 
 
 def stepped(optimizer, x, scale):
@@ -103,8 +103,8 @@ def test_libraries_make_the_same_by_ours(n, check_vma):
     scale, weights = data((n, FEATURES), ranks=n), data(x.shape, ranks=x.shape[0])
 
     def per_rank(x, scale, weights):
-        made = step(x, scale[0], weights, "x")
-        return jax.tree.map(lambda leaf: leaf[None], made)
+        results = step(x, scale[0], weights, "x")
+        return jax.tree.map(lambda leaf: leaf[None], results)
 
     program = jax.jit(
         jax.shard_map(per_rank, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=check_vma)
@@ -113,14 +113,14 @@ def test_libraries_make_the_same_by_ours(n, check_vma):
     by_lax = program.trace(x, scale, weights)
     with ringcoll.replacing(jax.lax, algorithm="ring"):
         ours = program.trace(x, scale, weights)
-        made = program(x, scale, weights)
+        results = program(x, scale, weights)
     assert "ringcoll" not in str(by_lax.jaxpr)
     text = str(ours.jaxpr)
     assert text.count("ringcoll_psum") >= len(LIBRARIES)
     assert "psum" not in text.replace("ringcoll_psum", "").replace("psum_invariant", "")
-    assert_same(made, program(x, scale, weights))
+    assert_same(results, program(x, scale, weights))
     for name in ("linen", "nnx"):
-        y, state = made[name][1]
+        y, state = results[name][1]
         whole, of_whole = LIBRARIES[name](x, scale[0], None)
         assert_same(y.reshape(x.shape), whole)
         assert_same(jax.tree.map(lambda leaf: leaf[-1], state), of_whole)

@@ -66,13 +66,13 @@ def lower(function, shape, operand, dtype=jnp.float32, check_vma=True):
 def messages(text):
     """Every collective-permute of a StableHLO text, in order."""
     pattern = r"collective_permute.*pairs = dense<(.*?)> : .*-> tensor<((?:\d+x)*)(\w+)>"
-    made = []
+    found = []
     for pairs, shape, dtype in re.findall(pattern, text):
         numbers = [int(i) for i in re.findall(r"\d+", pairs)]
         ends = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-        made.append(Message(dtype, tuple(map(int, shape.split("x")[:-1])), ends))
-    assert len(made) == text.count("collective_permute")
-    return made
+        found.append(Message(dtype, tuple(map(int, shape.split("x")[:-1])), ends))
+    assert len(found) == text.count("collective_permute")
+    return found
 
 
 def program(collective, algorithm, shape, dtype=jnp.float32, **keywords):

@@ -280,17 +280,17 @@ def spoilt(value, choose):
         return STRANGE[choose(len(STRANGE))]
     keys = list(value) if isinstance(value, dict) else range(len(value))
     key = keys[choose(len(keys))]
-    made = dict(value) if isinstance(value, dict) else list(value)
+    copy = dict(value) if isinstance(value, dict) else list(value)
     if choose(6) == 0:
-        del made[key]
+        del copy[key]
     else:
-        made[key] = spoilt(value[key], choose)
-    return made
+        copy[key] = spoilt(value[key], choose)
+    return copy
 
 
 def test_no_bad_table_is_refused_by_anything_but_a_line():
     choose = random.Random(0).randrange
-    said = []
+    messages = []
     for _ in range(600):
         text = json.dumps(spoilt(GOOD_TABLE, choose))
         if choose(3) == 0:  # and a letter of it
@@ -299,9 +299,9 @@ def test_no_bad_table_is_refused_by_anything_but_a_line():
         try:
             Table.from_json(text)
         except ValueError as error:
-            said.append(str(error))
-    assert len(said) > 400
-    assert [line for line in said if "\n" in line or len(line) > 700] == []
+            messages.append(str(error))
+    assert len(messages) > 400
+    assert [line for line in messages if "\n" in line or len(line) > 700] == []
 
 
 def test_a_row_written_in_python_is_held_to_the_same():

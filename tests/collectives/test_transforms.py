@@ -123,7 +123,7 @@ def test_over_a_vmapped_axis(n):
         for case in MAIN:
             ours, theirs = ours_and_theirs(case, "v", n)
             if case.name == "pbroadcast":  # by a gather, as lax's own does not work here either
-                theirs = lambda x, case=case: lax.all_gather(x, "v")[case.how(n)["source"]]  # noqa: E731
+                theirs = lambda x, case=case: lax.all_gather(x, "v")[case.options(n)["source"]]  # noqa: E731
             for by, function in (("ours", ours), ("theirs", theirs)):
                 results[by][str(case)] = jax.vmap(function, axis_name="v")(xs[str(case)])
         return results
@@ -212,7 +212,7 @@ def over_one_of_two_axes(axis_type, check_vma, shardings):
         for (case, dim), x in zip(placed, operands, strict=True):
             ours, theirs = ours_and_theirs(case, "x", 2)
             if case.name == "psum_scatter":
-                theirs = scatter_by_psum(**(case.canonical or case.how)(2))
+                theirs = scatter_by_psum(**(case.canonical or case.options)(2))
             pairs[f"{case} {dim}"] = ours(x[0])[None], theirs(x[0])[None]
         return pairs
 
@@ -245,11 +245,13 @@ def untouched_dimensions(case):
 
     lax itself counts explicit shardings wrongly where a call is not tiled.
     """
-    how = case.how(2)
-    if not how.get("tiled", case.name not in ("all_gather", "pswapaxes")):
+    options = case.options(2)
+    if not options.get("tiled", case.name not in ("all_gather", "pswapaxes")):
         return []
     ndim = len(case.shape(2))
-    named = {how[key] % ndim for key in how if key in ("axis", "scatter_dimension", "split_axis")}
+    named = {
+        options[key] % ndim for key in options if key in ("axis", "scatter_dimension", "split_axis")
+    }
     return [None, *(dim for dim in even_dimensions(case) if dim not in named)]
 
 
@@ -272,8 +274,8 @@ def test_an_explicitly_sharded_dimension_is_split_into_blocks_that_do_not_divide
     mesh = make_mesh(2, 2, axis_type=AxisType.Explicit)
     x = jax.device_put(data((12, 4)), NamedSharding(mesh, P(("x", "y"))))  # blocks of 3 on 2
 
-    def by(library, **how):
-        exchange = lambda v: library.all_to_all(v, "x", 0, 0, tiled=True, **how)  # noqa: E731
+    def by(library, **options):
+        exchange = lambda v: library.all_to_all(v, "x", 0, 0, tiled=True, **options)  # noqa: E731
         mapped = jax.shard_map(
             exchange, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=check_vma
         )

@@ -73,14 +73,14 @@ def test_sums_of_constants_are_constants(name, constant):
 
 def traced(function):
     """What a function without arguments makes, inside a `shard_map` over five ranks."""
-    made = []
+    results = []
 
     def program():
-        made.append(function())
+        results.append(function())
         return ()
 
     jax.make_jaxpr(jax.shard_map(program, mesh=make_mesh(5), in_specs=(), out_specs=()))()
-    return made[0]
+    return results[0]
 
 
 def test_the_sum_of_one_is_the_number_of_ranks():
@@ -135,10 +135,10 @@ def test_movers_change_no_value(dtype):
 
 def _any_bits(shape, unsigned):
     """Any bits, and first those of the greatest NaN, -0.0, and the smallest subnormal."""
-    made = np.random.default_rng(0).integers(0, np.iinfo(unsigned).max, shape, unsigned)
+    bits = np.random.default_rng(0).integers(0, np.iinfo(unsigned).max, shape, unsigned)
     largest = np.iinfo(unsigned).max
-    made.reshape(shape[0], -1)[:, :3] = [largest, largest // 2 + 1, 1]
-    return made
+    bits.reshape(shape[0], -1)[:, :3] = [largest, largest // 2 + 1, 1]
+    return bits
 
 
 def test_random_keys():
@@ -183,7 +183,7 @@ LEAVES = {
 )
 def test_pytrees(name):
     """Small leaves of a dtype travel together; nobody can tell."""
-    case = next(c for c in CASES if c.name == name and c.how(3).get("axis", 0) == 0)
+    case = next(c for c in CASES if c.name == name and c.options(3).get("axis", 0) == 0)
 
     def of_three(x):
         """(Not -x: of zeros of both signs any is the least.)"""

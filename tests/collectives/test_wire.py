@@ -249,12 +249,12 @@ def test_transforms_groups_axes_and_pytrees():
     def eager(x):
         return {"eager": total(x)}
 
-    for run, how in (
+    for run, options in (
         (program, {"check_vma": True}),
         (program, {"check_vma": False}),
         (eager, {"jit": False}),
     ):
-        done = per_rank(mesh, run, x, **how)
+        done = per_rank(mesh, run, x, **options)
         limit = precision.error_bound("psum", "direct", (8,), 2.0**-7, wire=wire)
         limit *= abs(x).reshape(8, -1).max(1).sum()
         for name, y in done.items():
@@ -276,10 +276,13 @@ def test_infinities_and_nans_stay():
     x[1, 0, 0], x[2, 1, 1], x[3, 2, 2] = np.inf, np.nan, -np.inf
 
     def program(x):
-        how = {"axis_name": "x", "wire": Wire("int8", 32)}
+        options = {"axis_name": "x", "wire": Wire("int8", 32)}
         return [
-            [ringcoll.psum(x, algorithm=a, **how) for a in ("auto", "direct", "ring", "one_shot")],
-            ringcoll.all_gather(x, **how),
+            [
+                ringcoll.psum(x, algorithm=a, **options)
+                for a in ("auto", "direct", "ring", "one_shot")
+            ],
+            ringcoll.all_gather(x, **options),
         ]
 
     sums, whole = per_rank(make_mesh(4), program, x)
@@ -356,14 +359,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", [*CALLS, "ragged_all_to_all"])
 def test_what_no_wire_carries_is_refused_in_words(name):
-    def refused(x, kind, words, **how):
+    def refused(x, kind, words, **options):
         if name == "ragged_all_to_all":
             ints = jnp.zeros(2, jnp.int32)
             call = partial(ringcoll.ragged_all_to_all, x, x, ints, ints, ints, ints)
         else:
             call = partial(CALLS[name][1], x)
         with pytest.raises(kind, match=rf"ringcoll\.{name}\(.*{re.escape(words)}"):
-            call(axis_name="x", **how)
+            call(axis_name="x", **options)
 
     def program(x):
         for wire, kind, words in REFUSED.values():
@@ -379,9 +382,9 @@ def test_what_no_wire_carries_is_refused_in_words(name):
 def test_what_only_lax_can_do_has_no_wire():
     def program(x):
         uneven = [[0], [1, 2]]
-        for how in ({"axis_index_groups": uneven}, {"axis_name": 0}):
+        for options in ({"axis_index_groups": uneven}, {"axis_name": 0}):
             with pytest.raises(ValueError, match=r"jax\.lax alone can do this call"):
-                ringcoll.psum(x, **{"axis_name": "x", "wire": "int8", **how})
+                ringcoll.psum(x, **{"axis_name": "x", "wire": "int8", **options})
         return ringcoll.psum(2.0, "x", wire="int8") + x
 
     assert (
@@ -418,6 +421,6 @@ def test_on_a_cpu_codes_are_written_apart(algorithm, messages):
     if jax.__version_info__ < (0, 11):
         return  # its XLA:CPU drops barriers before it fuses
     for computation in lowered.compile().as_text().split("\n\n"):
-        made = [word for word in ("round-nearest-even(", "shift-left(") if word in computation]
-        assert len(made) < 2, computation
-        assert not made or " concatenate(" not in computation, computation
+        kinds = [word for word in ("round-nearest-even(", "shift-left(") if word in computation]
+        assert len(kinds) < 2, computation
+        assert not kinds or " concatenate(" not in computation, computation

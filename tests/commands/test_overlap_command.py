@@ -110,21 +110,21 @@ def typed(tmp_path_factory) -> list:
 
 
 def test_the_last_line_says_what_to_change_and_where(typed):
-    status, said, _ = typed[0]
+    status, printed, _ = typed[0]
     assert status == 0
-    *_, line = said.splitlines()
+    *_, line = printed.splitlines()
     assert line.startswith("to change first: gather, then multiply at own.py:12: "), line
     assert "; `all_gather_matmul` would take at best " in line
-    heads, row = said.splitlines()[1:3]
+    heads, row = printed.splitlines()[1:3]
     assert heads.startswith("at ")
     assert row.startswith("own.py:12 all_gather  all-gather")
-    assert f"libtpu {version('libtpu')}" in said
+    assert f"libtpu {version('libtpu')}" in printed
 
 
 def test_no_collective_fails_where_something_is_limited(typed):
-    status, _, said = typed[1]
+    status, _, printed = typed[1]
     assert status == 1
-    assert "has 0 collectives that send anything, fewer than min_collectives=1" in said
+    assert "has 0 collectives that send anything, fewer than min_collectives=1" in printed
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=lambda number: REFUSED[number][0])

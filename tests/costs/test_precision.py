@@ -63,10 +63,10 @@ SHAPES = [(2,), (3,), (4,), (5,), (6,), (7,), (8,), (3, 2)]
 )
 def test_all_ranks_hold_the_same_bits(shape):
     def program(floats, bits):
-        made = []
+        sums = []
         for x, y in zip(floats, bits, strict=True):
-            made += [every("psum", shape)(x), every("pmax", shape)(y)]
-        return made
+            sums += [every("psum", shape)(x), every("pmax", shape)(y)]
+        return sums
 
     dtypes = (np.float32, jnp.bfloat16)
     operands = [[make(shape, dtype) for dtype in dtypes] for make in (normal, strange)]
@@ -84,8 +84,8 @@ def test_all_ranks_hold_the_same_bits(shape):
 def test_all_ranks_hold_the_same_bits_of_the_others_too(collective):
     make = strange if collective == "pmin" else normal
     for dtype in (np.float32, jnp.bfloat16):
-        made = per_rank(make_mesh(5), every(collective, (5,)), make((5,), dtype))
-        for algorithm, x in made.items():
+        results = per_rank(make_mesh(5), every(collective, (5,)), make((5,), dtype))
+        for algorithm, x in results.items():
             np.testing.assert_array_equal(bits(x), np.stack([bits(x)[0]] * 5), algorithm)
 
 
@@ -151,11 +151,11 @@ def test_errors_are_within_the_bound(collective, shape):
         wide = every(collective, shape, accumulate_dtype=jnp.float32)
         return every(collective, shape)(x), every(collective, shape)(half), wide(half)
 
-    made = per_rank(make_mesh(*shape), program, x, half)
+    found = per_rank(make_mesh(*shape), program, x, half)
     single, narrow = (float(jnp.finfo(d).eps) for d in (jnp.float32, jnp.bfloat16))
     kinds = [(x, single, None), (half, narrow, None), (half, narrow, single)]
     seen = []
-    for results, (operand, eps, wide) in zip(made, kinds, strict=True):
+    for results, (operand, eps, wide) in zip(found, kinds, strict=True):
         seen.append({a: errors(collective, y, operand) for a, y in results.items()})
         for algorithm, error in seen[-1].items():
             bound = error_bound(collective, algorithm, shape, eps, wide)
@@ -195,10 +195,10 @@ def test_a_wide_sum_is_rounded_once(shape, dtype):
 
 def test_one_shot_adds_in_the_order_of_the_ranks():
     x = normal((5,), np.float32)
-    made = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
+    results = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
     in_order = reduce(np.add, x)
     assert (bits(in_order) != bits(reduce(np.add, x[::-1]))).any()
-    np.testing.assert_array_equal(bits(made), np.stack([bits(in_order)] * 5))
+    np.testing.assert_array_equal(bits(results), np.stack([bits(in_order)] * 5))
 
 
 @pytest.mark.exhaustive

@@ -180,13 +180,13 @@ def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm)
     of = f"all_gather --bytes 64M --device {kind} --ranks {ranks}"
     given = f"{of} --algorithm {algorithm} --alpha 0"  # the report charges no starts
     assert main(["cost", *given.split()]) == 0
-    said = capsys.readouterr().out
-    number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", said, re.M).groups()
+    printed = capsys.readouterr().out
+    number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", printed, re.M).groups()
     seconds = float(number) * {"us": 1e-6, "ms": 1e-3}[unit]
     assert reported(kind, size, shape, algorithm) == pytest.approx(
         seconds, rel=0.01
     )  # three digits
-    assert ("is a line, not a ring" in said) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
+    assert ("is a line, not a ring" in printed) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
 
 
 def test_neighbours_have_one_link_between_them(capsys):
@@ -207,8 +207,8 @@ def test_a_network_by_its_shape_is_a_slice(capsys):
     ):
         given = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
         assert main(["cost", *given.split()]) == 0
-        said = capsys.readouterr().out
-        assert paid in said
-        assert ("axis of 8x1 is a line, not a ring" in said) == (network == "8x1")
+        printed = capsys.readouterr().out
+        assert paid in printed
+        assert ("axis of 8x1 is a line, not a ring" in printed) == (network == "8x1")
     assert main(["cost", "psum", "-n", "3", "--device", "h200", "--network", "torus"]) == 0
     assert "a line" not in capsys.readouterr().out

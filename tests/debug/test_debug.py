@@ -323,9 +323,9 @@ def test_an_exception_beside_a_healthy_step_reports_no_stuck_rank(held, capfd):
 def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capfd):
     program, let = held
     results = left(program, lambda: None, grace=0)
-    said = capfd.readouterr().err
-    assert "ringcoll.debug.deadline(300) is left by KeyError on " in said
-    assert "rank 1 (x=1): in ringcoll.pmax(lax), begun " in said
+    printed = capfd.readouterr().err
+    assert "ringcoll.debug.deadline(300) is left by KeyError on " in printed
+    assert "rank 1 (x=1): in ringcoll.pmax(lax), begun " in printed
     let.set()
     assert results.tolist() == [[1] * 3] * 8
 

@@ -34,8 +34,8 @@ def sums(*scales):
     """Of equal calls, by names in this order."""
 
     def function(x):
-        made = {scale: total(scale * x) for scale in scales}
-        return made[1] - made[100]
+        sums_by_scale = {scale: total(scale * x) for scale in scales}
+        return sums_by_scale[1] - sums_by_scale[100]
 
     return mapped(function)
 

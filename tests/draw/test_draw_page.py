@@ -106,9 +106,9 @@ def test_nothing_is_wider_than_the_page(opened, name):
             assert code["y"] > picture["y"] + picture["height"]
         elif name != "torus":  # which has the whole width
             assert code["x"] > picture["x"] + picture["width"]
-        whole = page.locator("#stage svg").bounding_box()
-        assert picture["x"] <= whole["x"]
-        assert whole["x"] + whole["width"] <= picture["x"] + picture["width"]
+        box = page.locator("#stage svg").bounding_box()
+        assert picture["x"] <= box["x"]
+        assert box["x"] + box["width"] <= picture["x"] + picture["width"]
         lines = "(all) => all.every((e) => e.scrollWidth <= e.clientWidth)"
         assert page.locator("pre").evaluate_all(lines)
         for larger in ("true", "false"):
@@ -116,7 +116,7 @@ def test_nothing_is_wider_than_the_page(opened, name):
             assert page.get_attribute("#larger", "aria-pressed") == larger
             assert page.evaluate("document.documentElement.scrollWidth") == width
             if larger == "true" and width == PHONE[0] and name != "alone":
-                assert page.locator("#stage svg").bounding_box()["width"] > whole["width"]
+                assert page.locator("#stage svg").bounding_box()["width"] > box["width"]
 
 
 LEGIBLE = """() => {

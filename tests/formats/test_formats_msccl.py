@@ -19,7 +19,7 @@ COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
 SHAPES = [*((n,) for n in SIZES), (4, 2), (2, 3), (2, 2, 2)]
 
 
-def messages(made):
+def messages(program):
     """By round: who sends what to whom, and whose data is in it."""
     return [
         sorted(
@@ -31,7 +31,7 @@ def messages(made):
             )
             for m in frame.messages
         )
-        for frame in frames(made)
+        for frame in frames(program)
     ]
 
 
@@ -132,7 +132,7 @@ def replaced(text, before, after, nth=0):
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "words"),
     [
         ("", 1, "is not XML: no element found"),
         (CHAIN[:-8], 26, "is not XML: no element found"),
@@ -167,13 +167,13 @@ def replaced(text, before, after, nth=0):
         ),
     ],
 )  # fmt: skip
-def test_a_broken_file_is_refused_with_its_line(text, line, said):
+def test_a_broken_file_is_refused_with_its_line(text, line, words):
     where = "mine.xml, " + (f"line {line}: " if line else "")
     with pytest.raises(ScheduleError) as refused:
         formats.from_msccl(text, "mine.xml")
     message = str(refused.value)
     assert message.startswith(where.removesuffix(", ")), message
-    assert said in message
+    assert words in message
 
 
 def test_two_thread_blocks_of_one_connection_are_refused():
@@ -183,7 +183,7 @@ def test_two_thread_blocks_of_one_connection_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "part", "nth", "said"),
+    ("text", "part", "nth", "words"),
     [
         # Rank 1 forwards what came, without its own.
         (CHAIN.replace('"rrs"', '"rcs"'), 'type="rrc"', 0,
@@ -213,11 +213,11 @@ def test_two_thread_blocks_of_one_connection_are_refused():
          'type="r"', 1, "rank 0 does not get chunk 1: at the end o[1] holds chunk 0 of rank 2"),
     ],
 )  # fmt: skip
-def test_a_wrong_program_is_refused_with_rank_step_and_chunk(text, part, nth, said):
+def test_a_wrong_program_is_refused_with_rank_step_and_chunk(text, part, nth, words):
     with pytest.raises(ScheduleError) as refused:
         formats.prove(formats.from_msccl(text, "mine.xml"))
     message = str(refused.value)
-    assert said in message
+    assert words in message
     assert message.startswith(f"mine.xml, line {line_of(text, part, nth)}: "), message
 
 

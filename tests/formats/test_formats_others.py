@@ -205,7 +205,7 @@ def schema():
 
     kind = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="c", syntax="proto3")
-    made = {
+    types = {
         "Attribute": [("name", 1, kind.TYPE_STRING), ("int32_val", 7, kind.TYPE_INT32),
                       ("int64_val", 9, kind.TYPE_INT64), ("uint64_val", 13, kind.TYPE_UINT64),
                       ("bool_val", 27, kind.TYPE_BOOL), ("string_val", 29, kind.TYPE_STRING)],
@@ -214,7 +214,7 @@ def schema():
                  ("attr", 10, kind.TYPE_MESSAGE)],
         "Metadata": [("version", 1, kind.TYPE_STRING), ("attr", 2, kind.TYPE_MESSAGE)],
     }  # fmt: skip
-    for name, fields in made.items():
+    for name, fields in types.items():
         message = file.message_type.add(name=name)
         if name == "Attribute":
             message.oneof_decl.add(name="value")
@@ -392,7 +392,7 @@ def test_a_row_of_several_numbers_of_ranks_is_as_many_lines():
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (TableRow("psum", "gpu", "halving_doubling"), "has the ring alone, no halving_doubling"),
         (TableRow("all_to_all", "gpu", "bruck"), "NCCL tunes no all_to_all"),
@@ -404,20 +404,20 @@ def test_a_row_of_several_numbers_of_ranks_is_as_many_lines():
         (TableRow("all_gather", "gpu", "ring", bytes=(0, 9)), "bytes are those of all ranks: give"),
     ],
 )
-def test_a_row_that_nccl_has_no_line_for_is_left_out_in_words(row, said):
+def test_a_row_that_nccl_has_no_line_for_is_left_out_in_words(row, message):
     later = TableRow(row.collective, "gpu", "ring" if row.collective != "all_to_all" else "bruck")
     text, left_out = formats.to_nccl_tuner(Table((row, later)))
-    assert said in left_out[0]
+    assert message in left_out[0]
     assert "an earlier row that has no line covers some of its calls" in left_out[1]
     assert len(text.splitlines()) == 1
 
 
 def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
     lax = TableRow("psum", "gpu", "lax", bytes=(0, 4096))
-    beside = TableRow("psum", "gpu", "ring", bytes=(4096, 8192))
+    other_row = TableRow("psum", "gpu", "ring", bytes=(4096, 8192))
     over = TableRow("psum", "gpu", "ring", bytes=(0, 8192))
     cpu = TableRow("psum", "cpu", "direct")
-    text, left_out = formats.to_nccl_tuner(Table((cpu, lax, beside, over)))
+    text, left_out = formats.to_nccl_tuner(Table((cpu, lax, other_row, over)))
     assert text.splitlines()[1:] == ["allreduce,4096,8191,ring,simple,-1,-1,-1,-1,-1"]
     assert left_out == (
         "row 4 (psum, ring): left out: an earlier row that has no line covers some of its calls",
@@ -425,7 +425,7 @@ def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("allreduce,0,1,ring,ll", "5 columns; there are colltype, minbytes"),
         ("allreduce,0,1,ring,ll,1,1,1,1,1,1", "11 columns"),
@@ -437,10 +437,10 @@ def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
         ("allreduce,9,1,ring,ll,-1,-1,-1", "minbytes 9 is above maxbytes 1"),
     ],
 )
-def test_a_wrong_line_is_refused_with_its_number(line, said):
+def test_a_wrong_line_is_refused_with_its_number(line, message):
     with pytest.raises(ValueError, match=r"mine\.conf, line 2: ") as refused:
         formats.from_nccl_tuner(f"# none\n{line}\n", "mine.conf")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_another_protocol_is_refused():

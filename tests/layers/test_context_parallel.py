@@ -282,8 +282,8 @@ def test_a_kernel_gets_the_mask_of_a_block(layout, ranks, window, segments, caus
 def test_a_kernel_keeps_what_is_not_a_number():
     q, k, v, ids, _ = operands(2 * LENGTH)
     q = jnp.asarray(q).at[:, 3].set(jnp.nan)
-    how = {"causal": True, "window": 3, "algorithm": "ring", "kernel": masked_kernel_of}
-    out = jax.jit(over_ranks((2,), "contiguous", False, **how))(q, k, v, ids)
+    options = {"causal": True, "window": 3, "algorithm": "ring", "kernel": masked_kernel_of}
+    out = jax.jit(over_ranks((2,), "contiguous", False, **options))(q, k, v, ids)
     assert np.isnan(np.asarray(out)).all(axis=(0, 2, 3)).tolist() == [
         row == 3 for row in range(2 * LENGTH)
     ]

@@ -30,7 +30,7 @@ def shapes(**leaves):
 
 
 @pytest.mark.parametrize(
-    ("shape", "how", "spec"),
+    ("shape", "options", "spec"),
     [
         ((8, 16), {}, P(None, "x")),  # the larger
         ((16, 16), {}, P("x", None)),  # the first of equal ones
@@ -52,12 +52,12 @@ def shapes(**leaves):
         ((8, 16), {"dtype": np.int32}, P()),  # `gather` is of floats
     ],
 )
-def test_specs(shape, how, spec):
-    how = {"min_size": 8, "axis_name": "x", "mesh": make_mesh(4, 2), **how}
-    dtype = how.pop("dtype", np.float32)
-    if "base" in how:
-        how["base"] = {"w": how["base"]}
-    assert fsdp.specs({"w": jax.ShapeDtypeStruct(shape, dtype)}, **how) == {"w": spec}
+def test_specs(shape, options, spec):
+    options = {"min_size": 8, "axis_name": "x", "mesh": make_mesh(4, 2), **options}
+    dtype = options.pop("dtype", np.float32)
+    if "base" in options:
+        options["base"] = {"w": options["base"]}
+    assert fsdp.specs({"w": jax.ShapeDtypeStruct(shape, dtype)}, **options) == {"w": spec}
 
 
 def test_the_mesh_may_be_that_of_jax():
@@ -168,11 +168,11 @@ def with_rank_promotion(call):
     return allowed
 
 
-def scanned(of_layer, **how):
+def scanned(of_layer, **options):
     @with_rank_promotion
     def call(specs, params, keys, x):
-        how_all = {"replicas": "x", "algorithm": "ring", **how}
-        return fsdp.scan_layers(of_layer, (params, keys), x, (specs, P()), "y", **how_all)
+        all_options = {"replicas": "x", "algorithm": "ring", **options}
+        return fsdp.scan_layers(of_layer, (params, keys), x, (specs, P()), "y", **all_options)
 
     return call
 
@@ -254,8 +254,8 @@ def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
         def block(p, x):
             return layer(p, x, scale, order, key)
 
-        how = {"algorithm": "ring", "policy": POLICIES[policy]}
-        return fsdp.scan_layers(block, params, x, spec, "x", **how)
+        options = {"algorithm": "ring", "policy": POLICIES[policy]}
+        return fsdp.scan_layers(block, params, x, spec, "x", **options)
 
     def each(params, x, *given):
         for i in range(3):

@@ -21,8 +21,8 @@ def test_dtypes_of_the_wire():
     params["w"] = params["w"] * 257.0  # not a bfloat16
 
     def loss(params, reduce_dtype):
-        how = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
-        whole = fsdp.gather(params, spec, "x", **how)
+        options = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
+        whole = fsdp.gather(params, spec, "x", **options)
         assert whole["w"].dtype == whole["b"].dtype == jnp.bfloat16
         return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(whole)), "x")
 
@@ -53,16 +53,16 @@ def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
     rows[0] = 256
 
     def loss(w, x):
-        how = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "algorithm": "ring"}
-        whole = fsdp.gather(w, spec, "x", fused=fused, **how)
+        options = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "algorithm": "ring"}
+        whole = fsdp.gather(w, spec, "x", fused=fused, **options)
         y = fsdp.linear(whole, x, "x", algorithm="ring") if fused else x @ whole
         return jax.lax.psum(y.astype(jnp.float32).sum(), "x")
 
     mapped = jax.shard_map(
         jax.grad(loss), mesh=make_mesh(8), in_specs=(spec, P("x")), out_specs=spec
     )
-    made = jax.jit(mapped)(np.ones((8, 8), np.float32), rows)
-    np.testing.assert_array_equal(made, np.full((8, 8), 263))
+    results = jax.jit(mapped)(np.ones((8, 8), np.float32), rows)
+    np.testing.assert_array_equal(results, np.full((8, 8), 263))
 
 
 def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
@@ -70,8 +70,8 @@ def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
     spec = {"sharded": P("x"), "whole": P()}
 
     def loss(params, weight):
-        how = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "replicas": "y"}
-        whole = fsdp.gather(params, spec, "x", **how, algorithm="ring")
+        options = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "replicas": "y"}
+        whole = fsdp.gather(params, spec, "x", **options, algorithm="ring")
         return jax.lax.psum(sum((weight * leaf).sum() for leaf in whole.values()), ("x", "y"))
 
     mapped = jax.shard_map(
@@ -82,18 +82,18 @@ def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
         np.testing.assert_array_equal(dw, np.full(4, 263, np.float32))
 
 
-def trained(policy, length, width=64, **how):
+def trained(policy, length, width=64, **options):
     """The gradient of a scan over square layers on four ranks."""
     mesh, spec = make_mesh(4), {"w": P(None, None, "x")}
 
     def layer(p, x):
         linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
-        y = linear(p["w"], x) if how.get("fused") else x @ p["w"]
+        y = linear(p["w"], x) if options.get("fused") else x @ p["w"]
         return jnp.tanh(y)
 
     def loss(params, x):
-        how_all = {"algorithm": "ring", "policy": policy, **how}
-        y = fsdp.scan_layers(layer, params, x, spec, "x", **how_all)
+        all_options = {"algorithm": "ring", "policy": policy, **options}
+        y = fsdp.scan_layers(layer, params, x, spec, "x", **all_options)
         return jax.lax.psum(y.sum(), "x")
 
     mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec, P("x")), out_specs=spec)

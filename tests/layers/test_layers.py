@@ -69,20 +69,20 @@ def parameters(n):
     }
 
 
-def by_layers(params, tokens, labels, **how):
+def by_layers(params, tokens, labels, **options):
     """Every layer's result, each fed with embedded tokens."""
     attend = reference.attend  # float64; jax.nn.dot_product_attention has float32 scores
-    vocabulary = {k: v for k, v in how.items() if k in ("sequence_parallel", "algorithm")}
+    vocabulary = {k: v for k, v in options.items() if k in ("sequence_parallel", "algorithm")}
     vocabulary["algorithm"] = "ring"
     x = tp.embed(params["embed"], tokens, "z", **vocabulary)
-    middle = tp.column_linear(params["up"], x, "z", **how)
-    logits = tp.unembed(params["unembed"], x, "z", **how)
+    middle = tp.column_linear(params["up"], x, "z", **options)
+    logits = tp.unembed(params["unembed"], x, "z", **options)
     return {
         "embed": x,
-        "linear": tp.row_linear(params["down"], middle, "z", **how),
-        "mlp": tp.mlp(params["mlp"], x, "z", **how),
-        "gated_mlp": tp.gated_mlp(params["gated_mlp"], x, "z", **how),
-        "attention": tp.attention(params["attention"], x, "z", attend=attend, **how),
+        "linear": tp.row_linear(params["down"], middle, "z", **options),
+        "mlp": tp.mlp(params["mlp"], x, "z", **options),
+        "gated_mlp": tp.gated_mlp(params["gated_mlp"], x, "z", **options),
+        "attention": tp.attention(params["attention"], x, "z", attend=attend, **options),
         "rms_norm": tp.rms_norm(params["rms_norm"], x, "z"),
         "layer_norm": tp.layer_norm(params["layer_norm"], x, "z"),
         "cross_entropy": tp.cross_entropy(logits, labels, "z", algorithm="ring"),
@@ -200,8 +200,8 @@ def small(n=2):
 def test_layers_under_transformations(sequence_parallel):
     """`vmap`, `remat`, `scan` and derivatives of derivatives, of parameters that are attributes."""
     mesh, spec = make_mesh(2, names="z"), P(None, "z" if sequence_parallel else None)
-    how = {"sequence_parallel": sequence_parallel, "algorithm": "ring"}
-    layer = partial(tp.mlp, axis_name="z", activation=jnp.sin, **how)
+    options = {"sequence_parallel": sequence_parallel, "algorithm": "ring"}
+    layer = partial(tp.mlp, axis_name="z", activation=jnp.sin, **options)
 
     def mapped(call, params):
         specs = tp.partition_specs(params, "z")
@@ -265,8 +265,8 @@ def test_attention_is_that_of_jax_and_takes_positions():
     x = np.random.default_rng(3).standard_normal((2, 4, D)).astype(np.float32)
     specs = tp.partition_specs(params, "z")
 
-    def program(**how):
-        call = partial(tp.attention, axis_name="z", **how)
+    def program(**options):
+        call = partial(tp.attention, axis_name="z", **options)
         into = (specs, P(None, "z"))
         mapped = jax.shard_map(call, mesh=mesh, in_specs=into, out_specs=P(None, "z"))
         return jax.jit(mapped)(params, x)

@@ -254,9 +254,9 @@ def test_an_axis_that_is_not_bound_is_named_with_the_layer_and_those_there_are(n
         OF_AXES[name](names)
 
     mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
-    said = said_by(lambda: jax.eval_shape(mapped), NameError)
+    message = said_by(lambda: jax.eval_shape(mapped), NameError)
     words = "unbound axis name: nope; the axes here are 'x', 'y'"
-    assert said == f"ringcoll.layers.{name}: axis_name={names!r}: {words}"
+    assert message == f"ringcoll.layers.{name}: axis_name={names!r}: {words}"
 
 
 @pytest.mark.parametrize("name", ["fsdp.gather", "fsdp.linear", "scan_layers"])
@@ -270,8 +270,8 @@ def test_replicas_that_are_not_bound_are_named(name):
             fsdp.scan_layers(min, WHOLE, X, {"w": P()}, "x", replicas="nope")
 
     mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
-    said = said_by(lambda: jax.eval_shape(mapped), NameError)
-    assert said.startswith(f"ringcoll.layers.{name}: replicas='nope': unbound axis name: nope;")
+    message = said_by(lambda: jax.eval_shape(mapped), NameError)
+    assert message.startswith(f"ringcoll.layers.{name}: replicas='nope': unbound axis name: nope;")
 
 
 def said_by(call, kind):
@@ -290,8 +290,8 @@ def test_refused_in_words(name):
 
     mesh = make_mesh(N, 2)
     mapped = jax.shard_map(program, mesh=mesh, in_specs=(), out_specs=P())
-    said = said_by(lambda: jax.eval_shape(mapped), kind)
-    assert words in said, said
+    message = said_by(lambda: jax.eval_shape(mapped), kind)
+    assert words in message, message
 
 
 LAYERS = {
@@ -385,5 +385,5 @@ PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
     ],
 )
 def test_specs_refused_in_words(call, kind, words):
-    said = said_by(lambda: call(make_mesh(N, 2)), kind)
-    assert words in said, said
+    message = said_by(lambda: call(make_mesh(N, 2)), kind)
+    assert words in message, message

@@ -99,11 +99,11 @@ def test_tensor_parallel_layers(dtype, sizes):
     params = {"layer": params, "norm": {"scale": 1 + normal(32)}}
 
     def block(params, x):
-        own, how = params["layer"], {"axis_name": "x", **TREE}
+        own, options = params["layer"], {"axis_name": "x", **TREE}
         x = x + tensor_parallel.attention(
-            own, tensor_parallel.rms_norm(params["norm"], x, **how), **how
+            own, tensor_parallel.rms_norm(params["norm"], x, **options), **options
         )
-        return x + tensor_parallel.gated_mlp(own, x, **how)
+        return x + tensor_parallel.gated_mlp(own, x, **options)
 
     specs = tensor_parallel.partition_specs(params, "x")
     x = normal(2, 16, 32).astype(dtype)
@@ -211,8 +211,8 @@ for name, found in (("fused", fused), ("apart", apart)):
 def test_a_formula_compiled_apart_is_as_in_any_program():
     """Fused with the additions before it, this one sums its features in another order."""
     run = python("-c", DEFAULT_FLAGS)
-    said = "fused differs: True\napart differs: False\n"
-    assert said in run.stdout, run.stdout + run.stderr[-2000:]
+    printed = "fused differs: True\napart differs: False\n"
+    assert printed in run.stdout, run.stdout + run.stderr[-2000:]
 
 
 def test_gradients_of_what_a_formula_closes_over():

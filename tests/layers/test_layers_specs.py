@@ -34,8 +34,8 @@ def test_specs_go_by_the_last_name_that_is_known():
     after = jax.tree.map(lambda spec: P(None, *spec) if spec not in whole else P(), specs)
     assert tp.partition_specs(stacked, "z") == after
     own = {"in_projection": np.ones((4, 8)), "out_projection": {"bias": np.ones(4)}}
-    how = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}
-    assert tp.partition_specs(own, ("y", "z"), **how) == {
+    options = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}
+    assert tp.partition_specs(own, ("y", "z"), **options) == {
         "in_projection": P(None, ("y", "z")),
         "out_projection": {"bias": P()},
     }

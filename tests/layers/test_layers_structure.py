@@ -174,8 +174,8 @@ def test_gradients_are_summed_while_that_of_a_call_is_computed():
     def both(x, w):
         def loss(x, w):
             call = lambda x, taken: jnp.sin(x[taken])  # noqa: E731
-            y, beside = tp.copied_beside(call, (x, taken), w, "x", algorithm="ring")
-            return (y * beside).sum()
+            y, copied_w = tp.copied_beside(call, (x, taken), w, "x", algorithm="ring")
+            return (y * copied_w).sum()
 
         return jax.grad(loss, (0, 1))(x, w)
 

@@ -47,13 +47,15 @@ def test_fsdp_sends_bytes_and_only_where_it_is_asked_to(check_vma):
     for fused, arrives in (False, False), (True, False), (False, True):
         exact = of(fused, arrives)(params)[1]
         for wires in {"wire": "int8"}, {"gradient_wire": Wire("int8", 64)}:
-            made = of(fused, arrives, **wires)
-            got = made(params)[1]
+            program = of(fused, arrives, **wires)
+            got = program(params)[1]
             off = abs(got["w"] - exact["w"]).max() / abs(exact["w"]).max()
             assert 1e-5 < off < 0.05, (fused, arrives, wires, off)
             if "gradient_wire" in wires:  # the others' gradients are exact
                 np.testing.assert_allclose(got["b"], exact["b"], rtol=1e-5)
-            assert re.search(r"all_gather.*ui8|all_to_all.*ui8", made.lower(params).as_text(), re.S)
+            assert re.search(
+                r"all_gather.*ui8|all_to_all.*ui8", program.lower(params).as_text(), re.S
+            )
 
 
 def test_tensor_parallel_layers_take_both_wires():
@@ -101,25 +103,25 @@ def test_the_wire_of_a_gradient_may_be_that_of_its_layer():
     columns, rows = P(None, "x"), P("x")
     layers = {
         "column_linear": (  # a gradient of x, which types say is the same on all ranks
-            lambda x, w, **how: tp.column_linear(w, x, "x", sequence_parallel=False, **how),
+            lambda x, w, **options: tp.column_linear(w, x, "x", sequence_parallel=False, **options),
             (x, kernel),
             (P(), columns),
             columns,
         ),
         "embed": (
-            lambda w, ids, **how: tp.embed({"embedding": w}, ids, "x", **how),
+            lambda w, ids, **options: tp.embed({"embedding": w}, ids, "x", **options),
             (kernel, ids),
             (rows, P()),
             rows,
         ),
         "gather": (
-            lambda w, **how: fsdp.gather(w, columns, "x", **how),
+            lambda w, **options: fsdp.gather(w, columns, "x", **options),
             (kernel,),
             (columns,),
             P(),
         ),
         "linear": (
-            lambda w, x, **how: fsdp.linear({"kernel": w}, x, "x", replicas="x", **how),
+            lambda w, x, **options: fsdp.linear({"kernel": w}, x, "x", replicas="x", **options),
             (kernel, x),
             (columns, rows),
             rows,
@@ -204,16 +206,18 @@ def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, c
         def decoded(x, wire):
             return ringcoll.all_gather(x, "z", axis=1, tiled=True, wire=wire)
 
-        made = {
+        by_layers = {
             name: jax.vjp(partial(call, **mode), params, x) for name, (call, _) in LAYERS.items()
         }
-        made["embed"] = jax.vjp(lambda params: tp.embed(params, tokens, **mode), params)
+        by_layers["embed"] = jax.vjp(lambda params: tp.embed(params, tokens, **mode), params)
         logits, pull = jax.vjp(partial(tp.unembed, **mode), params, x)
         if sequence_parallel or check_vma:  # else a gradient is a rank's own share
-            done = {name: (y, pull_back(ct)) for name, (y, pull_back) in made.items()}
+            done = {name: (y, pull_back(ct)) for name, (y, pull_back) in by_layers.items()}
             done["unembed"] = logits, pull(jnp.cos(logits))
         else:
-            done = {name: (y, None) for name, (y, _) in made.items()} | {"unembed": (logits, None)}
+            done = {name: (y, None) for name, (y, _) in by_layers.items()} | {
+                "unembed": (logits, None)
+            }
         if not sequence_parallel:
             return done, jnp.zeros(n), jnp.zeros(n)
         return done, decoded(x, wire)[None], decoded(ct, back)[None]
@@ -283,8 +287,8 @@ def test_what_is_no_wire_is_refused(name, argument, sequence_parallel):
     refused = [("int3", ValueError, "int3"), (8, TypeError, "not a wire")]
     refused += [(Wire("int8", stochastic=jax.random.key(0)), ValueError, "rounds to nearest alone")]
     for wire, kind, words in refused:
-        how = {"sequence_parallel": sequence_parallel, argument: wire}
-        call = partial(getattr(tp, name), axis_name="z", **how)
+        options = {"sequence_parallel": sequence_parallel, argument: wire}
+        call = partial(getattr(tp, name), axis_name="z", **options)
         mapped = jax.shard_map(
             call, mesh=make_mesh(2, names="z"), in_specs=P(), out_specs=P(), check_vma=False
         )

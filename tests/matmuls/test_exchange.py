@@ -23,10 +23,10 @@ def array(*shape):
 
 
 def where_possible(options, gather, x, others, keeps=False):
-    made = [
+    found = [
         exchange.in_place_of(gather, *pair) for pair in zip(gather.products, others, strict=True)
     ]
-    return options.algorithm == "auto" and None not in made
+    return options.algorithm == "auto" and None not in found
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_what_travels_instead(monkeypatch):
         y, pull = jax.vjp(call, x, w)
         return pull(y)
 
-    made = jax.shard_map(program, mesh=make_mesh(4), in_specs=(P("x"), P("x")), out_specs=P("x"))
+    mapped = jax.shard_map(program, mesh=make_mesh(4), in_specs=(P("x"), P("x")), out_specs=P("x"))
     x, w = jax.ShapeDtypeStruct((12, 8), np.float32), jax.ShapeDtypeStruct((8, 6), np.float32)
-    text = jax.jit(made).lower(x, w).as_text()
+    text = jax.jit(mapped).lower(x, w).as_text()
     assert text.count("stablehlo.all_to_all") == 2
     assert text.count("stablehlo.all_gather") == 1  # of the cotangent, none of w
 
@@ -121,8 +121,8 @@ def test_of_symbolic_sizes_nothing_is_guessed():
 def test_only_tpus_exchange_and_only_by_auto():
     """Neither with a wire nor by a tree, whose sums are others."""
 
-    def count(**how):
-        call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how)  # noqa: E731
+    def count(**options):
+        call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", operand=1, **options)  # noqa: E731
         mapped = jax.shard_map(call, mesh=make_mesh(8), in_specs=(P("x"), P("x")), out_specs=P("x"))
         x = jax.ShapeDtypeStruct((1024, 8192), jax.numpy.bfloat16)
         w = jax.ShapeDtypeStruct((8192, 14336), jax.numpy.bfloat16)

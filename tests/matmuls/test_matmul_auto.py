@@ -33,25 +33,25 @@ def operands(n):
     }
 
 
-def compared(n, *hows, check_vma=True):
+def compared(n, *variants, check_vma=True):
     """Results and gradients of all forms in some ways, beside those of the plain form."""
 
     def both(call, x, w):
         y, pull = jax.vjp(call, x, w)
         return y, pull(y)
 
-    def program(made):
+    def program(pairs):
         return {
             name: (
-                [both(partial(FORMS[name].ours, **how), *pair) for how in hows],
+                [both(partial(FORMS[name].ours, **options), *pair) for options in variants],
                 both(FORMS[name].plain, *pair),
             )
-            for name, pair in made.items()
+            for name, pair in pairs.items()
         }
 
-    for made, plain in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
-        # (+ 0: a sum that begins with a zero has no -0.0.)
-        assert_same(*jax.tree.map(lambda x: x + 0, (made, [plain] * len(hows))))
+    for ours, plain in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
+        # + 0, because a sum that begins with a zero has no -0.0.
+        assert_same(*jax.tree.map(lambda x: x + 0, (ours, [plain] * len(variants))))
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,15 @@ def test_gathers_in_a_loop_of_two_rounds_a_turn(n, check_vma, monkeypatch):
     """Of an odd number of ranks, rounds are as ever."""
     monkeypatch.setattr(auto, "pairs_pay", lambda *_: True)
     form, pair = FORMS["rows gathered"], operands(n)["rows gathered"]
-    hows = ("ring", "bidirectional_ring", "two_ended")
+    chosen = ("ring", "bidirectional_ring", "two_ended")
 
     def program(x, w):
-        return [form.ours(x, w, algorithm=how) for how in hows], [form.plain(x, w)] * len(hows)
+        ours = [form.ours(x, w, algorithm=name) for name in chosen]
+        return ours, [form.plain(x, w)] * len(chosen)
 
-    made = per_rank(make_mesh(n), program, *pair, check_vma=check_vma)
-    assert_same(*jax.tree.map(lambda x: x + 0, made))  # a sum that begins with a zero has no -0.0
+    results = per_rank(make_mesh(n), program, *pair, check_vma=check_vma)
+    # + 0, because a sum that begins with a zero has no -0.0.
+    assert_same(*jax.tree.map(lambda x: x + 0, results))
 
 
 @pytest.mark.parametrize(("algorithm", "loops"), [("bidirectional_ring", 1), ("two_ended", 0)])
@@ -99,8 +101,8 @@ def test_only_rounds_that_forward_all_are_such_a_loop(algorithm, loops, monkeypa
 def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
     """Of shards of one row, most halves are empty; on two ranks all is as without turns."""
     monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
-    hows = [{"algorithm": algorithm} for algorithm in ("ring", "bidirectional_ring")]
-    compared(n, *hows, check_vma=check_vma)
+    variants = [{"algorithm": algorithm} for algorithm in ("ring", "bidirectional_ring")]
+    compared(n, *variants, check_vma=check_vma)
 
 
 #: Which products: none, one, all.

@@ -68,12 +68,12 @@ def test_beside_an_axis_that_shards_rows_or_columns(
         return [jax.device_put(v, NamedSharding(mesh, s)) for v, s in ((x, x_spec), (w, w_spec))]
 
     def program(pairs):
-        made = []
+        ys = []
         for (name, _), (x, w) in zip(CASES, pairs, strict=True):
             call = partial(FORMS[name].ours, algorithm=algorithm)
             ours = with_gradients(call)
-            made.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
-        return made
+            ys.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
+        return ys
 
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(

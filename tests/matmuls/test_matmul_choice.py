@@ -103,7 +103,7 @@ def priced(monkeypatch, choose, *args):
     """The work that a choice asks the price of, first of all."""
     seen = []
 
-    def bare_seconds(work, *args, **how):
+    def bare_seconds(work, *args, **options):
         seen.extend(work)
         return 0.0
 
@@ -339,11 +339,11 @@ def joined_as(gather, x, others, ranks, model, algorithm=RING):
     return joining(gather, x, others, schedule, model)
 
 
-@pytest.mark.parametrize(("name", "how"), [("v5e", "apart"), ("v5p", "copied"), ("v6e", "fused")])
-def test_how_what_comes_by_two_lanes_is_multiplied(name, how):
+@pytest.mark.parametrize(("name", "best"), [("v5e", "apart"), ("v5p", "copied"), ("v6e", "fused")])
+def test_how_what_comes_by_two_lanes_is_multiplied(name, best):
     gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
     x, w = array(1024, 8192), array(8192, 3584)
-    assert joined_as(gather, x, [w], 8, DEVICES[name]) == how
+    assert joined_as(gather, x, [w], 8, DEVICES[name]) == best
     long = array(8192, 28672)  # eight times the compute: half a matmul covers the hop
     # On v6e half a matmul takes less than to read w. (Compiled: apart 8565, copied 5727 us.)
     assert joined_as(gather, x, [long], 8, DEVICES[name]) == (

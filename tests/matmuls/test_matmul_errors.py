@@ -18,24 +18,26 @@ N = 3
 OPERANDS = data((N, 6, 4)), data((N, 4, 2))
 
 
-def gather(axis="x", **how):
-    return lambda x, w: ringcoll.all_gather_matmul(x, w, axis, **how)
+def gather(axis="x", **options):
+    return lambda x, w: ringcoll.all_gather_matmul(x, w, axis, **options)
 
 
-def scatter(axis="x", **how):
-    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, axis, **how)
+def scatter(axis="x", **options):
+    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, axis, **options)
 
 
-def einsum(spec="mk,kf->mf", **how):
-    return lambda x, w: ringcoll.all_gather_einsum(spec, x, w, "x", **{"gather": "m", **how})
+def einsum(spec="mk,kf->mf", **options):
+    return lambda x, w: ringcoll.all_gather_einsum(spec, x, w, "x", **{"gather": "m", **options})
 
 
-def scattering(spec="mk,kf->mf", **how):
-    return lambda x, w: ringcoll.einsum_reduce_scatter(spec, x, w, "x", **{"scatter": "m", **how})
+def scattering(spec="mk,kf->mf", **options):
+    return lambda x, w: ringcoll.einsum_reduce_scatter(
+        spec, x, w, "x", **{"scatter": "m", **options}
+    )
 
 
-def sharded(*specs, **how):
-    return lambda a, b: ringcoll.sharded_matmul(a, b, *specs, **how)
+def sharded(*specs, **options):
+    return lambda a, b: ringcoll.sharded_matmul(a, b, *specs, **options)
 
 
 def keys(x):
@@ -283,8 +285,8 @@ def test_refused_before_anything_is_sent(case, monkeypatch):
     assert not sent
 
 
-def summed(**how):
-    return lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **how)
+def summed(**options):
+    return lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **options)
 
 
 #: Functions that call others, which have to hand their options on.

@@ -30,13 +30,13 @@ def lowered(call, ins, out, shapes, n=N):
     return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=ins, out_specs=out)).lower(*operands)
 
 
-def gather(**how):
-    call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **how)  # noqa: E731
+def gather(**options):
+    call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **options)  # noqa: E731
     return call, (P("x"), P(None, "x")), ((8, 6), (6, 8))
 
 
-def scatter(**how):
-    call = lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **how)  # noqa: E731
+def scatter(**options):
+    call = lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **options)  # noqa: E731
     return call, (P(None, "x"), P("x")), ((8, 8), (8, 6))
 
 
@@ -45,7 +45,7 @@ def gradients(call):
 
 
 @pytest.mark.parametrize(
-    ("made", "lanes", "forward", "backward"),
+    ("matmul", "lanes", "forward", "backward"),
     [
         # There and back: x travels and its cotangents return; or x travels once more.
         (gather(algorithm="ring"), 1, 1, 2),
@@ -56,8 +56,8 @@ def gradients(call):
         (scatter(algorithm="bidirectional_ring"), 2, 1, 2),
     ],
 )
-def test_how_often_shards_go_round(made, lanes, forward, backward):
-    call, ins, shapes = made
+def test_how_often_shards_go_round(matmul, lanes, forward, backward):
+    call, ins, shapes = matmul
     for function, out, rounds in [
         (call, P(), forward),
         (gradients(call), ins, backward),
@@ -72,16 +72,16 @@ def test_how_often_shards_go_round(made, lanes, forward, backward):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
-        lambda x, w, **how: ringcoll.sharded_matmul(x, w, P(None, "x"), P("x"), P(), **how),
-        lambda x, w, **how: tp.row_linear(w, x, "x", sequence_parallel=False, **how),
+        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", **options),
+        lambda x, w, **options: ringcoll.sharded_matmul(x, w, P(None, "x"), P("x"), P(), **options),
+        lambda x, w, **options: tp.row_linear(w, x, "x", sequence_parallel=False, **options),
     ],
     ids=["matmul_all_reduce", "sharded_matmul", "row_linear"],
 )
 def test_a_sum_of_products_is_by_the_algorithm_that_is_asked_for(call):
-    def counted(**how):
+    def counted(**options):
         ins, shapes = (P(None, "x"), P("x")), ((8, 8), (8, 6))
-        text = lowered(partial(call, **how), ins, P(), shapes).as_text()
+        text = lowered(partial(call, **options), ins, P(), shapes).as_text()
         assert not BUILT_IN.search(text)
         return text.count("dot_general"), text.count("stablehlo.collective_permute")
 
@@ -124,7 +124,7 @@ def before_barriers(jaxpr):
 
 
 @pytest.mark.parametrize(
-    ("made", "shapes", "expected"),
+    ("make", "shapes", "expected"),
     [
         # What came goes on when what came before it is multiplied.
         (gather, ((2, 6), (6, 8)), [(1, 1), (2, 2), (3, 3)]),
@@ -133,8 +133,8 @@ def before_barriers(jaxpr):
         (scatter, ((8, 2), (2, 6)), [(1, 0), (2, 0), (2, 1), (1, 0), (1, 1)]),
     ],
 )
-def test_a_compiler_must_keep_the_products_of_rounds_apart(made, shapes, expected):
-    call, _, _ = made(algorithm="ring")
+def test_a_compiler_must_keep_the_products_of_rounds_apart(make, shapes, expected):
+    call, _, _ = make(algorithm="ring")
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(*map(np.ones, shapes))
     assert before_barriers(traced.jaxpr) == expected
 
@@ -209,20 +209,20 @@ def test_a_long_ring_is_a_loop():
 
 
 @pytest.mark.parametrize(("algorithm", "shards"), [("ring", 2), ("bidirectional_ring", 3)])
-@pytest.mark.parametrize(("made", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
-def test_beside_operands_and_result_two_shards_are_held(made, out, algorithm, shards, monkeypatch):
+@pytest.mark.parametrize(("make", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
+def test_beside_operands_and_result_two_shards_are_held(make, out, algorithm, shards, monkeypatch):
     """One that is multiplied, or summed, and one on the wire; and what one round multiplies.
 
     Of a bidirectional ring, the two halves joined besides. So as a loop; written out, XLA:CPU,
     which knows no barriers, may multiply all shards before it sends any.
     """
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 0)  # a scatter is a loop in any case
-    _, ins, _ = made()
+    _, ins, _ = make()
     n, rows, k, f = 8, 64, 512, 128  # of one rank; what travels is [rows, k]
-    shapes = ((n * rows, k), (k, n * f)) if made is gather else ((n * rows, n * f), (n * f, k))
+    shapes = ((n * rows, k), (k, n * f)) if make is gather else ((n * rows, n * f), (n * f, k))
 
-    def held(**how):
-        compiled = lowered(made(**how)[0], ins, out, shapes, n).compile()
+    def held(**options):
+        compiled = lowered(make(**options)[0], ins, out, shapes, n).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert held(algorithm=algorithm) <= 4 * (shards * rows * k + rows * f) + 2**10

@@ -33,11 +33,11 @@ FORMS = {
 HOWS = ("auto", "lax")
 
 
-def there_and_back(call, how, x, w, ct):
+def there_and_back(call, options, x, w, ct):
     """The result, and the gradients of a loss whose cotangent is `ct`."""
 
     def loss(x, w):
-        y = call(x, w, axis_name="x", **how)
+        y = call(x, w, axis_name="x", **options)
         return (y * ct).sum(), y
 
     (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
@@ -53,12 +53,12 @@ def bound(collective, algorithm, n, wire):
     return precision.error_bound(collective, algorithm, (n,), eps, wire=wire) + 1e-5
 
 
-def hows(name, n):
+def variants(name, n):
     """Algorithms by name, and of a gather one that gathers again. (On CPU "auto" is "lax".)"""
-    made = {how: {"algorithm": how} for how in ("auto", "direct", "bidirectional_ring")}
+    found = {name: {"algorithm": name} for name in ("auto", "direct", "bidirectional_ring")}
     if name.startswith("gathered"):
-        made["ring/regather"] = {"algorithm": "ring", "residuals": "regather"}
-    return made
+        found["ring/regather"] = {"algorithm": "ring", "residuals": "regather"}
+    return found
 
 
 def cases():
@@ -80,20 +80,20 @@ def test_values_and_gradients_are_within_the_bound(n, codes, check_vma):
         operands[name] = x, w, np.stack([ct[0]] * n) if name.startswith("sum") else ct
 
     def program(operands):
-        made = {}
+        results = {}
         for name, factors in operands.items():
-            call, of = FORMS[name][0], hows(name, n)
-            made[name] = {h: there_and_back(call, of[h] | {"wire": wire}, *factors) for h in of}
-            made[name]["plain"] = there_and_back(call, {"algorithm": "lax"}, *factors)
-        return made
+            call, of = FORMS[name][0], variants(name, n)
+            results[name] = {h: there_and_back(call, of[h] | {"wire": wire}, *factors) for h in of}
+            results[name]["plain"] = there_and_back(call, {"algorithm": "lax"}, *factors)
+        return results
 
     done = per_rank(mesh, program, operands, check_vma=bool(check_vma))
     for name, by in done.items():
         (x, w, ct), plain = operands[name], by.pop("plain")
         largest = lambda a: abs(a).max()  # noqa: E731
         along = lambda a, dim: abs(a).sum(dim).max()  # noqa: E731
-        for how, found in by.items():
-            algorithm = how.partition("/")[0]
+        for variant, found in by.items():
+            algorithm = variant.partition("/")[0]
             of = {c: bound(c, algorithm, n, wire) for c in ("all_gather", "psum_scatter", "psum")}
             gather, scatter, psum = of.values()
             if name.startswith("gathered"):
@@ -115,8 +115,8 @@ def test_values_and_gradients_are_within_the_bound(n, codes, check_vma):
                 )
             for what, got, wanted, most in zip("yxw", found, plain, bounds, strict=True):
                 off = largest(np.asarray(got) - wanted)
-                assert off <= most + 1e-5, (name, how, what, off, most)
-            assert (largest(np.asarray(found[0]) - plain[0]) > 1e-4) == (n > 1), (name, how)
+                assert off <= most + 1e-5, (name, variant, what, off, most)
+            assert (largest(np.asarray(found[0]) - plain[0]) > 1e-4) == (n > 1), (name, variant)
 
 
 def test_a_gathered_shard_is_what_all_ranks_decode_and_the_gradient_has_a_wire_of_its_own():
@@ -126,17 +126,19 @@ def test_a_gathered_shard_is_what_all_ranks_decode_and_the_gradient_has_a_wire_o
 
     def program(x, ct):
         shards = ringcoll.all_gather(x, "x", tiled=True, wire="int8")
-        made = {}
+        results = {}
         for algorithm in ("lax", "ring", "bidirectional_ring"):
-            how = {"algorithm": algorithm, "wire": "int8"}
+            options = {"algorithm": algorithm, "wire": "int8"}
             for back in ("same", None):
                 call = partial(ringcoll.all_gather_matmul, gradient_wire=back)
-                made[f"{algorithm} {back}"] = there_and_back(call, how, x, jnp.eye(8), ct * 0.37)
+                results[f"{algorithm} {back}"] = there_and_back(
+                    call, options, x, jnp.eye(8), ct * 0.37
+                )
         wires = jax.vjp(lambda x: ringcoll.all_gather(x, "x", tiled=True), x)[1](ct * 0.37)
-        return shards, made, wires[0]
+        return shards, results, wires[0]
 
-    shards, made, exact = per_rank(mesh, program, x, ct, check_vma=False)
-    for name, (y, of_x, _) in made.items():
+    shards, results, exact = per_rank(mesh, program, x, ct, check_vma=False)
+    for name, (y, of_x, _) in results.items():
         if not name.startswith("bidirectional"):  # whose halves have blocks of their own
             np.testing.assert_array_equal(y, shards, name)
         off = abs(of_x - exact).max()
@@ -148,7 +150,7 @@ def test_what_is_refused():
     x, w = np.ones((2, 2, 2), np.float32), np.ones((2, 2, 2), np.float32)
     random = Wire("int8", stochastic=jax.random.key(0))
     for call in ringcoll.all_gather_matmul, ringcoll.matmul_reduce_scatter:
-        for kind, words, how, of in [
+        for kind, words, options, of in [
             (TypeError, "int32 is not encoded", {"wire": "int8"}, np.int32),
             (TypeError, "int32 is not encoded", {"gradient_wire": "int8"}, np.int32),
             (ValueError, "'int4' has no codes", {"wire": "int4"}, np.float32),
@@ -156,7 +158,7 @@ def test_what_is_refused():
             (ValueError, "rounds to nearest alone", {"wire": random}, np.float32),
         ]:
             with pytest.raises(kind, match=words) as caught:
-                per_rank(mesh, partial(call, axis_name="x", **how), x.astype(of), w.astype(of))
+                per_rank(mesh, partial(call, axis_name="x", **options), x.astype(of), w.astype(of))
             assert "ringcoll." in str(caught.value)
 
 
@@ -189,20 +191,20 @@ def test_only_bytes_travel(algorithm):
     """Forward and backward, in the program that is lowered: no float, and at most 0.53 of bf16."""
     mesh, ins = make_mesh(4), (P("x"), P(None, "x"), P("x"))
 
-    def loss(x, w, v, how):
-        y = ringcoll.all_gather_matmul(x, w, "x", algorithm=algorithm, **how)
-        z = ringcoll.matmul_reduce_scatter(y, v, "x", algorithm=algorithm, **how)
+    def loss(x, w, v, options):
+        y = ringcoll.all_gather_matmul(x, w, "x", algorithm=algorithm, **options)
+        z = ringcoll.matmul_reduce_scatter(y, v, "x", algorithm=algorithm, **options)
         return (z**2).sum()
 
-    def sent(**how):
-        function = jax.grad(partial(loss, how=how), (0, 1, 2))
+    def sent(**options):
+        function = jax.grad(partial(loss, options=options), (0, 1, 2))
         mapped = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=ins)
         shapes = (64, 512), (512, 256), (256, 512)
         operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
         return jax.jit(mapped).lower(*operands).as_text()
 
     kinds = "all_gather|all_to_all|collective_permute|reduce_scatter|all_reduce"
-    narrow, wide = (collectives(sent(**how), kinds) for how in ({"wire": "int8"}, {}))
+    narrow, wide = (collectives(sent(**options), kinds) for options in ({"wire": "int8"}, {}))
     assert {dtype for *_, dtype in narrow} == {"ui8"}
 
     def count(found):
@@ -225,12 +227,12 @@ def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
     x, w = (rng.normal(size=(4, *s)).astype(np.float32) for s in ((6, 16), (16, 8)))
 
     def program(x, w):
-        how = {"algorithm": "bidirectional_ring", "wire": "int8"}
-        return ringcoll.all_gather_matmul(x, w, "x", **how)
+        options = {"algorithm": "bidirectional_ring", "wire": "int8"}
+        return ringcoll.all_gather_matmul(x, w, "x", **options)
 
-    made = []
+    results = []
     for joining in ("fused", "copied"):
         monkeypatch.setattr(auto, "joining", lambda *_, joining=joining: joining)
-        made.append(per_rank(mesh, program, x, w))
-    np.testing.assert_array_equal(*made)
-    assert np.abs(made[0]).min() > 0
+        results.append(per_rank(mesh, program, x, w))
+    np.testing.assert_array_equal(*results)
+    assert np.abs(results[0]).min() > 0

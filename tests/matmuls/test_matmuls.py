@@ -33,68 +33,72 @@ def scattered(y, dim):
 
 FORMS = {
     "rows gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
         lambda n: ((3, 4), (4, 2)),
         lambda x, w: gathered(x, 0) @ w,
     ),
     "leading dimensions": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
         lambda n: ((2, 3, 4), (4, 2)),
         lambda x, w: gathered(x, 1) @ w,
     ),
     "contraction gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **options),
         lambda n: ((5, 3), (3 * n, 2)),
         lambda x, w: gathered(x, 1) @ w,
     ),
     "weight gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", operand=1, **options),
         lambda n: ((5, 3 * n), (3, 2)),
         lambda x, w: x @ gathered(w, 0),
     ),
     "columns of the weight gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(
+            x, w, "x", operand=1, dimension=-1, **options
+        ),
         lambda n: ((5, 4), (4, 3)),
         lambda x, w: x @ gathered(w, 1),
     ),
     "a batch gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_einsum(
-            "ebk,ekf->ebf", x, w, "x", gather="e", **how
+        lambda x, w, **options: ringcoll.all_gather_einsum(
+            "ebk,ekf->ebf", x, w, "x", gather="e", **options
         ),
         lambda n: ((2, 3, 4), (2 * n, 4, 2)),
         lambda x, w: jnp.einsum("ebk,ekf->ebf", gathered(x, 0), w),
     ),
     "several weights": Form(
-        lambda x, w, **how: jnp.concatenate(
-            ringcoll.all_gather_matmul(x, [w, 2 * w[:, :1]], "x", **how), 1
+        lambda x, w, **options: jnp.concatenate(
+            ringcoll.all_gather_matmul(x, [w, 2 * w[:, :1]], "x", **options), 1
         ),
         lambda n: ((3, 4), (4, 2)),
         lambda x, w: gathered(x, 0) @ jnp.concatenate([w, 2 * w[:, :1]], 1),
     ),
     "rows scattered": Form(
-        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.matmul_reduce_scatter(x, w, "x", **options),
         lambda n: ((3 * n, 4), (4, 2)),
         lambda x, w: scattered(x @ w, 0),
     ),
     "columns scattered": Form(
-        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", scatter_dimension=-1, **how),
+        lambda x, w, **options: ringcoll.matmul_reduce_scatter(
+            x, w, "x", scatter_dimension=-1, **options
+        ),
         lambda n: ((2, 3, 4), (4, 3 * n)),
         lambda x, w: scattered(x @ w, 2),
     ),
     "a batch scattered": Form(
-        lambda x, w, **how: ringcoll.einsum_reduce_scatter(
-            "ebk,ekf->bfe", x, w, "x", scatter="e", **how
+        lambda x, w, **options: ringcoll.einsum_reduce_scatter(
+            "ebk,ekf->bfe", x, w, "x", scatter="e", **options
         ),
         lambda n: ((2 * n, 3, 4), (2 * n, 4, 2)),
         lambda x, w: scattered(jnp.einsum("ebk,ekf->bfe", x, w), 2),
     ),
     "sum of whole products": Form(
-        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **how),
+        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **options),
         lambda n: ((5, 4), (4, 2)),
         lambda x, w: lax.psum(x @ w, "x"),
     ),
     "sum on every rank": Form(
-        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", **options),
         lambda n: ((5, 4), (4, 2)),
         lambda x, w: lax.psum(x @ w, "x"),
     ),
@@ -144,24 +148,26 @@ def is_usual(name, n, check_vma):
 def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
     form, mesh = FORMS[name], make_mesh(n)
     # (On CPU "auto" is "lax".)
-    hows = [{"algorithm": algorithm} for algorithm in [*distinct("all_gather", n), "auto"]]
+    variants = [{"algorithm": algorithm} for algorithm in [*distinct("all_gather", n), "auto"]]
     if name in BOTH_WAYS:
-        hows += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
+        variants += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
 
     def program(x, w):
         return {
             "plain": with_gradients(form.plain)(x, w),
             **{
-                str(how): with_gradients(lambda x, w, how=how: form.ours(x, w, **how))(x, w)
-                for how in hows
+                str(options): with_gradients(
+                    lambda x, w, options=options: form.ours(x, w, **options)
+                )(x, w)
+                for options in variants
             },
         }
 
     results = per_rank(mesh, program, *operands(form, n), check_vma=check_vma)
     plain = results.pop("plain")
-    for how, ours in results.items():
+    for options, ours in results.items():
         for got, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_array_equal(got, wanted, how)
+            np.testing.assert_array_equal(got, wanted, options)
 
 
 def second_order(f):

@@ -42,8 +42,8 @@ def test_groups_whose_members_are_far_apart_share_links():
     """On a ring of 8, each of 8 shards of 1 MB passes 4 of the 16 links: 2 MB a link."""
     ring = Network(tuple((r,) for r in range(8)), (True,))
     text = program(*gather("c", "{{0,4},{1,5},{2,6},{3,7}}"), ranks=8)
-    made = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
-    assert us(made, "total") == (2000,)
+    report = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
+    assert us(report, "total") == (2000,)
 
 
 def test_collectives_over_the_same_links_wait_for_each_other():

@@ -221,13 +221,13 @@ def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
     done = python("-m", "ringcoll", "overlap", *own, *files, path=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "is exposed communication, more than the 5.0% allowed" in done.stderr
-    made = json.loads(done.stdout)
-    (row,) = made["rows"]
+    report = json.loads(done.stdout)
+    (row,) = report["rows"]
     assert (row["kind"], row["at"]) == ("all-gather", "overlap_examples.py:28 all_gather")
-    assert made["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+    assert report["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
     assert "overlap_examples.py:28 dot_general" in page.read_text(encoding="utf-8")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     (exposed,) = [event for event in events if event.get("cat") == "exposed"]
-    assert exposed["dur"] == pytest.approx(made["exposed"] * 1e6)
+    assert exposed["dur"] == pytest.approx(report["exposed"] * 1e6)
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names == {"compute", *(f"links axis {axis} {way}" for axis in "01" for way in "+-")}

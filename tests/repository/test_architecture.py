@@ -251,7 +251,7 @@ def test_no_imports_run_in_a_circle():
     ],
 )
 def test_the_rules_bite(module, source, complaint):
-    assert any(complaint in said for said in complaints(module, source))
+    assert any(complaint in found for found in complaints(module, source))
     assert not list(complaints(module, "import math\nimport numpy as np\nnp._private"))
 
 

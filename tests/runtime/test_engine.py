@@ -47,11 +47,11 @@ everywhere = pytest.mark.parametrize(
 
 
 def schedules(shape, form):
-    made = {a: algorithms.build("all_gather", a, shape) for a in distinct("all_gather", *shape)}
+    built = {a: algorithms.build("all_gather", a, shape) for a in distinct("all_gather", *shape)}
     if shape == (6,):
-        made["resent"] = RESENT
-    long = {a for a, s in made.items() if len(stretches(s, 2)) < len(s.rounds)}
-    return {a: s for a, s in made.items() if form == "unrolled" or a in long}
+        built["resent"] = RESENT
+    long = {a for a, s in built.items() if len(stretches(s, 2)) < len(s.rounds)}
+    return {a: s for a, s in built.items() if form == "unrolled" or a in long}
 
 
 def everyone(shape):
@@ -276,9 +276,9 @@ def test_what_was_received_is_combined_with_what_is_mine_in_that_order(unroll, m
         ranks = everyone((5,))
         return engine.reduce(algorithms.ring(5), ranks, produce, lambda a, b: 2 * a + b)[0]
 
-    made = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
+    results = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
     expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]
-    np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(results, expected)
 
 
 def test_ranks_in_groups_are_numbered_by_their_place():
@@ -306,9 +306,11 @@ def test_ranks_in_groups_are_numbered_by_their_place():
 @pytest.mark.parametrize("n", [25, 26, 64, 512])
 def test_stretches(n):
     def looped(algorithm, *shape):
-        made = algorithms.build("all_gather", algorithm, shape)
-        runs = stretches(made, engine.UNROLL_UP_TO)
-        assert [i for start, stop in runs for i in range(start, stop)] == [*range(len(made.rounds))]
+        schedule = algorithms.build("all_gather", algorithm, shape)
+        runs = stretches(schedule, engine.UNROLL_UP_TO)
+        assert [i for start, stop in runs for i in range(start, stop)] == [
+            *range(len(schedule.rounds))
+        ]
         return [run for run in runs if run[1] - run[0] > 1]
 
     whole = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
@@ -326,8 +328,8 @@ def test_stretches(n):
 def test_turns_are_possible_where_every_lane_forwards_its_one_shard():
     def possible(n):
         every = runnable("all_gather", n)
-        made = {a: algorithms.build("all_gather", a, (n,)) for a in every}
-        return {a for a, schedule in made.items() if turns.are_possible(schedule)}
+        built = {a: algorithms.build("all_gather", a, (n,)) for a in every}
+        return {a for a, schedule in built.items() if turns.are_possible(schedule)}
 
     rings = {"ring", "bidirectional_ring", "torus", "hamiltonian"}  # the last three are one here
     assert possible(8) == possible(5) == rings

@@ -257,8 +257,8 @@ def test_a_program_without_loops_stays_as_it_is(monkeypatch):
     def program(x):
         return ring(x), lanes(x), jax.jit(ring)(jnp.sin(x))
 
-    how = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
-    apart, plain = text_twice(jax.shard_map(program, mesh=make_mesh(4), **how), monkeypatch)
+    options = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+    apart, plain = text_twice(jax.shard_map(program, mesh=make_mesh(4), **options), monkeypatch)
     assert apart == plain
 
 
@@ -266,8 +266,8 @@ def test_where_an_axis_is_the_compiler_s_nothing_changes(monkeypatch):
     """Within, all axes are manual; around it, nobody knows where the first element is."""
 
     def over(axis, function, **mesh):
-        how = {"in_specs": P(axis), "out_specs": P(axis), "axis_names": {axis}, **mesh}
-        return jax.shard_map(function, check_vma=False, **how)
+        options = {"in_specs": P(axis), "out_specs": P(axis), "axis_names": {axis}, **mesh}
+        return jax.shard_map(function, check_vma=False, **options)
 
     def outer(x):
         return over("x", lambda x: loop(x, ring)[0])(x), over("x", ring)(x * 2)

@@ -28,11 +28,11 @@ def over_processes(devices, folder):
 
 def chosen(hosts, own):
     """What `spread.chosen` should say. (Two ranks swap, by gloo one way after the other.)"""
-    said = []
+    lines = []
     for axes, ranks in (("x", hosts), ("('x', 'y')", hosts * own)):
         matmul = "ring" if ranks > 2 else "lax"
-        said += [f"psum over {axes}: recursive_doubling", f"matmul over {axes}: {matmul}"]
-    return "\n".join([*said, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
+        lines += [f"psum over {axes}: recursive_doubling", f"matmul over {axes}: {matmul}"]
+    return "\n".join([*lines, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
 
 
 @pytest.mark.exhaustive  # each process compiles all
