@@ -148,8 +148,8 @@ def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) ->
 def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed]:
     """Measure plain and the algorithms, side by side."""
     names = (PLAIN, *task.algorithms)
-    ready = {name: make(**task.which, algorithm=name) for name in names}
-    programs = {name: one.program for name, one in ready.items()}
+    ready_of = {name: make(**task.which, algorithm=name) for name in names}
+    programs = {name: one.program for name, one in ready_of.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
     times = interleave(programs, rounds, end)
     return [
@@ -161,7 +161,7 @@ def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
         )
-        for name, one in ready.items()
+        for name, one in ready_of.items()
     ]
 
 

@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             above.append(_reported(args, *_program(args.function, mesh)))
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
-    (program, report), reports = above[-1], [one for _, one in above]
+    (program, last), reports = above[-1], [one for _, one in above]
     if args.json and args.against:
         print(json.dumps([one.to_dict() for one in reports], indent=2))
     else:
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     try:
-        breaches = budget.breaches(report) if budget else []
+        breaches = budget.breaches(last) if budget else []
     except ValueError as error:  # seconds are limited, but there are no times
         args.error(str(error))
     print(*breaches, sep="\n", end="\n" * bool(breaches), file=sys.stderr)

@@ -84,8 +84,8 @@ def test_a_tour_keeps_a_shard_until_it_has_added_and_lets_go_of_its_sum():
 def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     collective, algorithm, shape
 ):
-    drawn = plan(collective, algorithm, shape)
-    film = Film(drawn)
+    drawn_plan = plan(collective, algorithm, shape)
+    film = Film(drawn_plan)
     root = Element("svg")
     film.draw(root)
     # Of messages that share an arrow, the first: they travel as one.
@@ -93,7 +93,7 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
         (number, post[0]) for number, posts in enumerate(film.picture.posts) for post in posts
     ]
     assert sum(len(post) for posts in film.picture.posts for post in posts) == sum(
-        len(f.messages) for f in frames(drawn)
+        len(f.messages) for f in frames(drawn_plan)
     )
     moved = [e for e in root.iter() if e.find("animateMotion") is not None]
     assert len(moved) == len(messages)

@@ -120,9 +120,9 @@ def test_a_fusion_has_the_line_of_its_collective():
 
 """
     outer = f'%f = {SHAPE} fusion(%x), calls=%spread, metadata={{op_name="f/dot" stack_frame_id=1}}'
-    text = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
-    assert line_of(text, "f").short == "train.py:7 psum"
-    bare = text.replace(', metadata={op_name="f/psum" stack_frame_id=4}', ", to_apply=%add")
+    fused = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
+    assert line_of(fused, "f").short == "train.py:7 psum"
+    bare = fused.replace(', metadata={op_name="f/psum" stack_frame_id=4}', ", to_apply=%add")
     assert line_of(bare, "f").short == "train.py:41 dot"
     # The compiler left out the line of the sum, and kept that of its addition.
     addition = """
@@ -136,7 +136,7 @@ def test_a_fusion_has_the_line_of_its_collective():
     assert line_of(bare.replace("%spread", addition[1:], 1), "f").short == (
         "train.py:7 reduce_scatter"
     )
-    assert line_of(text, "none_such") == Line()
+    assert line_of(fused, "none_such") == Line()
 
 
 def test_rows_point_to_code_in_text_and_json():
