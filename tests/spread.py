@@ -72,7 +72,7 @@ def programs(n: int) -> dict[str, Program]:
 
 
 def _collectives(n: int) -> dict[str, Program]:
-    """Each collective by all its algorithms; by one if another case of it ran them already."""
+    """Each collective by all its algorithms; by only one if another case of it came before."""
     results, seen = {}, set()
     for turn, (name, case) in enumerate({**CASES, **EXTREMA}.items()):
         variants = _variants(case.collective, n)

@@ -60,7 +60,7 @@ def test_the_lists_of_an_offset_are_the_tiles_of_its_shard(small_tiles, n):
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
-    """Counted in tiles over all rounds, at 32768 positions; contiguous is nearly twice as much."""
+    """Tiles of all rounds, at 32768 positions. Contiguous takes nearly twice as long."""
     length = 32768 // n // 2 * 2
     busiest = {}
     for layout in LAYOUTS:

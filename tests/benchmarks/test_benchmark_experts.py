@@ -1,4 +1,4 @@
-"""The programs of `python -m benchmarks experts` compute the same layer, if the choice is even."""
+"""The programs of `python -m benchmarks experts` compute the same layer if the choice is even."""
 
 import chex
 import jax
@@ -11,7 +11,7 @@ from benchmarks.compiled import experts
 
 
 def operands(like):
-    """Even tokens choose even experts, and odd ones odd experts: any two are an even choice."""
+    """Even tokens choose even experts, and odd tokens odd experts, so all experts get as many."""
     rng = np.random.default_rng(0)
     x, router, *weights = (rng.standard_normal(one.shape).astype(one.dtype) for one in like)
     numbers = np.arange(len(x))[:, None] + np.arange(x.shape[1])[None]

@@ -1,4 +1,4 @@
-"""The benchmark of a transformer block: its programs agree, and what is wrong is seen."""
+"""The benchmark of a transformer block: its programs agree, and wrong ones are seen."""
 
 import json
 from importlib.util import find_spec

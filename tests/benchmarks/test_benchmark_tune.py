@@ -19,7 +19,7 @@ from ringcoll.collectives.table import Table
 
 
 def test_tune_writes_a_table(monkeypatch, tmp_path, capsys):
-    """Of a machine where everything is faster than lax, and the third that is tried the fastest."""
+    """On a machine where all algorithms are faster than lax, and the third one is the fastest."""
 
     def times(programs, rounds, end):
         return {name: np.full(3, 1.0 - 0.2 * i) for i, name in enumerate(programs)}

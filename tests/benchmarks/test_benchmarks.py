@@ -1,4 +1,4 @@
-"""The benchmarks: what they count, that they see what is wrong, what they write."""
+"""The benchmarks: what they count and write, and that they see wrong results."""
 
 import argparse
 import json

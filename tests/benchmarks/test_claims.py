@@ -1,4 +1,4 @@
-"""Claims of compiled and modelled programs: pages say what is claimed, and what is off is red."""
+"""Claims of programs: pages show the claimed figures, and the command fails if one is off."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def test_prose_has_no_figures_that_nothing_computes_again(page):
 
 
 def test_every_claim_is_shown():
-    """A figure that no page shows any more is one that nobody should have to keep true."""
+    """Nobody should have to keep a figure true that no page shows."""
     shown = set(pages.programs(pages.tables()))
     assert [one.which.command for one in recorded_claims.load() if one.which not in shown] == []
 
@@ -123,7 +123,7 @@ PLAIN = next(one for one in pages.headline(pages.tables()) if "plain" in one.com
 
 
 def digest_after(monkeypatch, **changes):
-    """That of a plain gather and matmul, if these modules were in other files."""
+    """The digest of a plain gather and matmul, if these modules have other files."""
     recorded_claims.digest.cache_clear()
     recorded_claims._timing.cache_clear()
     for name, file in changes.items():

@@ -1,4 +1,4 @@
-"""Hosts made on this machine, and collectives between them against the wire."""
+"""Hosts made on this machine, and collectives between them: bytes on links, times and choices."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def namespaces_of(processes="[0-9]*"):
 
 
 def made_by(pid):
-    """Those that its children are in, and it is not."""
+    """The namespaces that children of this process are in and the process itself is not."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return set().union(*map(namespaces_of, children)) - namespaces_of(pid)
 
@@ -49,7 +49,7 @@ def within(seconds, holds):
 
 
 def measured(path, *arguments):
-    """What `cluster` has written; its rows by algorithm."""
+    """The output of `cluster`, and its rows by algorithm."""
     assert main(["cluster", *arguments, "-n", "2", "--budget", "20", "-J", str(path)]) == 0
     found = json.loads(path.read_text(encoding="utf-8"))
     return found["wire"], {row["algorithm"]: row for row in found["rows"]}

@@ -1,4 +1,4 @@
-"""A soak that is short; and that it sees what is wrong, finds it again, and calls a leak a leak."""
+"""A short soak: it sees wrong results and leaks, and finds a wrong call again."""
 
 import json
 import re
@@ -75,7 +75,7 @@ def test_everything_is_drawn():
 
 
 def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
-    """Else it could not see an option that is ignored, or dims that are another leaf's."""
+    """Otherwise it could not see an ignored option, or a leaf with the dims of another leaf."""
     calls = [draw(1, i, 8) for i in range(2000)]
     dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
     deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
@@ -107,7 +107,7 @@ def test_a_soak_over_processes():
 
 
 def is_misled(call):
-    """Whether it comes out wrong: two ranks are neighbours on either side."""
+    """Whether the call is wrong. On two ranks it is right: both neighbours of a rank are one."""
     by = call.name, call.options.get("algorithm")
     return by == ("all_gather", "misled") and call.teams().shape[1] in (3, 5, 7)
 
@@ -136,7 +136,7 @@ def test_a_wrong_algorithm_is_found_and_found_again(monkeypatch, capsys):
 
 
 def faults_where(monkeypatch, wrong):
-    """The calls that are reported, and what shows them, if calls run so."""
+    """The calls that are reported if `wrong` judges calls, and the calls that show each fault."""
     monkeypatch.setattr(trial, "attempt", lambda calls: wrong([call.number for call in calls]))
     found = trial.faults([draw(1, i, 8) for i in range(4)])
     return [(fault.call.number, list(fault.shown_by)) for fault in found]
@@ -258,7 +258,7 @@ def a_step(**algorithms):
 
 @pytest.mark.parametrize("leaf", ["layers", pytest.param("seen", marks=pytest.mark.exhaustive)])
 def test_a_training_step_is_compared_leaf_by_leaf(leaf):
-    """One of which some leaves stay as they are."""
+    """The wrong step leaves some leaves unchanged."""
     right = a_step().program(by_lax=True)
 
     def wrong(state, batch):

@@ -1,4 +1,4 @@
-"""Every drop-in, every way of calling it, every algorithm: all ranks, bit for bit as lax."""
+"""Every drop-in, called in every way, by every algorithm: all ranks have the bits of lax."""
 
 from functools import partial
 from math import prod
@@ -60,7 +60,7 @@ def test_several_axes(shape, axes):
     mostly_exhaustive([((4, 2), ("x", "y")), ((2, 3), ("y", "x"))], lambda shape, _: 3 in shape),
 )
 def test_every_algorithm_over_two_axes(shape, axes):
-    """Of those that differ in more than the operation of a sum, or in a layout of results."""
+    """For functions that differ in more than the operation of a sum or the layout of a result."""
     cases = [case for case in MAIN if case.name in algorithms.COLLECTIVES]
     check(make_mesh(*shape), axes, cases, each_algorithm)
 

@@ -1,4 +1,4 @@
-"""Bad calls are refused before anything is sent: lax's type and words, and the cure."""
+"""Bad calls are refused before anything is sent, with lax's type and words, and a cure."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ MESH = make_mesh(N)
 
 
 def attempt(function, shape=(N, 2), check_vma=False):
-    """Run on every rank of three, and return the exception."""
+    """Run on three ranks, and return the exception."""
     with pytest.raises(Exception) as caught:  # noqa: PT011
         per_rank(MESH, function, data((N, *shape)), check_vma=check_vma)
     return caught.value
@@ -335,10 +335,10 @@ def test_a_table_of_one_s_own_is_taken():
         lambda: [np.array([0, 1]), [1, 2], (np.int8(2), False)],
     ],
 )
-def test_a_permutation_is_said_in_whatever_lax_takes(perm):
-    """0.10.2 takes what has pairs, 0.12 lists and tuples only.
+def test_a_permutation_may_have_any_form_that_lax_takes(perm):
+    """lax 0.10.2 takes any iterable of pairs, 0.12 only lists and tuples.
 
-    (Of several leaves, lax sends the second by an iterator that is empty by then.)
+    (If it is an iterator, it is empty when lax 0.10.2 sends the second leaf.)
     """
 
     def outcome(call):

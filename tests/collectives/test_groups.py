@@ -1,4 +1,4 @@
-"""`axis_index_groups`: the same, within each group, in the group's own order."""
+"""`axis_index_groups`: each group runs the collective by itself, in its own order."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_every_way_of_calling(groups):
     ],
 )
 def test_groups_may_have_any_form_that_lax_takes(form):
-    """And read once: leaves after the first have the same groups."""
+    """They are read once, so that all leaves have the same groups."""
     calls = {
         **{name: {} for name in ("psum", "pmean", "pmax", "all_gather")},
         "pswapaxes": {"axis": 0},
@@ -107,7 +107,7 @@ def test_of_several_sizes():
 
 
 def test_over_a_vmapped_axis_they_are_refused():
-    """By us: lax's own words do not say which axis."""
+    """ringcoll refuses them, because lax's own words do not say which axis."""
 
     def total(x):
         return ringcoll.psum(x, "v", axis_index_groups=[[0, 1], [2, 3]], algorithm="ring")

@@ -1,8 +1,8 @@
-"""Options together: every algorithm, the built-ins too, with wide sums, groups and gradients.
+"""Options together: every algorithm, also the built-ins, with wide sums, groups and gradients.
 
-Of data whose sums are exact in the wide dtype and not in their own: so only one answer is right,
-which is what jax.lax makes of the wide operand, rounded once. All ranks are compared, forward and
-back. (XLA on CPU adds up bfloat16 in float32 whoever asks; float32 it does not add up in float64.)
+The sums of the data are exact in the wide dtype, but not in their own. So only one result is right:
+jax.lax's result for the wide operand, rounded once. All ranks are compared, forward and backward.
+(XLA:CPU always adds bfloat16 in float32. It does not add float32 in float64.)
 """
 
 import jax
@@ -46,7 +46,7 @@ SUMS = {
 
 
 def every(collective, n):
-    """All that can run on n ranks: "auto", the schedules, the built-ins."""
+    """All algorithms that can run on n ranks: "auto", the schedules, the built-ins."""
     kinds = {"schedules": distinct(collective, n), "built-ins": ["lax"]}
     known = [
         name
@@ -58,13 +58,13 @@ def every(collective, n):
 
 
 def there_and_back(call, x, ct):
-    """The result, and what becomes of a cotangent."""
+    """The result, and the gradient for a cotangent."""
     y, pull_back = jax.vjp(call, x)
     return [y, *pull_back(jnp.resize(ct, y.shape).astype(y.dtype))]
 
 
 def is_usual(name, dtype, groups):
-    """Each collective once, each dtype, and each groups."""
+    """Each collective, each dtype and each kind of groups, once."""
     return (name, dtype, groups) in [
         ("all_gather", "bfloat16", "none"),
         ("psum_scatter tiled", "float32", "none"),

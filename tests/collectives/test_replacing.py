@@ -1,4 +1,4 @@
-"""`with ringcoll.replacing(jax.lax):`: which calls are ours, where, and that all is put back."""
+"""`with ringcoll.replacing(jax.lax):`: which calls become ours, where, and that lax is restored."""
 
 import threading
 from types import ModuleType
@@ -41,7 +41,7 @@ def mapped(call):
 
 
 def permutes(call, dtype=jnp.float32):
-    """How many messages a program holds that runs a call."""
+    """How many messages the program of a call has."""
     text = jax.jit(mapped(call)).lower(jnp.ones((N * N, 2), dtype)).as_text()
     return text.count("stablehlo.collective_permute")
 

@@ -1,7 +1,7 @@
 """`ringcoll.replacing` in other people's code: batch norms and optimizers, to the last bit.
 
-The data are such that nothing is rounded, so the order of additions does not matter: of each
-feature, as many rows are its mean + 2 as its mean - 2. So the variance is 4, and its root 2.
+Nothing is rounded, so the order of additions does not matter: for each feature, as many rows are
+its mean + 2 as its mean - 2. So the variance is 4, and its root 2.
 """
 
 import jax
@@ -23,7 +23,7 @@ ROWS, FEATURES = 4, 6  # of a rank
 
 
 def features(n):
-    """`[n rows, f]`: each feature has another mean, and the signs in an order of its own."""
+    """`[n rows, f]`: features differ in their means and in the order of their signs."""
     random = np.random.default_rng(n)
     signs = np.repeat([-2.0, 2.0], n * ROWS // 2)
     columns = [mean + random.permutation(signs) for mean in range(FEATURES)]
@@ -59,7 +59,7 @@ def gradients_summed(x, scale, axis_name):
 
 
 def sharpness_aware(x, scale, axis_name):
-    """Optax's own that averages over an axis."""
+    """An optimizer of Optax that averages over an axis."""
     options = {"sync_period": 2, "opaque_mode": True, "batch_axis_name": axis_name}
     return stepped(optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.25), **options), x, scale)
 
@@ -85,7 +85,7 @@ LIBRARIES = {
 
 
 def step(x, scale, weights, axis_name):
-    """By library: its results, and the gradients of a loss that weighs every element."""
+    """The results of each library, and the gradients of a loss that weighs every element."""
 
     def loss(x, scale, call):
         y, state = call(x, scale, axis_name)

@@ -1,4 +1,4 @@
-"""The program that is made: its messages, their bytes and dtypes, against the schedule.
+"""The lowered program: its messages, their bytes and dtypes, against the schedule.
 
 Programs are lowered for a mesh without devices, so also for 512 ranks.
 """

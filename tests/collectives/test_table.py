@@ -1,4 +1,4 @@
-"""The table behind "auto": what it answers, and what it says of a bad file."""
+"""The table behind "auto": what it answers, and how it refuses a bad file."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def test_a_row_may_be_of_some_hosts(ranks, hosts, algorithm):
 
 
 def test_the_shipped_table_knows_one_host_from_several():
-    """What was measured within a process says nothing of a network, and the other way about."""
+    """Measurements within a process say nothing about a network, nor the other way round."""
     assert {(row.platform, *row.hosts) for row in SHIPPED.rows} == {("cpu", 1, 2), ("cpu", 2, None)}
 
 
@@ -275,7 +275,7 @@ STRANGE = (None, True, -1, 0.5, 10**400, "", "\ud800", "0.1.", [], [[]], {}, {"r
 
 
 def spoilt(value, choose):
-    """The value with something in it changed, dropped or in another's place."""
+    """The value with one part of it dropped or replaced by a strange value."""
     if not isinstance(value, list | dict) or not value or choose(4) == 0:
         return STRANGE[choose(len(STRANGE))]
     keys = list(value) if isinstance(value, dict) else range(len(value))

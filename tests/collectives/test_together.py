@@ -1,4 +1,4 @@
-"""Leaves that share messages, and calls whose parts differ: each keeps its own ways."""
+"""Leaves that share messages, and leaves that differ in dims or types: each is right."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_a_table_chooses_by_the_bytes_of_all_that_are_joined(leaves, permutes):
 
 @pytest.mark.parametrize("algorithm", ["auto", "recursive_doubling"])
 def test_leaves_are_not_joined_where_the_compiler_would_gather_them(algorithm):
-    """Over an axis that is left to it, a leaf may be sharded; end to end they could not be."""
+    """The compiler may shard a leaf over an axis that is left to it, but not joined leaves."""
     mesh = make_mesh(4, 2, axis_type=AxisType.Auto)
     sharded = NamedSharding(mesh, P("x", "y"))
     leaves = [jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=sharded)] * 2

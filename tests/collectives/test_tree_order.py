@@ -31,7 +31,7 @@ def of_rank(x):
 
 
 def program(algorithm):
-    """Sums of operands by dtype, and how their results are sharded."""
+    """Sums of operands by dtype, and the specs of their results."""
     options = {"order": "tree", "leaves": LEAVES}
     scatter = {"halving_doubling": "recursive_doubling", "one_shot": "lax"}.get(
         algorithm, algorithm

@@ -73,7 +73,7 @@ def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
 
 
 def test_public_functions_name_their_options():
-    """`**options` would hide `algorithm=` from an editor. Some hand on what the caller invents."""
+    """`**options` would hide `algorithm=` from an editor. Some functions pass on a caller's own."""
     hidden = {
         function
         for function in public()

@@ -44,7 +44,7 @@ SUMS = ("psum_scatter", "psum", "pmean")
 
 
 def every(collective, n):
-    """All by which a collective can run: "auto", the schedules and the built-ins."""
+    """All algorithms of a collective: "auto", the schedules and the built-ins."""
     schedules = distinct(collective, n)
     known = [a for a in choices(collective) if a.partition("+")[0] in schedules or "lax" in a[:3]]
     assert {"lax", "pairwise" if collective == "all_to_all" else "ring"} <= {*known}
@@ -62,7 +62,7 @@ def bound(collective, algorithm, n, dtype, wire):
 
 
 def cases():
-    """Every number of ranks, codes and dtypes by turns: they meet in `test_codes`."""
+    """Every number of ranks, with codes and dtypes in turn; `test_codes` has all combinations."""
     usual = [(3, "int8", "bfloat16"), (1, "float8_e5m2", "float32")]
     turns = zip(SIZES[1:], cycle(CODES), cycle(("float32", "bfloat16")), strict=False)
     return mostly_exhaustive(dict.fromkeys([*usual, *turns]), lambda *case: case in usual)
@@ -70,7 +70,7 @@ def cases():
 
 @pytest.mark.parametrize(("n", "codes", "dtype"), cases())
 def test_every_algorithm_is_within_its_bound_forward_and_back(n, codes, dtype):
-    """Of values of all magnitudes; a rank's largest is some other's smallest."""
+    """Values have all magnitudes: the largest of one rank is the smallest of another."""
     wire, mesh = Wire(codes, 8), make_mesh(n)
     rng = np.random.default_rng(n)
     operands, cotangents = {}, {}
@@ -108,7 +108,7 @@ def test_every_algorithm_is_within_its_bound_forward_and_back(n, codes, dtype):
 
 @pytest.mark.parametrize("n", mostly_exhaustive(SIZES, lambda n: n == 3))
 def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(n):
-    """Of few numbers, which a compiler may add a second time where they are decoded."""
+    """With few numbers, which a compiler may add a second time where they are decoded."""
     x = np.random.default_rng(n).normal(size=(n, 16, 2)).astype(np.float32)
     for algorithm in ("direct", "ring"):
         done = per_rank(
@@ -120,7 +120,7 @@ def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(n):
 
 
 def transposed(name, numpy, shape, ct):
-    """What numpy makes of the cotangents of all ranks, by the matrix of the collective."""
+    """NumPy's gradients for the cotangents of all ranks, by the matrix of the collective."""
     n = len(ct)
     if name in ("psum", "pmean"):
         return numpy(ct)
@@ -143,7 +143,7 @@ def check(found, exact, operands, name, algorithm, n, dtype, wire):
 
 @pytest.mark.parametrize("check_vma", mostly_exhaustive((True, False), bool))
 def test_contributions_are_encoded_once(check_vma):
-    """Of codes times a scale, so that one encoding is exact, and another one is not."""
+    """The data are codes times a scale, so one encoding is exact, and a second one is not."""
     mesh, rng = make_mesh(4), np.random.default_rng(0)
     x = rng.integers(-16, 16, (4, 8, 24)).astype(np.float32)
     x[..., ::4] = 127  # in every block of 4
@@ -394,7 +394,7 @@ def test_what_only_lax_can_do_has_no_wire():
 
 @pytest.mark.parametrize(("algorithm", "lanes"), [("ring", 1), ("bidirectional_ring", 2)])
 def test_lanes_are_encoded_in_step(algorithm, lanes):
-    """A barrier holds the codes of all lanes of a round; a lane alone needs none."""
+    """A barrier joins the codes of all lanes of a round. A single lane needs none."""
 
     def scattered(x):
         return ringcoll.psum_scatter(x, "x", tiled=True, algorithm=algorithm, wire="int8")
@@ -408,7 +408,7 @@ def test_lanes_are_encoded_in_step(algorithm, lanes):
 
 @pytest.mark.parametrize(("algorithm", "messages"), [("ring", 3 + 1), ("lax", 4 + 1)])
 def test_on_a_cpu_codes_are_written_apart(algorithm, messages):
-    """XLA:CPU fuses nothing with the bytes of a message, which would take it many times as long."""
+    """XLA:CPU must not fuse the bytes of a message with anything: it would take much longer."""
 
     def summed(x):
         return ringcoll.psum(x, "x", algorithm=algorithm, wire="int8")

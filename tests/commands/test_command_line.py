@@ -1,4 +1,4 @@
-"""What may be typed: sizes, names and functions are understood, or refused in a line; Ctrl-C."""
+"""Arguments of commands: sizes, names and functions are read, or refused in a line; Ctrl-C."""
 
 import json
 import signal
@@ -147,7 +147,7 @@ def test_bad_environment_variables_are_refused_before_the_work(variable, monkeyp
 
 
 def stopped(*_, **__):
-    """As Ctrl-C does, wherever the program is, also under a shell that ignores it."""
+    """Do what Ctrl-C does, also under a shell that ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 

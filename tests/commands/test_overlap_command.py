@@ -1,6 +1,6 @@
-"""The command `overlap` and what may be typed: its last line, and refusals in a line.
+"""The command `overlap`: its last line, and bad arguments, which are refused in a line.
 
-All is typed in one process of its own, because a process takes seconds to know its topology.
+All commands run in one process of their own, because a process takes seconds to make a topology.
 """
 
 import json
@@ -100,7 +100,7 @@ TYPED = [PLAIN, ALONE, *(f"{'' if 'own' in one else PLAIN} {one}" for one, _ in 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory) -> list:
-    """Exit status, output and errors of each."""
+    """Exit status, output and errors of each command."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "own.py").write_text(USERS_OWN, encoding="utf-8")
     (folder / "typed.json").write_text(json.dumps([one.split() for one in TYPED]))

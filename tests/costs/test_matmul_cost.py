@@ -163,7 +163,7 @@ def array(*shape):
 
 
 def priced(form, topology, shape):
-    """Of a cell of the grid: what "auto" is, and seconds by algorithm."""
+    """For a cell of the grid: the algorithm of "auto", and seconds by algorithm."""
     name, _, sides = topology.partition(":")
     n, model = prod(map(int, sides.split("x"))) * (1 + (name == "tpu7x")), DEVICES[name]
     m, k, f = map(int, shape.split("x"))
@@ -186,7 +186,7 @@ FORMS = "all_gather_matmul", "contraction_gather", "weight_gather", "matmul_redu
 
 @functools.cache
 def errors():
-    """By what share prices are off compiled programs, by kind of algorithm."""
+    """The relative errors of prices against compiled programs, by kind of algorithm."""
     found = defaultdict(list)
     for row in json.loads(GRID.read_text(encoding="utf-8")):
         which = row["which"]

@@ -27,12 +27,12 @@ def bits(x):
 
 
 def normal(shape, dtype, n=None, seed=0):
-    """Of N(0, 1), rounded; `[rank, ...]`."""
+    """Numbers of N(0, 1), rounded: `[rank, ...]`."""
     return np.random.default_rng(seed).normal(size=(n or prod(shape), WIDTH)).astype(dtype)
 
 
 def strange(shape, dtype):
-    """Any bits at all: NaNs of every payload, infinities, zeros of both signs."""
+    """Random bits: NaNs with any payload, infinities, zeros of both signs."""
     rng = np.random.default_rng(1)
     kind = f"uint{8 * jnp.dtype(dtype).itemsize}"
     x = rng.integers(np.iinfo(kind).max, size=(prod(shape), WIDTH), dtype=kind).view(dtype)

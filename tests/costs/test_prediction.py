@@ -52,7 +52,7 @@ def test_the_built_in_uses_all_axes_of_a_slice_that_ranks_fill(collective, sides
 
 
 def test_axes_of_ranks_may_be_a_part_of_a_slice():
-    """Whole sides of 16 are rings; what is shorter than a side is a line."""
+    """An axis along a whole side of 16 is a ring. A shorter axis is a line."""
     of = ("all_gather", 2**28)
     assert predict(*of, (16, 2), "v5e", "torus", topology="16x16") == pytest.approx(
         cost.seconds(

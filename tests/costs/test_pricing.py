@@ -63,7 +63,7 @@ def test_price_is_the_closed_form(collective, algorithm, sizes, form):
 
 
 def half(p):
-    """Of p-1 messages, those to one side where the others go to the other."""
+    """Of p-1 messages, those that go to one side if the others go to the other side."""
     return -(-(p - 1) // 2)
 
 
@@ -223,10 +223,10 @@ def test_one_rank_pays_nothing():
 
 
 def walked(schedule, moves, network):
-    """What every link of a torus carries, each message walked along one axis at a time.
+    """The load of every link of a torus; each message is walked along one axis at a time.
 
-    And how many messages start by every port: a rank, an axis and a way; and the links that the
-    farthest passes.
+    Also how many messages start at every port (a rank, an axis and a direction), and the most links
+    that a message passes.
     """
     load, starts, farthest = Counter(), Counter(), 0
     for move, rank in pairs(moves, range(schedule.size)):

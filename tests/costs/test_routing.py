@@ -22,7 +22,7 @@ SHAPES = [(2,), (6,), (8,), (4, 2), (2, 4), (3, 4), (2, 2, 2), (12,), (1, 6)]
 
 
 def walked(schedule, moves, hosts):
-    """Startups and the busiest port, within hosts and between them, in shards."""
+    """Startups, and the shards of the busiest port, within hosts and between them."""
     local = schedule.size // hosts
     starts, load = Counter(), Counter()
     for move, rank in pairs(moves, range(schedule.size)):

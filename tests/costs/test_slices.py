@@ -98,7 +98,7 @@ def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
 
 
 def reach_of(sent):
-    """Of a round's paths and shards, what `Uneven.reach` is; nothing if all are as long."""
+    """`Uneven.reach` for the paths and shards of a round; nothing if all paths are equally long."""
     distances = sorted({len(path) for path, _ in sent})
     reach = []
     for links in distances:
@@ -134,7 +134,7 @@ SIZE = 2**26
 
 
 def reported(kind, size, shape, algorithm):
-    """The seconds by `overlap` of an all-gather on a slice, laid as `overlap.mesh` lays it."""
+    """The seconds by `overlap` of an all-gather on a slice, in the order of `overlap.mesh`."""
     schedule = build("all_gather", algorithm, shape)
     shard = SIZE / schedule.size / schedule.lanes
     lines = []

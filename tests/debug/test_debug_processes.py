@@ -1,4 +1,4 @@
-"""What `ringcoll.debug` says when processes of this machine really fail, or really differ."""
+"""`ringcoll.debug` when processes of this machine really fail, or really differ."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +68,7 @@ print(debug.check_consistent(step, jnp.ones(4), activation=lambda y: y**2))
 
 @pytest.fixture(scope="module")
 def ends():
-    """They wait for each other, so all at once."""
+    """How each process ends. They wait for each other, so all run at once."""
     rows = [("has", "checked", 3), ("is killed in the middle", "deadline", 3)]
     rows += [("never arrives", "deadline", 2), ("has a dtype as wide", "deadline", 2)]
     with ThreadPoolExecutor(max_workers=6) as pool:

@@ -1,4 +1,4 @@
-"""What `check_consistent` compares: all that makes a program another one, and nothing else."""
+"""`check_consistent` compares everything that changes a program, and nothing else."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def total(x):
 
 
 def sums(*scales):
-    """Of equal calls, by names in this order."""
+    """A program of equal calls; a dict holds their results in this order of names."""
 
     def function(x):
         sums_by_scale = {scale: total(scale * x) for scale in scales}

@@ -1,4 +1,4 @@
-"""Drawing: what is drawn is what happens, proved on symbols; words and text of it."""
+"""Drawings show what happens, proved on symbols; their captions; drawings as text."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ SHAPES = [*((n,) for n in SIZES), (4, 2), (3, 2), (2, 2, 2)]
 
 
 def wanted(collective, rank, n):
-    """By column, whose data a rank holds at the end; None stands for whole vectors."""
+    """For each column, whose data a rank holds at the end; None stands for whole vectors."""
     everybody = frozenset(range(n))
     if collective == "all_gather":
         return tuple(frozenset([shard]) for shard in range(n))

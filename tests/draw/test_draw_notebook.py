@@ -1,4 +1,4 @@
-"""What a notebook shows of a schedule, a plan, a price; and that what cannot be drawn is text."""
+"""What a notebook shows of a schedule, a plan or a price; text if there is no picture."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it plays, by any hand, at any width, and asks for nothing."""
+"""The page in a real browser: it plays, however it is operated, at any width, and loads nothing."""
 
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
@@ -29,7 +29,7 @@ def opened(visit, tmp_path):
 
 
 def shown(page):
-    """The number of the round that is seen, which the list, the slider and the words agree on."""
+    """The number of the round that is shown; the list, the slider and the words must agree."""
     number = int(page.get_attribute("#stage svg", "data-shown"))
     (current,) = page.locator("[aria-current]").all()
     assert int(current.get_attribute("data-go")) == number

@@ -1,4 +1,4 @@
-"""Pictures: a box a rank, an arrow a message, nothing on top of anything; and code in colours."""
+"""Pictures: a box for each rank, an arrow for each message, nothing overlaps; coloured code."""
 
 import re
 from itertools import combinations
@@ -134,7 +134,7 @@ SEEN = {
 
 
 def least_distance(colours, eyes):
-    """Between any two of some colours, in OKLab, for these eyes."""
+    """The least distance between two of these colours in OKLab, as these eyes see them."""
     srgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colours])
     linear = np.where(srgb < 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.array(SEEN[eyes]).T, 0, None)

@@ -1,4 +1,4 @@
-"""The page to play with: what is chosen is shown, at the prices of `predict`, by any hand."""
+"""The page of `explore`: it shows what is chosen, at the prices of `predict`."""
 
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
@@ -23,7 +23,7 @@ def settled(page, collective, algorithm, ranks):
 
 
 def times(page):
-    """What the table says, by algorithm."""
+    """The times in the table, by algorithm."""
     rows = page.locator("#prices tbody tr").all()
     return {row.get_attribute("data-name"): row.locator("td").first.inner_text() for row in rows}
 

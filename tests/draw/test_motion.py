@@ -1,4 +1,4 @@
-"""A picture that moves: at any time it shows what is held, and messages go where they are sent."""
+"""Moving pictures: at any time they show what is held, and messages go where they are sent."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def seen(element, share):
 
 
 def drawn(groups):
-    """The places of cells and what is in them, without when."""
+    """The places and contents of cells, without their times."""
     return Counter(
         (
             group.get("transform"),

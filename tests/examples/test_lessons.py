@@ -1,4 +1,4 @@
-"""Every lesson runs by itself and makes its claims; one that does not hold ends it."""
+"""Every lesson runs by itself and checks its claims; a claim that does not hold ends it."""
 
 import re
 
@@ -12,7 +12,7 @@ LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
 
 
 def ran(*arguments):
-    """What a lesson has printed, and how much it has claimed."""
+    """The output of a lesson, and the number of its claims."""
     done = python("-W", "error", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, len(re.findall("^✓ .", done.stdout, re.M))
@@ -22,7 +22,7 @@ def ran(*arguments):
     "lesson", mostly_exhaustive(LESSONS, lambda lesson: lesson[:2] in ("01", "09"))
 )
 def test_a_lesson_makes_all_its_claims(lesson):
-    """Those of the solutions of its exercises too."""
+    """Also the claims in the solutions of its exercises."""
     printed, claims = ran("-m", f"examples.lessons.{lesson}")
     source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")
     in_source = len(re.findall(r"\bclaim\(", source))

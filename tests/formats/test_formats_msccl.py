@@ -20,7 +20,7 @@ SHAPES = [*((n,) for n in SIZES), (4, 2), (2, 3), (2, 2, 2)]
 
 
 def messages(program):
-    """By round: who sends what to whom, and whose data is in it."""
+    """For each round: who sends what to whom, and whose data is in it."""
     return [
         sorted(
             (

@@ -1,4 +1,4 @@
-"""MSCCL++ plans and Chakra traces do, when they are run, what the program says; NCCL's tuner."""
+"""MSCCL++ plans and Chakra traces do what the program says when they are run; NCCL's tuner."""
 
 import json
 import random
@@ -22,7 +22,7 @@ SHAPES = [*((n,) for n in SIZES), (2, 3)]
 
 
 def check_executor_takes(gpu):
-    """It throws, divides by zero, or writes over what it has read, if there is more or nothing."""
+    """With more (or no) chunks it throws, divides by zero, or overwrites what it has read."""
     assert gpu["input_chunks"] > 0
     assert gpu["output_chunks"] > 0
     for number, block in enumerate(gpu["threadblocks"]):
@@ -33,7 +33,7 @@ def check_executor_takes(gpu):
 
 
 class Machine:
-    """Runs an execution plan on sums of numbers that tell whose data is in them."""
+    """Runs an execution plan on sums of numbers; a sum shows whose data it contains."""
 
     def __init__(self, text, collective, in_place):
         plan = json.loads(text)
@@ -49,7 +49,7 @@ class Machine:
         self.signals, self.released = Counter(), Counter()
 
     def place(self, rank, buffer, index):
-        """Of a call in place, input and output are one memory."""
+        """If the call is in place, input and output are one memory."""
         gpu = self.gpus[rank]
         chunks = {"i": "input_chunks", "o": "output_chunks", "s": "scratch_chunks"}[buffer]
         assert 0 <= index < gpu[chunks]
@@ -199,7 +199,7 @@ def test_fused_steps_become_operations():
 
 
 def schema():
-    """The messages of et_def.proto of which traces are made, without its file."""
+    """The messages of et_def.proto that traces consist of, built without that file."""
     pool = pytest.importorskip("google.protobuf.descriptor_pool")
     from google.protobuf import descriptor_pb2, message_factory
 
@@ -248,7 +248,7 @@ def decoded(trace):
 
 
 def values(node):
-    """By name, in which field of its attribute a value is, and the value."""
+    """For each attribute, by name: the field that holds its value, and the value."""
     fields = ((one, one.WhichOneof("value")) for one in node.attr)
     return {one.name: (field, getattr(one, field)) for one, field in fields}
 

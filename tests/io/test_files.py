@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and what cannot be written is refused before the work."""
+"""Files are written whole or not at all; bad paths are refused before the work."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
 
 @pytest.fixture
 def no_room():
-    """As a full disk, for real: no file may grow beyond a few bytes."""
+    """Like a full disk: no file may grow beyond a few bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
     yield
@@ -105,7 +105,7 @@ def test_standard_output_is_written_to(capfd):
 
 @pytest.fixture
 def places(tmp_path):
-    """What cannot be written to, and why."""
+    """Paths that cannot be written to, and why."""
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     return {

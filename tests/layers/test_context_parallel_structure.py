@@ -1,4 +1,4 @@
-"""What attention over ranks sends and keeps: counted in its programs, as TPUs compile them."""
+"""What attention over ranks sends and keeps: counted in its programs, as compiled for TPUs."""
 
 import re
 from functools import partial
@@ -35,7 +35,7 @@ def with_gradients(attend):
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_keys_travel_once_forward_and_again_with_their_gradients_backward(n):
-    """n - 1 hops; backward as many, and as many more of the gradients, the last of them home."""
+    """n - 1 hops forward. Backward n - 1 hops of keys and n - 1 of gradients, the last one home."""
     q, k = jnp.ones((1, 8 * n, 4, 4)), jnp.ones((1, 8 * n, 2, 4))
     attend = attention(make_mesh(n), algorithm="ring", layout="zigzag")
     forward = jax.make_jaxpr(attend)(q, k, k)

@@ -1,7 +1,7 @@
 """Mixtures of experts over ranks, and their gradients, against the same layer on one device.
 
-In float64; tolerances as in `test_layers`. Sums over features have D or F terms, those of
-gradients as many as there are tokens.
+In float64, with tolerances as in `test_layers`. Sums over features have D or F terms. Those of
+gradients have as many terms as there are tokens.
 """
 
 import re
@@ -193,7 +193,7 @@ def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
 def test_a_ring_that_keeps_its_rows_multiplies_them_once_for_the_weights(
     max_send, often, monkeypatch
 ):
-    """Without a bound it does in each visit: of three blocks, and of two halves of its own."""
+    """Without a bound it multiplies in each visit: three blocks, and two halves of its own."""
     monkeypatch.setattr("test_expert_parallel.T", 8)  # so no product has as many rows as features
 
     def product(rows, weights, sizes):

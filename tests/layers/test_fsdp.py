@@ -1,6 +1,6 @@
 """Sharded parameters: their specs, gathers at use, and gradients, against one device.
 
-In float64 within the roundings that `test_layers` counts; what only moves is exact.
+In float64, within the roundings that `test_layers` counts. Values that only move are exact.
 """
 
 from functools import partial
@@ -81,7 +81,7 @@ LAYERS, S = 3, 6
 
 
 def sizes(mesh):
-    """Of a batch, of features and of those between, as few as divide."""
+    """The sizes of a batch, of features and of hidden features: the smallest that divide."""
     data, fsdp, model = mesh.shape.values()
     return 3 * data * fsdp, 2 * fsdp, 4 * fsdp * model
 
@@ -178,7 +178,7 @@ def scanned(of_layer, **options):
 
 
 def gathered_each(specs, params, keys, x):
-    """Each layer gathered where it is used, in a loop of Python's."""
+    """Each layer is gathered where it is used, in a Python loop."""
     specs = jax.tree.map(lambda spec: P(*spec[1:]), specs)
     for i in range(LAYERS):
         p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
@@ -242,7 +242,7 @@ def test_gradients_reduced_under_their_products(name, check_vma, policy):
     mostly_exhaustive(product(POLICIES, [True, False]), lambda *case: case == ("products", True)),
 )
 def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
-    """Over what has a gradient too, and what is not a float, and under `jit` and `remat`."""
+    """Over values with gradients and values that are not floats; also under `jit` and `remat`."""
     rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)
     params, x = {"w": rng.standard_normal((3, 8, 8))}, rng.standard_normal((8, 8))
     spec = {"w": P(None, "x", None)}

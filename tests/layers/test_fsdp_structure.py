@@ -48,7 +48,7 @@ def test_dtypes_of_the_wire():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
-    """256 and seven ones, one from each rank: in bfloat16 256, or 264, or in between."""
+    """Ranks add 256 and seven ones: 263 in float32; in bfloat16 256, or 264, or in between."""
     spec, rows = P("x", None), np.ones((8, 8), jnp.bfloat16)
     rows[0] = 256
 
@@ -66,7 +66,7 @@ def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
 
 
 def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
-    """Of what is sharded and of what is whole: 256 and seven ones are 264 in bfloat16."""
+    """Of sharded and of unsharded parameters: 256 and seven ones are 264 in bfloat16."""
     spec = {"sharded": P("x"), "whole": P()}
 
     def loss(params, weight):
@@ -109,7 +109,7 @@ def trained(policy, length, width=64, **options):
     mostly_exhaustive(product([True, False], POLICIES), lambda *case: case == (True, "nothing")),
 )
 def test_gathered_parameters_are_not_kept(policy, fused):
-    """Of each layer a few x are kept, of [2, 64], and not its parameters, of [64, 64]."""
+    """For each layer a few x of [2, 64] are kept, and no parameters of [64, 64]."""
 
     def held(length):
         mapped, operands = trained(POLICIES[policy], length, fused=fused)
@@ -132,7 +132,7 @@ def test_products_that_a_policy_saves_are_not_computed_again(fused):
 
 @pytest.mark.parametrize(("fused", "gathers", "scatters"), [(False, 4, 2), (True, 4, 0)])
 def test_a_loop_of_equal_rounds(fused, gathers, scatters):
-    """Forward a gather before and one within; going back one within, and after it a reduction."""
+    """Forward: a gather before the loop, one inside. Backward: one inside, then a reduction."""
     mapped, operands = trained(None, 5, fused=fused)
     text = str(jax.make_jaxpr(mapped)(*operands))
     assert text.count("= ringcoll_all_gather[") == gathers

@@ -1,4 +1,4 @@
-"""What layers refuse: before anything is sent, by the name of the leaf, with a cure."""
+"""Layers refuse bad calls before anything is sent; errors name the leaf and a cure."""
 
 from functools import partial
 

@@ -152,7 +152,7 @@ MESHES = {
 
 
 def all_kinds():
-    """The dtypes by turns."""
+    """Every kind of layer, with the dtypes in turn."""
     for i, (kind, meshes) in enumerate(MESHES.items()):
         leaves, dtype = 4 if kind == "both" else 8, ("float32", "bfloat16")[i % 2]
         of = {"kind": kind, "meshes": meshes, "dtype": dtype, "leaves": leaves, "batch": leaves}
@@ -209,7 +209,7 @@ for name, found in (("fused", fused), ("apart", apart)):
 
 
 def test_a_formula_compiled_apart_is_as_in_any_program():
-    """Fused with the additions before it, this one sums its features in another order."""
+    """If this formula is fused with the additions before it, it adds features in another order."""
     run = python("-c", DEFAULT_FLAGS)
     printed = "fused differs: True\napart differs: False\n"
     assert printed in run.stdout, run.stdout + run.stderr[-2000:]

@@ -44,7 +44,7 @@ def test_specs_go_by_the_last_name_that_is_known():
 @jax.tree_util.register_dataclass
 @dataclass
 class Variable:
-    """A leaf as Flax has it: one step further down, by a name that is a layer's as well."""
+    """A leaf as in Flax: one level further down, under a name that is also a layer's."""
 
     value: Any
 

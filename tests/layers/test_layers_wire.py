@@ -162,27 +162,27 @@ def parameters(n):
 
 
 def of_ranks(params, n):
-    """Each rank's part. The sum over ranks of a layer's results of these is that of the whole."""
+    """Each rank's part. The results for these parts add up to the result of the layer."""
     dims = {**tp.COLUMNS, **tp.ROWS}
     parts = {name: np.split(x, n, dims[name] % x.ndim) for name, x in params.items()}
     return [{name: part[r] for name, part in parts.items()} for r in range(n)]
 
 
 def bound(collective, n, wire):
-    """Relative to the sum of the ranks' largest magnitudes: encoded once, and float32 roundings."""
+    """Relative to the sum of the ranks' largest magnitudes: one encoding, and float32 roundings."""
     if n == 1:
         return 2.0**-18
     return precision.error_bound(collective, "direct", (n,), 2.0**-23, wire=wire) + 2.0**-18
 
 
 def check(got, terms, most, what):
-    """That `got` is the sum of the terms, but for `most` of the sum of their magnitudes."""
+    """Assert that `got` is the sum of the terms, up to `most` times the sum of their magnitudes."""
     off, allowed = np.abs(got - sum(terms)).max(), most * sum(np.abs(x).max() for x in terms)
     assert off <= allowed, (what, off, allowed)
 
 
 def cases():
-    """Every number of ranks in both modes; codes and types by turns, on two ranks all types."""
+    """Every number of ranks in both modes, with codes and types in turn; on two ranks all types."""
     modes = [(n, parallel) for n in SIZES for parallel in (True, False)]
     turns = zip(modes, cycle(CODES), cycle((True, True, False, False)), strict=False)
     some = [(n, codes, parallel, check_vma) for (n, parallel), codes, check_vma in turns]
@@ -243,7 +243,7 @@ def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, c
         parts = of_ranks(params, n)
 
         def check_gradients(name, calls, gradients, of_parts):
-            """Each rank's call of its part of the parameters, and its part of the cotangent."""
+            """Compare with the gradients of each rank's part, for its part of the cotangent."""
             of_params, of_x = gradients
             pulled = [
                 jax.vjp(call, part, gathered)[1](ct)

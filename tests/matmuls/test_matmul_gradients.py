@@ -1,10 +1,10 @@
 """Gradients of matmuls over the wire: in float64 on random reals, and by finite differences.
 
-Every tolerance is counted off the program. An element of a result or of a gradient is a sum of
-T products, added up in whatever order: it is rounded T times at most on the way, and so errs by
-at most gamma(T) = T u / (1 - T u) of the sum of their magnitudes, u = 2**-53 (Higham, "Accuracy
-and Stability of Numerical Algorithms", section 3.1). The plain form makes T of ones, and the
-sum of magnitudes of magnitudes.
+Every tolerance is counted from the program. An element of a result or of a gradient is a sum of T
+products, added in any order. It is rounded at most T times, so its error is at most gamma(T) = T u
+/ (1 - T u) of the sum of the products' magnitudes, u = 2**-53 (Higham, "Accuracy and Stability of
+Numerical Algorithms", section 3.1). The plain form of ones gives T, and the plain form of
+magnitudes gives the sum of magnitudes.
 """
 
 import jax
@@ -29,7 +29,7 @@ def gamma(terms):
 
 
 def variants(name):
-    """The ways to call: an algorithm, and for a gather what is kept."""
+    """The options to call with: an algorithm, and for a gather what is kept."""
     kept = [{}] if name in SCATTERS else [{"residuals": "save"}, {"residuals": "regather"}]
     return [{"algorithm": algorithm, **one} for algorithm in ALGORITHMS for one in kept]
 
@@ -132,11 +132,11 @@ DIFFERENCES = [
     mostly_exhaustive(DIFFERENCES, lambda name, *_: [*FORMS].index(name) % 6 == 0),
 )
 def test_gradients_are_finite_differences(name, options, n, check_vma):
-    """Of the result and of its gradients, so to the second order.
+    """Of the result and of its gradients, so up to second order.
 
-    Both are of degree two at most along any direction, so that a central difference over any
-    distance is the derivative but for roundings; over the distance 1 there are fewest. No
-    number that is drawn exceeds 5; moved by another, 10.
+    Both have degree two at most along any direction. So a central difference over any distance is
+    the derivative, up to roundings, which are fewest at distance 1. No drawn number exceeds 5, and
+    no moved one 10.
     """
     form = FORMS[name]
     with jax.enable_x64(True):

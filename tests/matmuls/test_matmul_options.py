@@ -28,7 +28,7 @@ def kept(name):
 
 
 def there_and_back(call, x, w, ct):
-    """The result, and what becomes of a cotangent, for either factor."""
+    """The result, and the gradients of both factors for a cotangent."""
     y, pull_back = jax.vjp(call, x, w)
     ct = jnp.resize(ct, y.shape).astype(y.dtype)
     if jax.typeof(ct).mat.varying != jax.typeof(y).mat.varying:
@@ -44,7 +44,7 @@ def there_and_back(call, x, w, ct):
     ),
 )
 def test_wide_sums_are_rounded_once_and_gradients_have_their_factor_s_dtype(name, check_vma):
-    """To the nearest of the only right answer, which is exact in float32."""
+    """The only right result is exact in float32, and is rounded to nearest."""
     form, rng = FORMS[name], np.random.default_rng(0)
     narrow, single = jnp.bfloat16, jnp.float32
     variants = [{"algorithm": "ring", **more} for more in kept(name)] + [{"algorithm": "lax"}]
@@ -73,7 +73,7 @@ def test_wide_sums_are_rounded_once_and_gradients_have_their_factor_s_dtype(name
 
 @pytest.mark.parametrize("algorithm", ["ring", "lax"])
 def test_the_gradient_of_a_sum_on_every_rank_is_summed_wide(algorithm):
-    """Where types are not checked: 256 + 1 is 256 in bfloat16, again and again."""
+    """Types are not checked. In bfloat16, 256 + 1 is 256, however often 1 is added."""
 
     def slope(weight):
         def loss(x):

@@ -92,7 +92,7 @@ def test_a_sum_of_products_is_by_the_algorithm_that_is_asked_for(call):
 
 
 def hops(jaxpr):
-    """How often a program sends, its loops counted as often as they turn."""
+    """How often a program sends; each turn of a loop counts."""
     inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
     below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
     return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)
@@ -147,7 +147,7 @@ def count_of(jaxpr, primitive):
 
 @pytest.mark.parametrize("residuals", ["save", "regather"])
 def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
-    """Behind a barrier, or written out, a compiler copies their sum in every round."""
+    """With a barrier, or unrolled, a compiler copies their sum in every round."""
     call, _, _ = gather(algorithm="ring", dimension=-1, residuals=residuals)
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
     assert count_of(traced.jaxpr, "optimization_barrier") == 0
@@ -168,7 +168,7 @@ def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
 
 
 def test_what_the_next_lane_sends_is_multiplied_under_the_messages_of_this_one():
-    """One product in a round: of the blocks that a rank keeps, and those that it sends next."""
+    """A round has one product: of the blocks that a rank keeps and those that it sends next."""
     lanes = 3
     call, ins, shapes = scatter(algorithm=auto._in_lanes(lanes))
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((24, 2)), np.ones((2, 6)))
@@ -211,10 +211,10 @@ def test_a_long_ring_is_a_loop():
 @pytest.mark.parametrize(("algorithm", "shards"), [("ring", 2), ("bidirectional_ring", 3)])
 @pytest.mark.parametrize(("make", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
 def test_beside_operands_and_result_two_shards_are_held(make, out, algorithm, shards, monkeypatch):
-    """One that is multiplied, or summed, and one on the wire; and what one round multiplies.
+    """A shard that is multiplied or summed, one on the wire, and what one round multiplies.
 
-    Of a bidirectional ring, the two halves joined besides. So as a loop; written out, XLA:CPU,
-    which knows no barriers, may multiply all shards before it sends any.
+    A bidirectional ring also holds the two joined halves. This is so for loops. XLA:CPU knows no
+    barriers, so if rounds are unrolled, it may multiply all shards before it sends any.
     """
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 0)  # a scatter is a loop in any case
     _, ins, _ = make()

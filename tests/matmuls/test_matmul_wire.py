@@ -30,7 +30,7 @@ FORMS = {
     ),
     "sum": (ringcoll.matmul_all_reduce, lambda n: ((5, 8), (8, 4))),
 }
-HOWS = ("auto", "lax")
+BUILT_IN_FORMS = ("auto", "lax")
 
 
 def there_and_back(call, options, x, w, ct):
@@ -45,16 +45,16 @@ def there_and_back(call, options, x, w, ct):
 
 
 def bound(collective, algorithm, n, wire):
-    """Relative to the largest magnitudes, and some roundings of the products."""
+    """The bound relative to the largest magnitudes, and some roundings of the products."""
     if n == 1:
         return 1e-5
-    algorithm = "direct" if algorithm in HOWS else algorithm
+    algorithm = "direct" if algorithm in BUILT_IN_FORMS else algorithm
     eps = float(jnp.finfo(jnp.float32).eps)
     return precision.error_bound(collective, algorithm, (n,), eps, wire=wire) + 1e-5
 
 
 def variants(name, n):
-    """Algorithms by name, and of a gather one that gathers again. (On CPU "auto" is "lax".)"""
+    """Algorithms by name, and for a gather one that gathers again. (On CPU "auto" is "lax".)"""
     found = {name: {"algorithm": name} for name in ("auto", "direct", "bidirectional_ring")}
     if name.startswith("gathered"):
         found["ring/regather"] = {"algorithm": "ring", "residuals": "regather"}
@@ -62,7 +62,7 @@ def variants(name, n):
 
 
 def cases():
-    """Every number of ranks, codes by turns; what types change does not depend on codes."""
+    """Every number of ranks, codes in turn; the effect of types does not depend on codes."""
     kinds = cycle((("float8_e4m3fn", 0), ("int8", 1)))
     some = [(n, *kind) for n, kind in zip(SIZES, kinds, strict=False)]
     some += [(3, "int8", 1), (2, "float8_e4m3fn", 0)]
@@ -163,7 +163,7 @@ def test_what_is_refused():
 
 
 def test_the_price_knows_the_bytes():
-    """On v6e the wire of this gather is longer than its products in bfloat16."""
+    """On v6e the messages of this gather take longer than its products in bfloat16."""
     x = jax.ShapeDtypeStruct((1024, 8192), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((8192, 3584), jnp.bfloat16)
     product = Product("kf", "mf", np.dtype(jnp.bfloat16))
@@ -188,7 +188,7 @@ def test_the_price_knows_the_bytes():
 
 @pytest.mark.parametrize("algorithm", ["lax", "ring", "bidirectional_ring"])
 def test_only_bytes_travel(algorithm):
-    """Forward and backward, in the program that is lowered: no float, and at most 0.53 of bf16."""
+    """In the lowered program, forward and backward: no floats, at most 0.53 of bfloat16's bytes."""
     mesh, ins = make_mesh(4), (P("x"), P(None, "x"), P("x"))
 
     def loss(x, w, v, options):
@@ -208,7 +208,7 @@ def test_only_bytes_travel(algorithm):
     assert {dtype for *_, dtype in narrow} == {"ui8"}
 
     def count(found):
-        """The elements of whole vectors; a reduce-scatter results in a part of four."""
+        """Elements of whole vectors; the result of a reduce-scatter is one of four parts."""
         sizes = [np.prod([int(d) for d in shape[:-1].split("x")]) for _, shape, _ in found]
         times = [4 if name == "reduce_scatter" else 1 for name, *_ in found]
         return np.dot(sizes, times)
@@ -222,7 +222,7 @@ def collectives(text, kinds):
 
 
 def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
-    """As on TPUs, where "copied" is chosen; on CPU the products are the same to the last bit."""
+    """As on TPUs, where "copied" is chosen. On CPU the products have the same bits."""
     mesh, rng = make_mesh(4), np.random.default_rng(0)
     x, w = (rng.normal(size=(4, *s)).astype(np.float32) for s in ((6, 16), (16, 8)))
 

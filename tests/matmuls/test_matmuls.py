@@ -171,7 +171,7 @@ def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
 
 
 def second_order(f):
-    """A gradient by both factors of what a gradient by one makes."""
+    """The gradients by both factors of a function of the gradient by one factor."""
     by_w = lambda x, w: jax.grad(lambda w: (f(x, w) ** 2).sum())(w)  # noqa: E731
     return jax.grad(lambda x, w: (by_w(x, w) ** 2).sum(), (0, 1))
 
@@ -277,7 +277,7 @@ def test_rows_that_do_not_divide_are_refused_or_padded_and_cut():
 
 
 def test_of_no_elements():
-    """Of no rows or columns; lax's collectives cannot be compiled for them."""
+    """With no rows or no columns, for which lax's collectives cannot be compiled."""
     shapes = {
         "rows gathered": ((0, 4), (4, 2)),
         "columns of the weight gathered": ((5, 4), (4, 0)),

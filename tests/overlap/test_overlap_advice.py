@@ -1,4 +1,4 @@
-"""What to change first: the pairs that are seen, what is foreseen of them, by the paper's sums.
+"""What to change first: which pairs are found, and what is predicted for them, as on paper.
 
 (x is 1,000,000 bytes, a matmul 1000 us, a link 1 GB/s; four ranks in a ring.)
 """
@@ -103,7 +103,7 @@ def test_values_are_traced_through_copies_and_casts():
 
 
 def test_values_are_traced_into_asynchronous_calls():
-    """As tpu7x's programs have it: the operands come by an update, in a tuple."""
+    """As in programs for tpu7x: the operands come by an update, in a tuple."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %t = ({SHAPE}, {SHAPE}) tuple(%a, %a)
@@ -133,7 +133,7 @@ def test_values_are_traced_into_asynchronous_calls():
 
 
 def test_a_scatter_that_is_rewritten_has_the_line_of_its_matmul():
-    """As v6e's programs have it: padded, and an all-reduce of which a slice is kept."""
+    """As in programs for v6e: padded, then an all-reduce of which a slice is kept."""
     body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %zero = f32[] constant(0)

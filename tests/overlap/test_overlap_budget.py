@@ -1,4 +1,4 @@
-"""What an assertion allows: shares, seconds, by kind; and nothing green by ignorance."""
+"""Limits of an assertion: shares and seconds, by kind. What cannot be read is never green."""
 
 import json
 import math
@@ -139,7 +139,7 @@ def test_bad_limits_are_refused_before_the_program_is_read(limits, error, compla
 
 @pytest.fixture
 def overlap_command(monkeypatch, capsys):
-    """The exit status, and what is said, of `overlap` on a text."""
+    """The exit status and the output of `overlap` for a text."""
 
     def run(text, *arguments):
         report = overlap.report(text, chip=CHIP)

@@ -63,7 +63,7 @@ def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
 
 
 def test_a_matmul_does_not_move_the_buffers_of_a_transfer_spread_over_it():
-    """It reads two MB and writes one, 300 us; the operand that it hands on is not written."""
+    """It reads two MB and writes one, 300 us; the operand that it passes on is not written."""
     lines = [line.replace("1000000", "350000") for line in SPREAD]
     assert us(overlap.report(program(*lines, before=ASYNC), chip=CHIP), "compute") == (350,)
 
@@ -144,7 +144,7 @@ def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
     ("kind", "wire"), [("reduce-scatter", 375), ("all-gather", 1500), ("all-reduce", 750)]
 )
 def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
-    """What runs on a tpu7x's sparse cores; libtpu writes the second form since 0.0.52."""
+    """A tpu7x's sparse cores run such calls; libtpu writes the second form since 0.0.52."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %b = ({SHAPE}) tuple(%a)

@@ -97,7 +97,7 @@ def test_a_transfer_under_a_matmul_of_another_stream_is_exposed_for_the_rest():
 
 
 def test_other_work_takes_its_bytes_over_the_memory():
-    """Three arrays; of a library's matmul, not the room that it works in."""
+    """Three arrays. The workspace of a library's matmul does not count."""
     report = timed("%a = f32[500,500]{1,0} add(%x, %w)")
     assert report.total == pytest.approx(3e6 * H100.model.memory)
     assert dict(report.sources) == {"roofline": report.total}

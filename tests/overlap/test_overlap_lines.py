@@ -1,4 +1,4 @@
-"""Lines of source: what stands beside a row, by both ways in which texts tell it; versions."""
+"""Lines of source beside rows, in both forms that programs have; and versions."""
 
 import inspect
 import json

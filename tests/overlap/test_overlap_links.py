@@ -26,7 +26,7 @@ def totals(*lines):
 
 
 def both(one, other):
-    """The lines of two collectives that are started before the first is waited for."""
+    """Two collectives that both start before the first is waited for."""
     return one[0], other[0], one[1], other[1]
 
 

@@ -1,4 +1,4 @@
-"""Transfers that are carried round loops, and branches, run on paper; see `hlo_texts`.
+"""Transfers that loops carry from turn to turn, and branches, run on paper; see `hlo_texts`.
 
 A transfer takes 1001 us, a matmul 1000 us.
 """
@@ -64,9 +64,9 @@ PARTS = (
 
 @pytest.mark.parametrize("handed", [WHOLE, PARTS])
 def test_a_permute_that_ends_in_the_next_turn_counts_in_each(handed):
-    """It is waited for, the next is started, and a matmul runs above that: 1 us is exposed.
+    """Each turn waits, starts the next permute, and runs a matmul over it: 1 us is exposed.
 
-    The first is waited for with nothing above it: 1001 us. The last ends after the loop.
+    Nothing runs over the first permute, so 1001 us are exposed. The last one ends after the loop.
     """
     body = (done("x", "p1"), start("s"), dot("y"), *handed)
     text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
@@ -106,7 +106,7 @@ def test_a_loop_of_no_turns_returns_its_operands():
 
 
 def test_each_place_of_the_carry_holds_its_own_transfer():
-    """The second, started 400 us after the first, ends at 1401; only it is waited for inside."""
+    """The second starts 400 us after the first and ends at 1401. The loop waits for it alone."""
     before = [start("s0"), dot("v", cycles=400_000), start("t0", pairs=BACK)]
     swapped = f"%n1 = {STATE} bitcast(%p2)", f"%n2 = {STATE} bitcast(%p1)"
     ends = [done("z", "q2"), done("u", "q1")]  # one turn: they have changed places

@@ -1,4 +1,4 @@
-"""Timelines as a trace for Perfetto, and as a page: what is in them, and how one moves in them."""
+"""Timelines as a trace for Perfetto, and as a page: their contents, and moving about in them."""
 
 import json
 from collections import defaultdict

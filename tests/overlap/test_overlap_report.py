@@ -1,4 +1,4 @@
-"""Reports: what is taken, refused, printed, written and drawn; the assertion; the command."""
+"""Reports: what they take, refuse, print, write and draw; the assertion; the command."""
 
 import builtins
 import json

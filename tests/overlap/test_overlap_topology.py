@@ -1,4 +1,4 @@
-"""Where ranks are: orders of a mesh, hops, links; and compiling for TPUs that are not there."""
+"""The places of ranks: orders of a mesh, hops, links; compiling for TPUs that are not here."""
 
 import os
 from itertools import pairwise, product
@@ -15,7 +15,7 @@ from ringcoll.overlap.network import Network
 
 
 def longest_step(order, wrap):
-    """Of the ring through these places."""
+    """The longest step of the ring through these places."""
     network = Network(tuple(order), wrap)
     ranks = [*range(len(order)), 0]
     return max(network.hops(a, b) for a, b in pairwise(ranks))

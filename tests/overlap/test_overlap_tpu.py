@@ -1,7 +1,7 @@
 """Programs of the real TPU compiler: what it overlaps is green, what it cannot is red.
 
-No TPU is needed, only libtpu. The programs are compiled in a process of their own, because
-libtpu is one to a process and stays: see `tpu_programs`.
+No TPU is needed, only libtpu. The programs are compiled in a process of their own, because a
+process loads libtpu only once, and keeps it: see `tpu_programs`.
 """
 
 import json
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def programs(printed) -> dict:
-    """What `tpu_programs` has compiled, and what was refused: the small ones."""
+    """The small programs that `tpu_programs` compiled, and those that were refused."""
     return json.loads(printed("tests/tpu_programs.py"))
 
 
@@ -75,7 +75,7 @@ def test_our_matmuls_hide_their_messages_and_the_built_in_forms_do_not(models, m
 
 @pytest.mark.exhaustive
 def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not(models):
-    """Of five products eight parts each hide what is sent, but for what the first must wait."""
+    """Five products in eight parts hide the messages, except what the first part must wait for."""
     ours, plain = (models[f"gated_mlp {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.05, ours["text"]
     assert ours["verdict"] == "green"
@@ -86,10 +86,10 @@ def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not
 
 
 def assert_gathers_hidden(report):
-    """In both loops over four layers every gather has matmuls under it, and next to none is bare.
+    """In both loops over four layers every gather has matmuls over it, and next to none is exposed.
 
-    A turn gathers three times 7 shards of 4 MiB, 326 us each over two links, under three
-    products of 698 us or more: all of it can be hidden. 2 % is for where transfers meet.
+    A turn gathers three times 7 shards of 4 MiB, 326 us each over two links, under three products
+    of 698 us or more, so all of it can be hidden. 2 % is for transfers that meet.
     """
     gathers = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 4)]
     assert len(gathers) == 6, report["text"]  # three forward, and again backward

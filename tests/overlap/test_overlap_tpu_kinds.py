@@ -1,4 +1,4 @@
-"""The real compiler's texts of what is no plain collective: a tpu7x's sparse cores, a kernel."""
+"""The real compiler's texts of other communication: on a tpu7x's sparse cores, and by a kernel."""
 
 import json
 from importlib.util import find_spec

@@ -80,7 +80,7 @@ def imported(tree):
 
 
 def imported_by(node):
-    """Those of one statement."""
+    """The full names that one statement imports."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -110,7 +110,7 @@ def of_jax(tree):
 
 
 def module_of(inner):
-    """The module that a name inside the package is of; what is not a module is its package's."""
+    """The module of a name inside the package; a name that is no module belongs to its package."""
     for length in range(len(inner), 0, -1):
         name = ".".join(inner[:length])
         for module in (name, f"{name}.__init__"):
@@ -125,7 +125,7 @@ def is_in(module, places):
 
 
 def without_types(module, tree):
-    """What runs: the package names for type checkers what it imports when it is asked for."""
+    """The code that runs: for type checkers alone, the package also names its lazy imports."""
     for node in tree.body:
         is_if = module == "__init__" and isinstance(node, ast.If)
         if is_if and ast.unparse(node.test) == "TYPE_CHECKING":

@@ -1,4 +1,4 @@
-"""What is said about the project."""
+"""The project's version, command and metadata."""
 
 import re
 import tomllib

@@ -60,7 +60,7 @@ def shared():
 
 
 def wrong(documented, known):
-    """What is wrong with the examples of a docstring; `known` is what they know, and make."""
+    """The failures of a docstring's examples. `known` has the names that they use and define."""
     words = inspect.getdoc(documented) or ""
     test = doctest.DocTestParser().get_doctest(words, known, documented.__name__, None, 0)
     if not test.examples:

@@ -58,7 +58,7 @@ def test_a_notebook_has_two_exercises_with_folded_solutions(source):
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_nothing_needs_a_solution_but_itself(source):
-    """Who writes a solution of their own runs the rest of the notebook with it."""
+    """Readers who write a solution of their own run the rest of the notebook with it."""
     cells = [cell for cell in notebooks.read(source).cells if cell.cell_type == "code"]
     used = [names(cell.source) for cell in cells]
     for i, cell in enumerate(cells):
@@ -69,7 +69,7 @@ def test_nothing_needs_a_solution_but_itself(source):
 
 
 def names(code):
-    """The names that a cell binds for others, and those that it needs of others."""
+    """The names that a cell defines for others, and those that it needs from others."""
     top = symtable.symtable(code, "cell", "exec")
     bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
 

@@ -84,7 +84,7 @@ def test_values_come_back_within_the_bound_of_their_block(codes, dtype):
 
 
 def test_a_message_of_nothing_is_a_scale():
-    """Of a lane that has no rows or columns, for any block."""
+    """A lane may have no rows or columns; for any block."""
     for shape in ((0,), (4, 0), (0, 128), (4, 0, 128)):
         for block in (1, 2, 128):
             message = encode(Wire("int8", block), jnp.zeros(shape))

@@ -1,7 +1,7 @@
-"""The engine by itself: who visits what when, who is asked for what, unrolled and as a loop.
+"""The engine by itself: visits and contributions in every round, unrolled and as a loop.
 
-No collective is in between. What the engine must do is computed here from the schedule as
-data, and the data are integers or compared bit by bit, so that equal means equal.
+No collective is involved. What the engine must do is computed here from the schedule as data. The
+data are integers, or are compared bit by bit, so results must be equal.
 """
 
 from dataclasses import replace
@@ -74,7 +74,7 @@ def rounds_by_origin(schedule, rank):
 
 
 def diary(schedule, ranks, own, order):
-    """Gather, writing down by [lane, origin] how often the visitor was given what when."""
+    """Gather; record by [lane, origin] how often the visitor got a shard, when, and its value."""
 
     def visit(carry, shards):
         clock, book = carry
@@ -148,7 +148,7 @@ def test_reduce_asks_once_for_every_slot_and_sums_all(shape, form, check_vma, mo
 
 
 def in_both_forms(monkeypatch, trace):
-    """What is traced with the rounds unrolled, and what as a loop."""
+    """The results with rounds unrolled, and as a loop."""
 
     def traced(loop_from):
         monkeypatch.setattr(engine, "UNROLL_UP_TO", loop_from)
@@ -266,7 +266,7 @@ def test_exchange_carries_every_block_to_its_rank(check_vma):
 
 @pytest.mark.parametrize("unroll", [24, 2])
 def test_what_was_received_is_combined_with_what_is_mine_in_that_order(unroll, monkeypatch):
-    """On a ring, doubling what was received: of the rank k ahead 2**k times its number."""
+    """On a ring, received sums are doubled, so the number of the rank k ahead counts 2**k times."""
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
 
     def program(x):

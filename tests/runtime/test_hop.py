@@ -27,7 +27,7 @@ GROUPS = ((5, 0, 3, 6), (1, 7, 2, 4))
 
 
 def everywhere(mesh, axes):
-    """For every rank of the mesh: its number over the axes, and who shares its others."""
+    """For every rank of the mesh: its number over the axes, and its place along the other axes."""
     coordinates = dict(zip("xyz", np.indices(mesh).reshape(len(mesh), -1), strict=False))
     sizes = dict(zip("xyz", mesh, strict=False))
     number = np.ravel_multi_index([coordinates[a] for a in axes], [sizes[a] for a in axes])

@@ -18,7 +18,7 @@ FOUR_OF_TWO = np.arange(8).reshape(4, 2) // 2
 
 
 class Device(SimpleNamespace):
-    """What a mesh looks at; each is one of its own."""
+    """The attributes of a device that a mesh needs; each device is one of its own."""
 
     platform = device_kind = "cpu"
     __hash__ = object.__hash__

@@ -1,4 +1,4 @@
-"""Neighbouring all-reduces share their messages, and mean what they mean by themselves."""
+"""Neighbouring all-reduces share their messages, and their results do not change."""
 
 from threading import Thread
 

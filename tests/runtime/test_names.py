@@ -1,4 +1,4 @@
-"""What profiles call a collective and its rounds: the names in the compiled program."""
+"""The names of collectives and rounds in profiles: those in the compiled program."""
 
 import re
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""On a CPU, where what is ready is done: that products take turns, and come before permutes."""
+"""On a CPU, which runs whatever is ready: products take turns, and come before permutes."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def of_several_processes(monkeypatch):
 
 
 def program(call, specs, out):
-    """Its instructions by name, and what each needs, directly or not."""
+    """The instructions of a program by name, and all that each depends on."""
     mesh = make_mesh(N)
     operands = [
         jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, spec))

@@ -22,7 +22,7 @@ def indices(dim):
 
 
 def test_every_place_has_an_index_of_its_own():
-    """Else a compiler starts permutes late: see `placed`, and the claims of README's headline."""
+    """Otherwise a compiler starts permutes late: see `placed`, and README's headline."""
     (first, second), index = indices(0)
     assert len({first, second, index}) == 3
 

@@ -1,4 +1,4 @@
-"""Several processes are as one: on every rank what NumPy has, in the bits of one process."""
+"""Several processes compute as one: all ranks have NumPy's results, in the bits of one process."""
 
 from functools import lru_cache
 
@@ -27,7 +27,7 @@ def over_processes(devices, folder):
 
 
 def chosen(hosts, own):
-    """What `spread.chosen` should say. (Two ranks swap, by gloo one way after the other.)"""
+    """The right output of `spread.chosen`. (Two ranks swap; gloo sends one way after the other.)"""
     lines = []
     for axes, ranks in (("x", hosts), ("('x', 'y')", hosts * own)):
         matmul = "ring" if ranks > 2 else "lax"

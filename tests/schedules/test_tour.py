@@ -16,7 +16,8 @@ from ringcoll.schedules.tour import Tour, cut, tour
 def came_home(checked):
     """By rank and lane, who has added to the sum for this rank's shard; run on symbols.
 
-    A rank adds while the round after the arrival is on the wire; what arrives is added after that.
+    A rank adds to a sum while the round after the shard's arrival is on the wire. Sums that arrive
+    are added after that.
     """
     n, lanes = checked.out.size, checked.out.lanes
     come = {(r, lane, 0) for r in range(n) for lane in range(lanes)}
@@ -91,7 +92,7 @@ def test_by_a_cut_tour_every_rank_that_needs_a_shard_adds_to_it(name):
 
 
 def ahead(schedule, rank, offset):
-    """The rank to which this offset is from a rank."""
+    """The rank from which this rank has this offset."""
     ranks = np.arange(schedule.size).reshape(schedule.shape)
     back = [-digit for digit in np.unravel_index(offset, schedule.shape)]
     return int(np.roll(ranks, back, range(ranks.ndim)).reshape(-1)[rank])
