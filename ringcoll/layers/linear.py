@@ -22,12 +22,9 @@ from ringcoll.collectives.tree_order import LEAVES, leaves_of_tree
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
 from ringcoll.layers.replicas import copied
-from ringcoll.matmuls.functions import (
-    all_gather_einsum,
-    matmul_all_reduce,
-    matmul_in_blocks,
-    matmul_reduce_scatter,
-)
+from ringcoll.matmuls.all_reduce import matmul_all_reduce
+from ringcoll.matmuls.functions import all_gather_einsum, matmul_reduce_scatter
+from ringcoll.matmuls.in_blocks import matmul_in_blocks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Read and check einsum specs of two factors: what is multiplied, and what travels."""
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringcoll.costs.wire import Wire
+
+#: Labels for the dimensions before the last one of a factor, beside k and f.
+ROW_LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")
 
 
 @dataclass(frozen=True)

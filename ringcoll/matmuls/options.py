@@ -73,7 +73,7 @@ class Options:
         """How many leaves of the tree a rank has."""
         return (self.leaves or 1) // prod(self.sizes())
 
-    def of_whole(self) -> bool:
+    def by_whole_operands(self) -> bool:
         """Whether products are computed from whole operands, although a schedule moves shards.
 
         XLA:CPU adds in another order if a product has another number of rows.

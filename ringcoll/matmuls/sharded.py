@@ -9,7 +9,8 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
-from ringcoll.matmuls.functions import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ringcoll.matmuls.all_reduce import matmul_all_reduce
+from ringcoll.matmuls.functions import all_gather_matmul, matmul_reduce_scatter
 
 Axes = tuple[Hashable, ...]
 
