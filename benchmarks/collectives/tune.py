@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if case.name in args.collective
         for dtype in args.datatype
     ]
-    rows_of: dict[report.Place, list[Measurement]] = {}
+    rows_of: dict[report.Combination, list[Measurement]] = {}
     skipped = []
     shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
     with report.until_interrupted(args, rows_of):
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     return report.print_verdict(row for rows in rows_of.values() for row in rows)
 
 
-def _choices(rows_of: Mapping[report.Place, Sequence[Measurement]]) -> list[Measurement]:
+def _choices(rows_of: Mapping[report.Combination, Sequence[Measurement]]) -> list[Measurement]:
     """The choices of `choose`, from small sizes to large for each collective and type."""
     chosen = []
     places = sorted(rows_of, key=lambda place: (_TUNED.index(place[0]), place[1].name, place[2]))

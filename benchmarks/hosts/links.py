@@ -25,7 +25,7 @@ LINKS = ("star", "ring")
 
 
 @dataclass(frozen=True)
-class Wire:
+class HostLinks:
     """The hosts and their links.
 
     Attributes:

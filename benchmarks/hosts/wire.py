@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 
 from benchmarks.collectives.cases import CASES, Case
 from benchmarks.hosts import network
-from benchmarks.hosts.links import LINKS, Wire, bits, in_bits
+from benchmarks.hosts.links import LINKS, HostLinks, bits, in_bits
 from benchmarks.measuring import files, options, processes, report
 from benchmarks.measuring.measure import Point, measure, sharing
 from benchmarks.measuring.model import fit_rows
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     header = options.described(mesh)
     report.print_header(header)
     tcp, counts = network.tcp_rate()
-    wire = Wire(hosts, local, args.links, args.rate or tcp, tcp, counts)
+    wire = HostLinks(hosts, local, args.links, args.rate or tcp, tcp, counts)
     report.console().print(
         f"{hosts} hosts of {wire.local} ranks, links: {wire.links}, {in_bits(wire.rate)} each way "
         f"({'as made' if args.rate else 'as measured'}); TCP from each host to the next, all at "

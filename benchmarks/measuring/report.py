@@ -20,7 +20,7 @@ from ringcoll.collectives.table import BUILT_INS, LAX
 from ringcoll.io.text import bytes_in_words
 
 T = TypeVar("T")
-Place = tuple[Case, np.dtype, int]  # the collective, the dtype and the size
+Combination = tuple[Case, np.dtype, int]  # the collective, the dtype and the size
 
 #: Below the first value of vs_lax an algorithm counts as faster, above the second as slower.
 FASTER, SLOWER = 0.95, 1.05
@@ -65,7 +65,7 @@ def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]
         args.interrupted = True
 
 
-def point(shared: tuple[Place, float]) -> str:
+def point(shared: tuple[Combination, float]) -> str:
     """A point in words, without its share of the time."""
     (case, dtype, size), _ = shared
     return f"{case.name} {dtype.name} {bytes_in_words(size)}"
@@ -143,7 +143,7 @@ def _cells(row: Measurement) -> list[str]:
 
 
 def print_summary(
-    rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Place]
+    rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Combination]
 ) -> None:
     """Print the fastest hand-written algorithm at every size, the models, and skipped points."""
     best = []
@@ -171,7 +171,7 @@ def print_models(fitted: Mapping[str, Fitted]) -> None:
         )
 
 
-def print_skipped(skipped: Sequence[Place]) -> None:
+def print_skipped(skipped: Sequence[Combination]) -> None:
     """Print the points for which no time was left, a line for each size."""
     for size, some in groupby(skipped, lambda place: place[2]):
         names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)

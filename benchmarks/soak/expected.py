@@ -52,7 +52,7 @@ def _values(
     kind = np.dtype(dtype)
     if jnp.issubdtype(kind, jnp.complexfloating):  # twice an exact number is exact
         return _values(call, shape, np.float32, what).astype(kind) * kind.type(1 + 2j)
-    ranks, n = prod(call.place.shape), call.teams().shape[1]
+    ranks, n = prod(call.setting.shape), call.teams().shape[1]
     most = 1 if kind.kind == "b" else min(n, largest(kind))
     if _is_wide(call, kind, what[0]):  # exact in the wide dtype; no overflow in the narrow one
         most = -(-largest(kind) * n // int(float(jnp.finfo(kind).max)))

@@ -44,7 +44,7 @@ class Fault:
 
 
 def faults(calls: Sequence[RandomCall]) -> list[Fault]:
-    """Run calls of one place in one program; then run each call with a wrong result by itself."""
+    """Run calls of one setting in one program; then run each call with a wrong result by itself."""
     together = attempt(calls)
     suspects = [(call, words) for call, words in zip(calls, together, strict=True) if words]
     if len(calls) == 1:
@@ -67,9 +67,9 @@ def attempt(calls: Sequence[RandomCall]) -> list[str]:
 
 
 def _compared(calls: Sequence[RandomCall]) -> list[str]:
-    place = calls[0].place
-    mesh = place.mesh()
-    with jax.enable_x64(place.x64):
+    setting = calls[0].setting
+    mesh = setting.mesh()
+    with jax.enable_x64(setting.x64):
         operands, expected = zip(*map(_data, calls), strict=True)
         options = QUICKLY if mesh.devices.flat[0].platform == "cpu" else None
 
@@ -121,7 +121,7 @@ def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tup
 
     spec = P(mesh.axis_names)
     mapped = jax.shard_map(
-        one_rank, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=call.place.check_vma
+        one_rank, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=call.setting.check_vma
     )
     if not call.pulls_back:
         return mapped(xs), []

@@ -18,7 +18,7 @@ from support import HERE, mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import CASES
 from benchmarks.hosts import namespaces, network
-from benchmarks.hosts.links import Wire, bits
+from benchmarks.hosts.links import HostLinks, bits
 from benchmarks.hosts.wire import chosen
 from benchmarks.measuring.row import Measurement
 from ringcoll.collectives.table import default_table
@@ -158,7 +158,7 @@ def test_a_failed_process_is_reported(capfd):
 )
 def test_bounds(hosts, local, links, collective, bound):
     case = next(case for case in CASES if case.name == collective)
-    assert Wire(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
+    assert HostLinks(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_bounds(hosts, local, links, collective, bound):
 def test_bytes_and_time_on_a_link(local, links, collective, algorithm, price, paid):
     n = 4 * local
     row = Measurement(collective, "", "float32", n, algorithm, algorithm, n, n, 1, 1, 1.0)
-    wire = Wire(4, local, links, 1, 1)
+    wire = HostLinks(4, local, links, 1, 1)
     assert wire.price(row) == price
     assert wire.paid(row).link == paid
 
@@ -186,7 +186,7 @@ def test_bytes_of_codes_on_a_link():
     """Two rounds of three shards of 256 values, each in 2 blocks of 128 and their scales."""
     n, count = 4, 1024
     row = Measurement("psum", "sum", "bfloat16", n, "x", "ring:int8", 1, 2 * count, count, 1, 1.5)
-    wire = Wire(n, 1, "star", 1, 1)
+    wire = HostLinks(n, 1, "star", 1, 1)
     assert wire.price(row) == 6 * 2 * (128 + 4)
     assert wire.paid(row) is wire.price(replace(row, resolved="auto:int8")) is None
 

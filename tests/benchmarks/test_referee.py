@@ -25,7 +25,7 @@ PLACES = ("8", "4x3", "hosts:4x2", "tree:4x4", "dragonfly:2x2x2x2")
 
 def judged(place, collective, algorithm, size):
     """The price, and SimGrid's seconds over the price."""
-    one = referee.place(place)
+    one = referee.named_machine(place)
     paid = one.machine.price(collective, algorithm)
     found = judge.seconds(collective, algorithm, one.machine, size, one.network)
     return paid, found / one.machine.seconds(paid)(size)

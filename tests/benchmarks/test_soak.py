@@ -57,8 +57,8 @@ def test_a_call_depends_on_its_seed_and_number_alone():
     assert [draw(1, i, 8) for i in reversed(range(3 * TOGETHER))] == calls[::-1]
     assert [draw(2, i, 8) for i in range(3 * TOGETHER)] != calls
     for i in range(0, len(calls), TOGETHER):
-        assert len({call.place for call in calls[i : i + TOGETHER]}) == 1
-    assert len({call.place for call in calls}) == 3
+        assert len({call.setting for call in calls[i : i + TOGETHER]}) == 1
+    assert len({call.setting for call in calls}) == 3
 
 
 def test_everything_is_drawn():
@@ -94,9 +94,9 @@ def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
 
 
 def test_over_processes_no_device_is_left_out():
-    places = {draw(1, i, 6, alone=False).place for i in range(0, 1000, TOGETHER)}
-    assert {prod(place.shape) for place in places} == {6}
-    assert {len(place.shape) for place in places} == {1, 2, 3}
+    settings = {draw(1, i, 6, alone=False).setting for i in range(0, 1000, TOGETHER)}
+    assert {prod(setting.shape) for setting in settings} == {6}
+    assert {len(setting.shape) for setting in settings} == {1, 2, 3}
 
 
 @pytest.mark.exhaustive
