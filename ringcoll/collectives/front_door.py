@@ -174,7 +174,7 @@ def wide_dtype(call: Call, accumulate_dtype: Any, *types: Any) -> np.dtype:
     for dtype in (of.dtype for of in types):
         if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
             words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
-            raise call.refusal(ValueError, words, "pass one with as many digits and exponents")
+            raise call.refusal(ValueError, words, "pass a dtype with as many digits and exponents")
     return wide
 
 

@@ -254,7 +254,7 @@ def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
     shapes = operand.shape, output.shape
     if () in shapes or operand.shape[1:] != output.shape[1:]:
         words = f"operand and output are {shapes[0]} and {shapes[1]}"
-        cure = "let them differ in their first dimension alone"
+        cure = "let them differ only in their first dimension"
         raise call.refusal(ValueError, words, cure)
     if operand.dtype != output.dtype:
         words = f"operand is {operand.dtype} and output is {output.dtype}"
@@ -263,7 +263,7 @@ def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
     sizes = [x.shape[0] for x in integers]
     if len(set(sizes)) > 1 or sizes[0] % n:
         lengths = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))
-        words = f"offsets and sizes are of other lengths than k times {n} ranks ({lengths})"
+        words = f"the lengths of offsets and sizes are not one multiple of {n} ranks ({lengths})"
         raise call.refusal(ValueError, words, f"pass a multiple of {n} of each")
     if call.arguments and call.integer("max_send") < 1:
         raise call.refusal(ValueError, f"max_send={call.arguments['max_send']}", "pass 1 or more")

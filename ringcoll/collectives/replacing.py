@@ -210,7 +210,9 @@ def _restore(replaced: Iterable[Attribute]) -> None:
 def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
     """The attributes of a module that are these functions of jax.lax, under any name."""
     if not isinstance(module, ModuleType):
-        raise TypeError(f"ringcoll.replacing({module!r}): is not a module; pass such as jax.lax")
+        raise TypeError(
+            f"ringcoll.replacing({module!r}): is not a module; pass one such as jax.lax"
+        )
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
     found = [(module, key) for key, name in named if name is not None and name in names]
     if not found:

@@ -51,7 +51,7 @@ def settled_to_nearest(wire: Any) -> Wire | None:
     chosen = None if wire is None else settled(wire)
     if chosen is not None and chosen.stochastic is not None:
         raise ValueError(
-            "wire: a collective matmul or a layer rounds to nearest alone; leave stochastic out, "
+            "wire: a collective matmul or a layer only rounds to nearest; leave stochastic out, "
             "or call the collective and the product one after the other"
         )
     return chosen

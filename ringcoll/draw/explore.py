@@ -68,7 +68,7 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     for shape in shapes:
         if not 2 <= prod(shape) <= MOST_RANKS:
             raise ValueError(
-                f"explore: ranks {_name(shape)}: pictures are of 2 to {MOST_RANKS} ranks"
+                f"explore: ranks {_name(shape)}: pictures can show 2 to {MOST_RANKS} ranks"
             )
     if not shapes:
         raise ValueError("explore: no ranks to choose from; give one shape or more, such as 4")

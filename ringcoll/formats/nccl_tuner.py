@@ -99,7 +99,7 @@ def _row(line: str) -> TableRow:
         raise _CannotSay(f"a table has no rows of {collective}")
     for name in ("numPipeOps", "regBuff"):
         if any_.get(name, -1) != -1:
-            raise _CannotSay(f"{name}={any_[name]}, which a table does not look at")
+            raise _CannotSay(f"{name}={any_[name]}, which a table ignores")
     ranks = any_["nRanks"]
     bounds: Bounds = (least or None, most + 1 if most < _MOST else None)
     if collective == "allgather" and bounds != (None, None):
@@ -170,7 +170,7 @@ def to_nccl_tuner(table: Table, protocol: str = "simple") -> TunerText:
                 passed.append(row)
                 continue
             if any(_overlap(row, other) for other in passed):
-                raise _CannotSay("an earlier row that has no line covers some of its calls")
+                raise _CannotSay("an earlier row, which has no line, covers some of its calls")
             lines += _lines(row, protocol)
         except _CannotSay as reason:
             passed.append(row)
@@ -182,14 +182,14 @@ def _lines(row: TableRow, protocol: str) -> list[str]:
     if row.collective not in _OURS:
         raise _CannotSay(f"NCCL tunes no {row.collective}")
     if row.algorithm != "ring":
-        raise _CannotSay(f"of these algorithms NCCL has the ring alone, no {row.algorithm}")
+        raise _CannotSay(f"of these algorithms NCCL has only the ring, not {row.algorithm}")
     for name, value in (
         ("dtypes", row.dtypes),
         ("jax", row.jax),
         ("ranks_a_host", row.ranks_a_host),
     ):
         if value not in ((), (None, None)):
-            raise _CannotSay(f"NCCL does not look at {name}")
+            raise _CannotSay(f"NCCL ignores {name}")
     ranks, hosts = _each("ranks", row.ranks), _each("hosts", row.hosts)
     if row.collective == "all_gather" and row.bytes != (None, None) and ranks == [-1]:
         raise _CannotSay("NCCL's bytes are those of all ranks: give their number")
@@ -211,7 +211,9 @@ def _each(name: str, bounds: Bounds) -> list[int]:
     if (first or 0) <= 1 and end is None:
         return [-1]
     if end is None or end - (first or 1) > _MOST_LINES:
-        raise _CannotSay(f"a line is of one number of {name}, and a row of {bounds} has too many")
+        raise _CannotSay(
+            f"a line has one number of {name}, and a row of {bounds} would need too many lines"
+        )
     return list(range(max(first or 1, 1), end))
 
 

@@ -141,7 +141,7 @@ def attention(
         n = prod(sizes[i] for i in exchanged)
         if heads % n or groups % n:
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
-            raise call.refusal(ValueError, words, "both must be multiples of the ranks; or gather")
+            raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
     options = AttentionOptions(
         gathered,
@@ -298,7 +298,7 @@ def _scale(call: Call, scale: Any, width: int) -> float:
     except (TypeError, ValueError) as error:  # also if it is traced
         words = f"scale={scale!r} is not a number"
         raise call.refusal(
-            TypeError, words, "pass a Python float; multiply q by another"
+            TypeError, words, "pass a Python float, or multiply q by the number"
         ) from error
 
 
@@ -308,7 +308,7 @@ def _check_layout(call: Call, layout: Any, length: int) -> None:
         raise call.refusal(ValueError, words, f"choose from {', '.join(LAYOUTS)}")
     if length < 1 or length % PARTS[layout]:
         words = f"{length} positions on a rank, layout={layout!r}"
-        cure = f"a rank's positions must be a multiple of {PARTS[layout]}, and not none"
+        cure = f"a rank's positions must be a multiple of {PARTS[layout]}, and more than 0"
         raise call.refusal(ValueError, words, cure)
 
 
@@ -325,7 +325,7 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
         return tuple(algorithm)
     if isinstance(algorithm, Table):
         cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
-        raise call.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
+        raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
     if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
         algorithm = call.ask(choice.settled, algorithm, OF_SUMS, call.axes)
     return None if algorithm == "auto" else (algorithm,) * len(call.axes)

@@ -189,7 +189,7 @@ def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int
     total = router.shape[1]
     if total % n or not total:
         words = f"{total} experts do not divide by the {n} ranks of {call.axis_name!r}"
-        cure = "use a multiple of the ranks; a router's columns are all the experts"
+        cure = "use a multiple of the ranks; a router has a column for each expert"
         raise call.refusal(ValueError, words, cure)
     number = call.integer("top_k")
     if not 1 <= number <= total:

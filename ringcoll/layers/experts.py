@@ -102,7 +102,12 @@ def experts_of(
         raise refusal(ValueError, function, f"on a rank: {shapes}", cure)
     if gate.shape[1] != d:
         words = f"x has {d} features, experts {gate.shape[1]}"
-        raise refusal(ValueError, function, words, "x must end in the features of the experts")
+        raise refusal(
+            ValueError,
+            function,
+            words,
+            "the last dimension of x must have the features of the experts",
+        )
     if gate.shape[0] != count:
         words = f"a rank has {gate.shape[0]} experts, and {total} over {ranks} ranks are {count}"
         raise refusal(ValueError, function, words, "shard the experts by partition_specs")

@@ -264,10 +264,10 @@ def linear(
     n, features = rank_count(axis_name), x.shape[-1]
     if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
         words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
-        cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
+        cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     if order is not None and (replicas or isinstance(kernel, Gathered)):
-        words = f"order={order!r} with replicas={replicas!r}, or a kernel that has arrived"
+        words = f"order={order!r} with replicas={replicas!r}, or a gathered kernel"
         cure = "shard the batch over axis_name alone, and pass the shard of the kernel"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2

@@ -61,7 +61,9 @@ def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) ->
     for x in jax.tree.leaves(batch):
         if not x.ndim or x.shape[0] % count:
             words = f"a rank's batch is {x.shape}, and it has {count} leaves"
-            raise refusal(ValueError, function, words, "let its first dimension divide by them")
+            raise refusal(
+                ValueError, function, words, "make its first dimension a multiple of them"
+            )
     return count
 
 

@@ -278,7 +278,7 @@ def rows(
     inner = kernel.ndim - 1
     if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
         words = f"x is {x.shape}, {name} is {kernel.shape}"
-        cure = "let x end in the dimensions of the kernel without its last"
+        cure = "the last dimensions of x must be those of the kernel without its last one"
         raise refusal(ValueError, function, words, cure)
     check_bound(function, axis_name)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))

@@ -163,7 +163,7 @@ def check_alike(function: str, **arrays: Any) -> None:
     for name, x in arrays.items():
         if not hasattr(x, "ndim"):
             words = f"{name} is a {type(x).__name__}, no array"
-            cure = "what fsdp.gather(..., fused=True) makes is for fsdp.linear alone"
+            cure = "only fsdp.linear takes the results of fsdp.gather(..., fused=True)"
             raise refusal(TypeError, function, words, cure)
     dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:

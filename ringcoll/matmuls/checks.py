@@ -40,7 +40,7 @@ class FactorsCall(Call):
             raise self.refusal(ValueError, words, "choose from regather, save")
         if isinstance(algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
-            raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
+            raise self.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
         # It adds by a schedule, so it has the same algorithms as psum_scatter.
         leaves = leaves_of_call(self)
         asked = algorithm, "psum_scatter", self.axes, None, leaves

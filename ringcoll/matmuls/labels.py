@@ -63,7 +63,7 @@ class Labels:
         for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
             if len(labels) != len(shape):
                 raise ValueError(
-                    f"{labels!r} is not of the {len(shape)} dimensions of {name}; "
+                    f"{labels!r} does not fit the {len(shape)} dimensions of {name}; "
                     "give each a letter"
                 )
             for label, size in zip(labels, shape, strict=True):

@@ -292,7 +292,7 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
     ("arguments", "options", "kind", "words"),
     [
         ((), {}, TypeError, "missing 1 required positional argument: 'module'"),
-        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is not a module; pass such as jax.lax"),
+        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is not a module; pass one such as jax.lax"),
         (
             (jnp,),
             {},

@@ -159,7 +159,7 @@ def test_where_a_machine_has_no_price_it_says_so(visit, tmp_path, monkeypatch):
 def test_ranks_that_have_no_picture_are_refused(tmp_path, capsys):
     file = str(tmp_path / "a.html")
     for ranks, message in (
-        ("32", "ranks 32: pictures are of 2 to 16 ranks"),
+        ("32", "ranks 32: pictures can show 2 to 16 ranks"),
         ("1", "ranks 1: pictu"),
     ):
         with pytest.raises(SystemExit, match="2"):

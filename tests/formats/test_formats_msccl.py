@@ -138,7 +138,7 @@ def replaced(text, before, after, nth=0):
         (CHAIN[:-8], 26, "is not XML: no element found"),
         (CHAIN.replace("<gpu", "<gpv", 1), 9, "is not XML: mismatched tag"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]><algo/>", 1, "has a document type"),
-        ("<xml/>", 1, "<xml> is the whole of the file; an MSCCL file is an <algo>"),
+        ("<xml/>", 1, "<xml> is the outermost element; that of an MSCCL file is an <algo>"),
         (CHAIN.replace(' deps="-1"', "", 1), 4, "<step> has no attribute 'deps'"),
         (CHAIN.replace('type="rrc"', 'type="rrx"'), 4, 'type="rrx" is not one of s, r, rcs'),
         (CHAIN.replace('coll="allreduce"', 'coll="scan"'), 1, 'coll="scan": what it must end'),

@@ -353,8 +353,8 @@ def test_a_tuner_file_becomes_a_table_and_what_does_not_is_told():
     assert [line.partition(": left out: ")[::2] for line in left_out] == [
         ("mine.conf, line 7", "a table has no rows of broadcast"),
         ("mine.conf, line 8", "bytes of an all-gather on any number of ranks: give nRanks"),
-        ("mine.conf, line 9", "numPipeOps=4, which a table does not look at"),
-        ("mine.conf, line 10", "regBuff=1, which a table does not look at"),
+        ("mine.conf, line 9", "numPipeOps=4, which a table ignores"),
+        ("mine.conf, line 10", "regBuff=1, which a table ignores"),
     ]
     picks = [
         table.pick("psum", "gpu", 8, size, "float32", "0.12") for size in (65535, 65536, 2**20)
@@ -394,13 +394,13 @@ def test_a_row_of_several_numbers_of_ranks_is_as_many_lines():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (TableRow("psum", "gpu", "halving_doubling"), "has the ring alone, no halving_doubling"),
+        (TableRow("psum", "gpu", "halving_doubling"), "has only the ring, not halving_doubling"),
         (TableRow("all_to_all", "gpu", "bruck"), "NCCL tunes no all_to_all"),
-        (TableRow("psum", "gpu", "ring", dtypes=("bfloat16",)), "NCCL does not look at dtypes"),
-        (TableRow("psum", "gpu", "ring", jax=("0.12", None)), "NCCL does not look at jax"),
-        (TableRow("psum", "gpu", "ring", ranks_a_host=(8, 9)), "does not look at ranks_a_host"),
-        (TableRow("psum", "gpu", "ring", (8, None)), "a line is of one number of ranks"),
-        (TableRow("psum", "gpu", "ring", (8, 999)), "a line is of one number of ranks"),
+        (TableRow("psum", "gpu", "ring", dtypes=("bfloat16",)), "NCCL ignores dtypes"),
+        (TableRow("psum", "gpu", "ring", jax=("0.12", None)), "NCCL ignores jax"),
+        (TableRow("psum", "gpu", "ring", ranks_a_host=(8, 9)), "ignores ranks_a_host"),
+        (TableRow("psum", "gpu", "ring", (8, None)), "a line has one number of ranks"),
+        (TableRow("psum", "gpu", "ring", (8, 999)), "a line has one number of ranks"),
         (TableRow("all_gather", "gpu", "ring", bytes=(0, 9)), "bytes are those of all ranks: give"),
     ],
 )
@@ -408,7 +408,7 @@ def test_a_row_that_nccl_has_no_line_for_is_left_out_in_words(row, message):
     later = TableRow(row.collective, "gpu", "ring" if row.collective != "all_to_all" else "bruck")
     text, left_out = formats.to_nccl_tuner(Table((row, later)))
     assert message in left_out[0]
-    assert "an earlier row that has no line covers some of its calls" in left_out[1]
+    assert "an earlier row, which has no line, covers some of its calls" in left_out[1]
     assert len(text.splitlines()) == 1
 
 
@@ -420,7 +420,7 @@ def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
     text, left_out = formats.to_nccl_tuner(Table((cpu, lax, other_row, over)))
     assert text.splitlines()[1:] == ["allreduce,4096,8191,ring,simple,-1,-1,-1,-1,-1"]
     assert left_out == (
-        "row 4 (psum, ring): left out: an earlier row that has no line covers some of its calls",
+        "row 4 (psum, ring): left out: an earlier row, which has no line, covers some of its calls",
     )
 
 

@@ -106,7 +106,7 @@ CALLS = {
     "heads of other sizes": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 2, 6)), X, "x"),
         ValueError,
-        "the heads must be a multiple of those of keys and values, and as wide",
+        "queries must have a multiple of the heads of keys and values, of the same width",
     ),
     "flat heads": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 8)), X, "x"),
@@ -196,12 +196,12 @@ CALLS = {
     "no tokens": (
         lambda: tp.row_linear(ones(8, 5), ones(8), "x"),
         ValueError,
-        "row_linear: x is (8,), kernel is (8, 5); let x end in the dimensions of the kernel",
+        "row_linear: x is (8,), kernel is (8, 5); the last dimensions of x must be those of the",
     ),
     "positions of a part": (
         lambda: tp.attention(HEADS, X, "x", positions=jnp.arange(3)),
         ValueError,
-        "attention: positions are (3,), the whole sequence is of 12; pass [s] or [b, s]",
+        "attention: positions are (3,), and the whole sequence has 12; pass [s] or [b, s]",
     ),
     "a kernel that is not sharded so": (
         lambda: fsdp.linear(ones(3, 5), X, "x"),

@@ -238,7 +238,7 @@ def test_gradients_of_what_a_formula_closes_over():
         ),
         (
             lambda x: fsdp.linear(jnp.ones((4, 2)), x, "x", replicas="x", order="tree"),
-            "order='tree' with replicas='x', or a kernel that has arrived; shard the batch",
+            "order='tree' with replicas='x', or a gathered kernel; shard the batch",
         ),
         (
             lambda x: fsdp.scan_layers(jnp.multiply, x, x, P(None, "x"), "x", order="tree"),

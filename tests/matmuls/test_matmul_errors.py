@@ -109,7 +109,7 @@ REFUSED = {
     "table": (
         ValueError,
         gather(algorithm=TABLE),
-        (EINSUM, "algorithm", "a Table is of collectives alone", "pass a name"),
+        (EINSUM, "algorithm", "a Table is only for collectives", "pass a name"),
     ),
     "residuals": (
         ValueError,
@@ -239,7 +239,7 @@ REFUSED = {
     "dimensions": (
         ValueError,
         einsum("amk,kf->amf"),
-        (EINSUM, "'amk' is not of the 2 dimensions of x", "give each a letter"),
+        (EINSUM, "'amk' does not fit the 2 dimensions of x", "give each a letter"),
     ),
     "sharded vector": (
         ValueError,
@@ -255,7 +255,7 @@ REFUSED = {
     "open spec": (
         ValueError,
         sharded(P(P.UNCONSTRAINED), P(), P()),
-        (SHARDED, "leaves a dimension open", "say how the shards are"),
+        (SHARDED, "leaves a dimension open", "say how it is sharded"),
     ),
     "sizes, nothing sharded": (
         ValueError,

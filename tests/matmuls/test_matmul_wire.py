@@ -155,7 +155,7 @@ def test_what_is_refused():
             (TypeError, "int32 is not encoded", {"gradient_wire": "int8"}, np.int32),
             (ValueError, "'int4' has no codes", {"wire": "int4"}, np.float32),
             (TypeError, "not a wire", {"wire": 8}, np.float32),
-            (ValueError, "rounds to nearest alone", {"wire": random}, np.float32),
+            (ValueError, "only rounds to nearest", {"wire": random}, np.float32),
         ]:
             with pytest.raises(kind, match=words) as caught:
                 per_rank(mesh, partial(call, axis_name="x", **options), x.astype(of), w.astype(of))

@@ -250,7 +250,7 @@ REFUSED = {
     ),
     "a diagonal": (lambda x, w: ("mm,mf->mf", x, w, "x", "m"), "has a label twice"),
     "alone": (lambda x, w: ("mk,jf->mf", x, w, "x", "m"), "stands in one place only"),
-    "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' is not of the 2 dim"),
+    "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' does not fit the 2 dim"),
     "sizes": (lambda x, w: ("mk,kf->mf", x, w[1:], "x", "m"), "label 'k' is of size 4 in x and 3"),
 }
 
