@@ -31,7 +31,7 @@ from ringcoll.runtime.cpu import loops
 EXTREMA = {
     name: Case(
         lambda n: (3,),
-        lambda m, x, axis, n, name=name, **how: getattr(m, name)(x, axis, **how),
+        lambda m, x, axis, n, name=name, **options: getattr(m, name)(x, axis, **options),
         lambda x, of=of: np.stack([of(x, 0)] * len(x)),
         "psum",
     )

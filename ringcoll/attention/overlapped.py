@@ -86,10 +86,10 @@ def _attend(
 
 def _gathered(work: Visits, kv: Array) -> Iterator[Shard]:
     """The shards of all ranks after the built-in gather; this rank's own shard is the first."""
-    whole = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
+    kv_of_all = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
     for offset in (0, *sorted(work.plan.needed())):
         origin = work.ranks.origin(offset)
-        yield Shard(lax.dynamic_index_in_dim(whole, origin, 0, False), origin, 0, (offset,))
+        yield Shard(lax.dynamic_index_in_dim(kv_of_all, origin, 0, False), origin, 0, (offset,))
 
 
 def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) -> Any:

@@ -71,9 +71,9 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     below = bottom + _LINE * max(map(len, wrapped))
     film.bar(moving, (wide / 2 - 90, below - 4, 180.0, 3.0))
     at = shape(moving, "g", transform=f"translate({MARGIN} {below + 12:.1f})")
-    whole = below + 12 + legend(at, plan, wide - 2 * MARGIN) + MARGIN
-    _still(film.picture, shape(root, "g", **{"class": "still"}), (wide, whole))
-    return finished(root, wide, whole)
+    total_height = below + 12 + legend(at, plan, wide - 2 * MARGIN) + MARGIN
+    _still(film.picture, shape(root, "g", **{"class": "still"}), (wide, total_height))
+    return finished(root, wide, total_height)
 
 
 class Film:
@@ -141,10 +141,10 @@ class Film:
         states = list(self._states(rank, column))
         ends = [start for start, _, _ in states[1:]] + [float(self.lasts)]
         for (start, held, is_new), end in zip(states, ends, strict=True):
-            whole = self.picture.plan.whole
+            sends_vectors = self.picture.plan.whole
             shown = self.picture.column(into, rank, column, held, is_new)
-            self._mark(shown, sorted(frozenset().union(*held)) if whole else [column])
-            shown.set("data-follow", str(rank if whole else column))
+            self._mark(shown, sorted(frozenset().union(*held)) if sends_vectors else [column])
+            shown.set("data-follow", str(rank if sends_vectors else column))
             self.between(shown, start, end)
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
@@ -216,8 +216,8 @@ class Film:
             way += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
             lengths.append(sum(dist(one.at(t / 8), one.at((t + 1) / 8)) for t in range(8)))
         way += f"L{b[0]:.0f} {b[1]:.0f}"
-        whole = sum(lengths) + dist(route.ways[-1].end, b)
-        out, home = lengths[0] / whole, sum(lengths) / whole
+        total_length = sum(lengths) + dist(route.ways[-1].end, b)
+        out, home = lengths[0] / total_length, sum(lengths) / total_length
         start, end = number + LEAVE, number + ARRIVE
         times = (start, start + _INSIDE, end - _INSIDE, end)
         self.between(glyph, start, end)

@@ -49,7 +49,7 @@ class Part(NamedTuple):
     """A schedule (or stages), and the collective that it runs."""
 
     collective: str
-    made: Schedule | Stages
+    schedule: Schedule | Stages
 
 
 _Rounds = list[list[_Piece]]
@@ -71,7 +71,7 @@ def schedule_of(proof: Proof) -> Schedule | Stages | None:
     True
     """
     found = schedules_of(proof)
-    return found[0].made if len(found) == 1 else None
+    return found[0].schedule if len(found) == 1 else None
 
 
 def schedules_of(proof: Proof) -> list[Part]:

@@ -155,8 +155,8 @@ def gather(
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
         sums = narrowed(to, reduce_dtype)
         exchange = Exchange(axes, dim, algorithm, encoded, back, order, leaves)
-        whole = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
-        return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
+        y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
+        return Gathered(lax.stop_gradient(y), leaf, reduce_dtype, back) if is_fused else y
 
     def widened(leaf: Array) -> Array:
         # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
@@ -312,18 +312,18 @@ class _Linear:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(options: _Linear, x: Array, whole: Array, shard: Array) -> Array:
-    """x @ whole; the shard gets the gradient of the kernel."""
-    return options.product(x, whole)
+def _multiplied(options: _Linear, x: Array, kernel: Array, shard: Array) -> Array:
+    """x @ kernel; the shard gets the gradient of the kernel."""
+    return options.product(x, kernel)
 
 
-def _multiplied_forward(options: _Linear, x: Array, whole: Array, shard: Array) -> tuple:
+def _multiplied_forward(options: _Linear, x: Array, kernel: Array, shard: Array) -> tuple:
     # Not inside another function: a checkpoint policy must see that it is a product.
-    return options.product(x, whole), (x, whole, shard)
+    return options.product(x, kernel), (x, kernel, shard)
 
 
 def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple:
-    x, whole, shard = residuals
+    x, kernel, shard = residuals
     mine = einsum_reduce_scatter(
         "mk,mf->kf",
         x.reshape(-1, x.shape[-1]),
@@ -336,7 +336,7 @@ def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple
         accumulate_dtype=options.accumulate_dtype,
         wire=options.gradient_wire,
     )
-    return options.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)
+    return options.product(ct, kernel.T), jnp.zeros_like(kernel), mine.astype(shard.dtype)
 
 
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)

@@ -77,14 +77,14 @@ def matmul_all_reduce(
             leaves=leaves,
         )
     if not fused:
-        whole = call.ask(product, x, w)
-        narrow = whole.dtype
+        own = call.ask(product, x, w)
+        narrow = own.dtype
         is_float = jnp.issubdtype(narrow, jnp.inexact)
         if is_float and order is not None and accumulate_dtype is not None:
             # Keep the wide dtype, so that nothing is rounded before the last sum.
-            whole = product(x, w, preferred_element_type=accumulate_dtype)
+            own = product(x, w, preferred_element_type=accumulate_dtype)
         total = psum(
-            whole,
+            own,
             axis_name,
             algorithm=algorithm,
             accumulate_dtype=accumulate_dtype,
@@ -112,7 +112,7 @@ def matmul_all_reduce(
             order=order,
             leaves=leaves,
         )
-        whole = all_gather(
+        total = all_gather(
             mine,
             axis_name,
             axis=x.ndim - 2,
@@ -124,7 +124,7 @@ def matmul_all_reduce(
             order=order,
             leaves=leaves,
         )
-        return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
+        return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
 
     if is_checked():
         return _replicated(reduced_and_gathered, product, x, w)

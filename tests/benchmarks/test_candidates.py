@@ -31,9 +31,9 @@ def test_a_gain_is_that_of_the_fastest(capsys):
         (["--ranks", "3", "--algorithm", "recursive_doubling"], "need a power of two"),
     ],
 )
-def test_calls_that_cannot_be_priced_are_refused(given, message, capsys):
+def test_calls_that_cannot_be_priced_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["candidates", *given])
+        main(["candidates", *flags])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 

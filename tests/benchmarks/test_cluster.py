@@ -87,10 +87,10 @@ def test_hosts_end_with_the_process_that_made_them(number):
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
         assert within(60, lambda: len(made_by(started.pid)) == 3)  # two hosts and the switch
-        made = made_by(started.pid)
+        namespaces_of_hosts = made_by(started.pid)
         started.send_signal(number)
         assert started.wait(30) != 0
-    assert within(10, lambda: made.isdisjoint(namespaces_of()))
+    assert within(10, lambda: namespaces_of_hosts.isdisjoint(namespaces_of()))
 
 
 @as_root

@@ -108,9 +108,9 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
         (["--collective", "gather"], "no 'gather'; choose from all_gather"),
     ],
 )
-def test_bad_arguments_are_refused(given, message, capsys):
+def test_bad_arguments_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["referee", *given])
+        main(["referee", *flags])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 

@@ -66,8 +66,8 @@ def test_as_one_rank(algorithm):
 def test_gradient_of_a_gather():
     def gradient(x, weights):
         def loss(x):
-            whole = ringcoll.all_gather(x, "x", tiled=True, order="tree", leaves=LEAVES)
-            return (whole * of_rank(weights)).sum()
+            gathered = ringcoll.all_gather(x, "x", tiled=True, order="tree", leaves=LEAVES)
+            return (gathered * of_rank(weights)).sum()
 
         return jax.grad(loss)(x)
 

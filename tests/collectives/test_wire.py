@@ -285,13 +285,13 @@ def test_infinities_and_nans_stay():
             ringcoll.all_gather(x, **options),
         ]
 
-    sums, whole = per_rank(make_mesh(4), program, x)
+    sums, gathered = per_rank(make_mesh(4), program, x)
     for y in sums:
         assert np.isinf(y[:, 0, 0]).all() or np.isnan(y[:, 0, 0]).all()
         assert not np.isfinite(y[:, [0, 1, 2], [0, 1, 2]]).any()
         assert np.isfinite(y[:, 3]).all()
     special = ~np.isfinite(x)
-    for y in np.asarray(whole):
+    for y in np.asarray(gathered):
         np.testing.assert_array_equal(y[special], x[special])
 
 

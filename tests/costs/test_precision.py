@@ -185,8 +185,8 @@ def test_a_wide_sum_is_rounded_once(shape, dtype):
         summed = every("psum", shape, **wide)(x), every("psum_scatter", shape, **wide)(x)
         return *summed, every("psum", shape)(x)
 
-    whole, scattered, narrow = per_rank(make_mesh(*shape), program, x)
-    for algorithm, y in whole.items():
+    total, scattered, narrow = per_rank(make_mesh(*shape), program, x)
+    for algorithm, y in total.items():
         np.testing.assert_array_equal(bits(y), np.stack([bits(nearest)] * n), algorithm)
         assert (bits(narrow[algorithm]) != bits(y)).any()
     for algorithm, y in scattered.items():

@@ -212,8 +212,8 @@ def test_no_two_machines_have_one_name():
 
 
 def test_the_command_says_the_same(capsys):
-    given = "predict all_gather --bytes 1K,64M -n 8 --device h100 --json"
-    assert main(given.split()) == 0
+    command = "predict all_gather --bytes 1K,64M -n 8 --device h100 --json"
+    assert main(command.split()) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["seconds"] for row in rows] == [
         predict("all_gather", size, 8, "h100") for size in (2**10, 2**26)

@@ -178,8 +178,8 @@ def reported(kind, size, shape, algorithm):
 def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm):
     ranks = "x".join(map(str, shape))
     of = f"all_gather --bytes 64M --device {kind} --ranks {ranks}"
-    given = f"{of} --algorithm {algorithm} --alpha 0"  # the report charges no starts
-    assert main(["cost", *given.split()]) == 0
+    flags = f"{of} --algorithm {algorithm} --alpha 0"  # the report charges no starts
+    assert main(["cost", *flags.split()]) == 0
     printed = capsys.readouterr().out
     number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", printed, re.M).groups()
     seconds = float(number) * {"us": 1e-6, "ms": 1e-3}[unit]
@@ -205,8 +205,8 @@ def test_a_network_by_its_shape_is_a_slice(capsys):
         ("8", "8x1", "7 alpha + 14 hop + 7/8 B beta"),  # two links a step
         ("16x16", "16x16", "30 alpha + 30 hop + 255/256 B beta"),
     ):
-        given = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
-        assert main(["cost", *given.split()]) == 0
+        flags = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
+        assert main(["cost", *flags.split()]) == 0
         printed = capsys.readouterr().out
         assert paid in printed
         assert ("axis of 8x1 is a line, not a ring" in printed) == (network == "8x1")

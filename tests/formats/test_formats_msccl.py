@@ -330,12 +330,12 @@ def test_a_ring_of_fused_steps_is_the_ring_whatever_chunk_a_rank_completes(n, la
     proof = formats.prove(formats.from_msccl(algo("allreduce", ranks, chunks=n * lanes)))
     parts = formats.schedules_of(proof)
     assert len(parts) == (1 if n == 2 else 2)  # both halves send ahead, which is one way of two
-    gather = parts[-1].made
+    gather = parts[-1].schedule
     assert [{(m.shift % n, m.offsets) for m in moves} for moves in gather.rounds] == [
         {(1, (t,))} for t in range(n - 1)
     ]
     if n > 2:
-        scatter = parts[0].made
+        scatter = parts[0].schedule
         assert [part.collective for part in parts] == ["psum_scatter", "all_gather"]
         assert all(m.shift % n == n - 1 for moves in scatter.rounds for m in moves)
         assert formats.schedule_of(proof) is None

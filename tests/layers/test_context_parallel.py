@@ -340,13 +340,13 @@ def test_layouts_bring_tokens_and_positions_in_and_back():
 
 def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
     with jax.set_mesh(make_mesh(4, axis_type=AxisType.Explicit)):
-        whole = np.arange(32).reshape(2, 16)
-        x = jax.device_put(whole, P(None, "x"))
+        sequence = np.arange(32).reshape(2, 16)
+        x = jax.device_put(sequence, P(None, "x"))
         arranged = jax.jit(lambda x: cp.arrange(x, 4, "zigzag"))(x)
         assert jax.typeof(arranged).sharding.spec == P(None, "x")
-        chex.assert_trees_all_equal(np.asarray(cp.restore(arranged, 4, "zigzag")), whole)
+        chex.assert_trees_all_equal(np.asarray(cp.restore(arranged, 4, "zigzag")), sequence)
         chex.assert_trees_all_equal(
-            np.asarray(arranged), np.asarray(cp.arrange(whole, 4, "zigzag"))
+            np.asarray(arranged), np.asarray(cp.arrange(sequence, 4, "zigzag"))
         )
 
 
@@ -380,14 +380,14 @@ def test_auto_takes_what_its_price_says(monkeypatch):
                 chosen = found[fastest(*asked)]
                 assert chosen <= 1.02 * min(found.values())
                 assert ("ulysses",) not in found or heads == 8
-    whole, near = (
+    full, near = (
         seconds(
             AttentionShape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p"
         )
         for window in (None, 512)
     )
     hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
-    assert near["ring",] < whole["ring",] * hops[1] / hops[0] * 1.5
+    assert near["ring",] < full["ring",] * hops[1] / hops[0] * 1.5
 
 
 def ones(*shape, dtype=jnp.float32):

@@ -182,8 +182,8 @@ def gathered_each(specs, params, keys, x):
     specs = jax.tree.map(lambda spec: P(*spec[1:]), specs)
     for i in range(LAYERS):
         p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-        whole = fsdp.gather(p, specs, "y", replicas="x", algorithm="two_ended")
-        x = tensor_parallel_block((whole, keys[i]), x)
+        gathered = fsdp.gather(p, specs, "y", replicas="x", algorithm="two_ended")
+        x = tensor_parallel_block((gathered, keys[i]), x)
     return x
 
 

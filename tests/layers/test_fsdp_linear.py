@@ -67,8 +67,8 @@ def test_a_gathered_kernel_may_be_unsharded_or_sharded_further(spec, check_vma):
     columns = P("y", "z" if "z" in spec else None)
 
     def ours(w, x, fused):
-        whole = fsdp.gather({"w": w}, {"w": spec}, "y", fused=fused)["w"]
-        return fsdp.linear(whole, x, "y", algorithm="ring") if fused else x @ whole
+        gathered = fsdp.gather({"w": w}, {"w": spec}, "y", fused=fused)["w"]
+        return fsdp.linear(gathered, x, "y", algorithm="ring") if fused else x @ gathered
 
     def program(fused):
         mapped = jax.shard_map(

@@ -22,9 +22,9 @@ def test_dtypes_of_the_wire():
 
     def loss(params, reduce_dtype):
         options = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
-        whole = fsdp.gather(params, spec, "x", **options)
-        assert whole["w"].dtype == whole["b"].dtype == jnp.bfloat16
-        return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(whole)), "x")
+        gathered = fsdp.gather(params, spec, "x", **options)
+        assert gathered["w"].dtype == gathered["b"].dtype == jnp.bfloat16
+        return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(gathered)), "x")
 
     def program(reduce_dtype):
         return jax.shard_map(
@@ -54,8 +54,8 @@ def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
 
     def loss(w, x):
         options = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "algorithm": "ring"}
-        whole = fsdp.gather(w, spec, "x", fused=fused, **options)
-        y = fsdp.linear(whole, x, "x", algorithm="ring") if fused else x @ whole
+        gathered = fsdp.gather(w, spec, "x", fused=fused, **options)
+        y = fsdp.linear(gathered, x, "x", algorithm="ring") if fused else x @ gathered
         return jax.lax.psum(y.astype(jnp.float32).sum(), "x")
 
     mapped = jax.shard_map(
@@ -71,8 +71,8 @@ def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
 
     def loss(params, weight):
         options = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "replicas": "y"}
-        whole = fsdp.gather(params, spec, "x", **options, algorithm="ring")
-        return jax.lax.psum(sum((weight * leaf).sum() for leaf in whole.values()), ("x", "y"))
+        gathered = fsdp.gather(params, spec, "x", **options, algorithm="ring")
+        return jax.lax.psum(sum((weight * leaf).sum() for leaf in gathered.values()), ("x", "y"))
 
     mapped = jax.shard_map(
         jax.grad(loss), mesh=make_mesh(2, 4), in_specs=(spec, P(("x", "y"))), out_specs=spec

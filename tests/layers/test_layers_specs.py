@@ -30,8 +30,8 @@ def test_specs_go_by_the_last_name_that_is_known():
     }
     assert tp.partition_specs(block, "z") == specs
     stacked = jax.tree.map(lambda leaf: np.ones((3, *leaf.shape)), block)
-    whole = (P(), P(None))
-    after = jax.tree.map(lambda spec: P(None, *spec) if spec not in whole else P(), specs)
+    unsharded = (P(), P(None))
+    after = jax.tree.map(lambda spec: P(None, *spec) if spec not in unsharded else P(), specs)
     assert tp.partition_specs(stacked, "z") == after
     own = {"in_projection": np.ones((4, 8)), "out_projection": {"bias": np.ones(4)}}
     options = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}

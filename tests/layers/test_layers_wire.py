@@ -31,9 +31,9 @@ def test_fsdp_sends_bytes_and_only_where_it_is_asked_to(check_vma):
             if arrives:
                 y = fsdp.linear({"kernel": params["w"]}, x, "x", replicas="y", **wires)
                 return (y**2).sum(keepdims=True)
-            whole = fsdp.gather(params, specs, "x", replicas="y", fused=fused, **wires)
-            y = fsdp.linear({"kernel": whole["w"]}, x, "x") if fused else x @ whole["w"]
-            return ((y + whole["b"][None]) ** 2).sum(keepdims=True)
+            gathered = fsdp.gather(params, specs, "x", replicas="y", fused=fused, **wires)
+            y = fsdp.linear({"kernel": gathered["w"]}, x, "x") if fused else x @ gathered["w"]
+            return ((y + gathered["b"][None]) ** 2).sum(keepdims=True)
 
         mapped = jax.shard_map(
             loss,

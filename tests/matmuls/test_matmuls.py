@@ -221,8 +221,8 @@ def test_several_axes_by_all_links(algorithm):
     def program(x, w):
         ours = ringcoll.all_gather_matmul(x, w, ("y", "x"), algorithm=algorithm)
         back = ringcoll.matmul_reduce_scatter(ours, w.T, ("y", "x"), algorithm=algorithm)
-        whole = lax.all_gather(x, ("y", "x"), tiled=True) @ w
-        return (ours, back), (whole, lax.psum_scatter(whole @ w.T, ("y", "x"), tiled=True))
+        product = lax.all_gather(x, ("y", "x"), tiled=True) @ w
+        return (ours, back), (product, lax.psum_scatter(product @ w.T, ("y", "x"), tiled=True))
 
     assert_same(*per_rank(mesh, program, x, w))
 

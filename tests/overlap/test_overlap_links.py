@@ -21,8 +21,8 @@ def gather(name, groups):
 
 def totals(*lines):
     """Total and busiest link, in microseconds."""
-    given = overlap.Program(program(*lines, ranks=8), network=GRID)
-    return us(overlap.report(given, chip=CHIP), "total", "communication")
+    placed = overlap.Program(program(*lines, ranks=8), network=GRID)
+    return us(overlap.report(placed, chip=CHIP), "total", "communication")
 
 
 def both(one, other):
@@ -47,9 +47,9 @@ def test_groups_whose_members_are_far_apart_share_links():
 
 
 def test_collectives_over_the_same_links_wait_for_each_other():
-    whole = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
+    over_all = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
     assert totals(*both(gather("r", ROWS), gather("q", ROWS))) == (6000, 6000)
-    assert totals(*both(gather("r", ROWS), whole)) == (6500, 6500)
+    assert totals(*both(gather("r", ROWS), over_all)) == (6500, 6500)
 
 
 def test_a_permute_along_one_axis_runs_beside_a_collective_along_the_other():
@@ -90,6 +90,6 @@ def test_a_group_of_one_sends_nothing():
 
 
 def test_groups_of_ranks_that_the_network_has_not_are_refused():
-    given = overlap.Program(program(*gather("r", "{{0,8}}"), ranks=8), network=GRID)
+    placed = overlap.Program(program(*gather("r", "{{0,8}}"), ranks=8), network=GRID)
     with pytest.raises(overlap.HloError, match=r"more than the 8 ranks.*pass mesh="):
-        overlap.report(given, chip=CHIP)
+        overlap.report(placed, chip=CHIP)

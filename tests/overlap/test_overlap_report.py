@@ -297,9 +297,9 @@ def test_a_compiler_error_is_one_line(capsys, monkeypatch, arguments, complaint)
     monkeypatch.setattr(
         overlap.topology, "mesh", lambda of, **_: real(of) if "v5e" in of else make_mesh(8)
     )
-    given = arguments.format(own=__name__).split()
+    flags = arguments.format(own=__name__).split()
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", "--topology", "h200:8", *given])
+        command_line.main(["overlap", "--topology", "h200:8", *flags])
     assert complaint.format(own=__name__) in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -312,9 +312,9 @@ def elsewhere(mesh):
 def test_operands_on_other_devices_are_refused(capsys, monkeypatch):
     devices = make_mesh(8).devices[4:]
     monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: Mesh(devices, ("x",)))
-    given = ["--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
+    flags = ["--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", *given])
+        command_line.main(["overlap", *flags])
     printed = capsys.readouterr().err.splitlines()[-1]
     assert "elsewhere returned an operand on devices outside the mesh" in printed
 

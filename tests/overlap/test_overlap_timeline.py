@@ -156,15 +156,15 @@ def test_an_addition_is_priced_by_its_bytes_not_by_its_estimate():
 
 
 def test_the_error_of_estimates_is_that_of_the_chip():
-    def said(chip, **options):
+    def assumption(chip, **options):
         lines = overlap.report(program(dot("y")), chip=chip, **options).assumptions
         return next(line for line in lines if "of the compute time from" in line)
 
     for name in overlap.CHIPS:
-        assert "programs measured: compute" in said(name, profile={"v": 1})
-    assert "12 programs measured: compute -11 to +19 %" in said("v6e")
-    assert "not measured on this chip" in said(CHIP)
-    assert said("v6e", profile={"y": 10_000_000}).endswith("of the generated code")
+        assert "programs measured: compute" in assumption(name, profile={"v": 1})
+    assert "12 programs measured: compute -11 to +19 %" in assumption("v6e")
+    assert "not measured on this chip" in assumption(CHIP)
+    assert assumption("v6e", profile={"y": 10_000_000}).endswith("of the generated code")
 
 
 def test_the_profile_comes_first_and_serves_equal_instructions():

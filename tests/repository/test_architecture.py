@@ -104,8 +104,8 @@ def of_jax(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                whole = getattr(node, "module", None) or alias.name
-                if whole.split(".")[0] == "jax":
+                module = getattr(node, "module", None) or alias.name
+                if module.split(".")[0] == "jax":
                     yield alias.asname or alias.name.split(".")[0]
 
 

@@ -313,13 +313,13 @@ def test_stretches(n):
         ]
         return [run for run in runs if run[1] - run[0] > 1]
 
-    whole = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
-    assert looped("ring", n) == looped("bidirectional_ring", n) == whole
+    as_loop = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
+    assert looped("ring", n) == looped("bidirectional_ring", n) == as_loop
     assert looped("bruck", n) == looped("direct", n) == []
     if n >= 64:  # in the last round of an even n, one end has nothing to send
         assert looped("two_ended", n) == [(0, n // 2 - 1)]
-    if whole:
-        assert looped("ring", n, 2) == whole
+    if as_loop:
+        assert looped("ring", n, 2) == as_loop
         assert looped("ring", 2, n) == [(1, n)]
     if n == 26:  # every lane turns into its next axis at the same time
         assert looped("torus", n, n) == [(0, n - 1), (n - 1, 2 * n - 2)]

@@ -28,8 +28,8 @@ def names(*of):
         for i in c.instructions
     ]  # fmt: skip
     permutes = [i for i in instructions if i.opcode == "collective-permute"]
-    whole = [i.attribute("op_name") for i in permutes]
-    return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in whole)
+    op_names = [i.attribute("op_name") for i in permutes]
+    return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in op_names)
 
 
 def rounds(prefix, *numbers):

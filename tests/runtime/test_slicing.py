@@ -13,8 +13,8 @@ def indices(dim):
     """The variables of two places at one index, and that index."""
     part = PART if dim == 0 else PART.T
 
-    def twice(whole, at):
-        return placed(placed(whole, part, dim, [(at, 2)]), part, dim, [(at, 2)])
+    def twice(array, at):
+        return placed(placed(array, part, dim, [(at, 2)]), part, dim, [(at, 2)])
 
     jaxpr = jax.make_jaxpr(twice)(WHOLE, jnp.int32(4)).jaxpr
     places = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dynamic_update_slice"]
