@@ -62,7 +62,7 @@ def _unordered(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]
         for name, line in lines.items():
             passed = _passed_by(line, lines, computations)
             operands = line.operands if passed is None else [passed]
-            if " while(" in line.text:  # what it hands on and does not use, it does not wait for
+            if " while(" in line.text:  # it does not wait for values that it only passes on
                 operands = _used(line, lines, computations)
             needs[name] = set().union(*(needs.get(operand, ()) for operand in operands))
             is_loop = bool(_RUNS.search(line.text)) and any(map(does_send, _called(line.text)))

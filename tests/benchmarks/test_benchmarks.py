@@ -242,7 +242,7 @@ def test_what_is_outside_the_bound_of_a_wire_is_wrong(name):
     assert point.wrong("lax:int8", right) == 0
     assert np.any(np.asarray(right) != np.asarray(point.program(LAX)()))  # it was encoded
     further = right.at[7].add(2 * allowed + 1).at[-1].set(jnp.nan)
-    # Of a sum on all ranks, three differ from the first in one place, and one in the other.
+    # For a sum on all ranks, three differ from the first in one place, and one in another.
     assert point.wrong("lax:int8", further) == (6 if name == "psum" else 2)
 
 

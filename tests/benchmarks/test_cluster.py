@@ -165,7 +165,14 @@ def test_bounds(hosts, local, links, collective, bound):
     ("local", "links", "collective", "algorithm", "price", "paid"),
     [
         (1, "star", "all_gather", "ring", 3, 3),
-        (1, "star", "all_gather", "recursive_doubling", 3, 6),  # swaps go one way, then the other
+        (
+            1,
+            "star",
+            "all_gather",
+            "recursive_doubling",
+            3,
+            6,
+        ),  # a swap goes in one direction, then in the other
         (1, "star", "all_gather", "bruck", 3, 5),  # its last round is a swap
         (1, "star", "psum", "recursive_doubling", 8, 16),
         (1, "star", "all_to_all", "pairwise", 3, 4),

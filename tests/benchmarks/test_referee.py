@@ -68,7 +68,7 @@ def test_on_lines_a_ring_s_far_steps_cost_a_link_more_and_no_bytes():
         paid, ratio = judged(place, "all_gather", "ring", 2**26)
         assert ratio == pytest.approx(1, abs=referee.NEAR)
         assert paid.hops > paid.rounds
-    # What goes both ways meets unevenly on a line; a price counts the busiest link alone.
+    # Messages in both directions meet unevenly on a line; the price counts only the busiest link.
     assert 1.1 < judged("grid:4", "all_gather", "bidirectional_ring", 2**26)[1] < 1.3
 
 

@@ -19,7 +19,7 @@ from test_autodiff import CASES, bound, matrix
 
 N = 3
 typed_or_not = pytest.mark.parametrize("check_vma", [True, False])
-#: What the check of types changes, `test_grad_inside` tells apart; elsewhere one mode is enough.
+#: `test_grad_inside` covers what checking types changes; elsewhere one mode is enough.
 mostly_typed = pytest.mark.parametrize(
     "check_vma", mostly_exhaustive([True, False], lambda check_vma: check_vma)
 )

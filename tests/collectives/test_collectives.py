@@ -36,7 +36,7 @@ def test_every_algorithm_without_types(n):
     check(make_mesh(n), "x", MAIN, each_algorithm, check_vma=False)
 
 
-# Every operation is compiled by itself, which takes long.
+# Each operation is compiled alone, which takes long.
 @pytest.mark.parametrize("n", mostly_exhaustive([1, 3, 8], lambda n: n == 3))
 def test_eager(n):
     check(make_mesh(n), "x", MAIN, first_algorithm, jit=False)

@@ -20,7 +20,7 @@ def attempt(function, shape=(N, 2), check_vma=False):
     return caught.value
 
 
-# What both refuse: name, call by either module, words besides lax's.
+# Calls that both refuse: name, call by either module, words besides lax's.
 REFUSED_BY_LAX = {
     "all_gather axis": (
         lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
@@ -119,7 +119,7 @@ REFUSED_BY_LAX = {
     },
 }
 
-#: Where lax trips over Python's own errors, of which the type is enough.
+#: Calls in which lax raises Python's own errors; their type is enough.
 WITHOUT_WORDS = [
     name for name in REFUSED_BY_LAX if name.startswith(("ppermute ", "pshuffle ", "pmax groups"))
 ]
@@ -137,7 +137,7 @@ def test_our_refusal_is_lax_s_with_the_call_and_the_cure(case):
         assert word in str(ours)
 
 
-# What only we refuse, or refuse where lax fails later or without a word.
+# Calls that only we refuse: lax fails later, or without words, or not at all.
 REFUSED_BY_US = {
     "an axis that is not bound, under check_vma": (
         NameError,

@@ -14,7 +14,7 @@ import ringcoll
 PACKAGE = str(Path(ringcoll.__file__).parent)
 
 #: The most functions that a call may pass, and how often it asks `jax.lax` for its collective:
-#: once for the type of the result, and once more where the built-in is what is sent. By a schedule
+#: once for the type of the result, and once more if the built-in is sent. By a schedule
 #: they are at most half of those of the first version (an all-to-all 70, a reduce-scatter 78).
 WAYS = {
     ("all_gather", "ring"): (33, 1),

@@ -25,7 +25,7 @@ SHAPES = [(2,), (3,), (5,), (8,), (4, 2), (2, 2, 2)]
 BUILT_IN = re.compile(r"all_gather|all_reduce|reduce_scatter|all_to_all|collective_broadcast")
 SHARD = 12  # elements of a shard: up to six lanes share it evenly
 
-#: What one rank gives, of shards of 12 elements, and the call.
+#: One rank's operand, if shards have 12 elements, and the call.
 CALLS = {
     "all_gather": (lambda n: (SHARD,), ringcoll.all_gather),
     "psum_scatter": (lambda n: (n, SHARD), ringcoll.psum_scatter),

@@ -270,7 +270,7 @@ def test_dtypes_are_those_of_jax():
 
 
 GOOD_TABLE = {"rows": [GOOD | {"ranks": [2, None], "dtypes": ["bf"], "jax": [None, "0.12"]}]}
-#: What takes the place of a part of a good table.
+#: Values that replace a part of a good table.
 STRANGE = (None, True, -1, 0.5, 10**400, "", "\ud800", "0.1.", [], [[]], {}, {"rows": []}, "psum")
 
 

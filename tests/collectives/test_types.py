@@ -14,7 +14,7 @@ from support import crossed, make_mesh
 
 import ringcoll.lax
 
-#: How an operand is made of its shape, on the axes of the mesh.
+#: Functions that make an operand of this shape on the axes of the mesh.
 UNTYPED = {
     "of float32": lambda shape, axes: jnp.zeros(shape),
     "weak": lambda shape, axes: lax.full(shape, 1.0),

@@ -80,5 +80,5 @@ def test_public_functions_name_their_options():
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.VAR_KEYWORD
     }
-    # The arguments of the caller's function; the names of the caller's axes, and of its ways.
+    # They pass on the arguments of a function, the names of axes, or the names of results.
     assert hidden == {debug.check_consistent, overlap.mesh, learn.make_mesh, learn.agree}

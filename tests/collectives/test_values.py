@@ -30,7 +30,7 @@ def supported(dtype):
     return [case for case in MAIN if case.name not in without.get(dtype, ())]
 
 
-#: What is not a number, or narrower than a byte, or widened by XLA.
+#: Dtypes that are no numbers, or narrower than a byte, or widened by XLA.
 USUAL = ("bool", "int4", "bfloat16")
 
 

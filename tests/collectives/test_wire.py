@@ -18,7 +18,7 @@ from ringcoll import Wire, precision, pricing
 from ringcoll.collectives.table import choices
 from ringcoll.costs.wire import CODES
 
-#: The shape of one rank's operand, the call, and what numpy makes of all operands `[rank, ...]`.
+#: The shape of one rank's operand, the call, and NumPy's results for all operands `[rank, ...]`.
 CALLS = {
     "all_gather": (
         lambda n: (6, 5),
@@ -240,7 +240,7 @@ def test_transforms_groups_axes_and_pytrees():
             "scan": lax.scan(turn, jnp.zeros(40), x)[1],
             "remat": jax.checkpoint(total)(x),
             "wide": ringcoll.psum(x, ("x", "y"), wire=wire, accumulate_dtype="float32"),
-            # No scale in common, although a message of all of them would put some in one block.
+            # They share no scale, although one message of all would put several into one block.
             "leaves": jnp.stack(total([1e9 * x[0][:34], *x], algorithm="direct")[1:]),
             "narrow": total(x.astype(jnp.bfloat16)).astype(jnp.float32),
             "mean": 8 * ringcoll.pmean(x, ("x", "y"), wire="int8"),

@@ -64,7 +64,7 @@ def test_an_unknown_algorithm_is_refused(capsys):
 
 def test_a_closed_pipe_is_no_error():
     reads, writes = os.pipe()
-    os.close(reads)  # as `head` does that has seen enough
+    os.close(reads)  # as `head` does when it has read enough
     command = [sys.executable, "-m", "ringcoll", "explain"]
     done = subprocess.run(command, cwd=HERE, stdout=writes, stderr=subprocess.PIPE, check=False)
     os.close(writes)

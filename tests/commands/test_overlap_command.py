@@ -58,7 +58,7 @@ def one_device(mesh):
 """
 
 
-#: Types each list of arguments; a traceback would end it.
+#: Runs the command with each list of arguments; a traceback would end it.
 TYPIST = """
 import contextlib, io, json, sys
 from ringcoll.__main__ import main

@@ -172,7 +172,7 @@ def test_errors_are_within_the_bound(collective, shape):
     ),
 )
 def test_a_wide_sum_is_rounded_once(shape, dtype):
-    # In float32 these sums are exact, so that the nearest of the dtype is the only answer.
+    # In float32 these sums are exact, so only the nearest value of the dtype is right.
     n = prod(shape)
     largest = 2 ** (jnp.finfo(dtype).nmant + 1)
     x = np.random.default_rng(0).integers(-largest, largest, size=(n, n, 6)).astype(dtype)

@@ -130,7 +130,7 @@ def test_hosts_and_the_network_between_them():
     alps = predict(*of, topology="2 hosts, slingshot alps")
     assert alps == predict(*of, topology="2 hosts, slingshot200")
     assert alps < predict(*of, topology="2 hosts, slingshot") / 2
-    # A rank alone on its host starts its messages as any other does.
+    # A rank that is alone on its host starts messages like any other rank.
     alone = predict("ppermute", 8, 8, "h100", topology="8 hosts")
     assert alone >= MACHINES["h100"].model.alpha
     # Eleven ranks are on two hosts, of six and five.

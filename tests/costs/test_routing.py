@@ -68,7 +68,7 @@ def test_a_flat_ring_of_many_ranks():
     paid = price("all_gather", "ring", (n,), network=(n,))
     assert (paid.startups, paid.sent, paid.link) == (n - 1, n - 1, n - 1)
     along_rows = on_torus(build("all_gather", "ring", (n,)), (n // 128, 128))
-    # At the end of a row on to the next, by other links: two, for the ring back and one on.
+    # The end of a row sends to the next row by other links: two, to the row's start and one on.
     assert along_rows == (n - 1, 2 * (n - 1), n - 1, ())
     ((times, inner, outer),) = on_hosts(build("all_gather", "ring", (n,)), 128)
     assert (times, inner[:3], outer[:3]) == (n - 1, (1, 0, 1), (1, 0, 1))

@@ -106,7 +106,7 @@ def reach_of(sent):
         for path, shards in sent:
             load.update(dict.fromkeys(path, shards) if len(path) >= links else {})
         reach.append((links, max(load.values())))
-    # Where as much goes farther, the farther ones decide.
+    # If as many bytes go farther, the farther ones decide.
     kept = [
         one
         for i, one in enumerate(reach)

@@ -44,7 +44,7 @@ with debug.deadline(20, grace=1):
     jax.block_until_ready(step(jnp.ones(4)))
 """
 )
-#: What differs is nothing of the program: addresses, orders of sets, options of the compiler.
+#: These differ without changing the program: addresses, orders of sets, compiler options.
 ALIKE = (
     START
     + """

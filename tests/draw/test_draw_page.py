@@ -184,7 +184,7 @@ def test_motion_is_reduced_on_request(opened):
     page.keyboard.press("ArrowRight")
     assert page.evaluate(TIME) == pytest.approx(1.995)
     assert page.locator(".parked > g").count() == 4
-    page.keyboard.press("Space")  # plays: the next round, of which all is shown at once
+    page.keyboard.press("Space")  # plays: the next round, shown at once
     assert shown(page) == 2
     assert page.evaluate(TIME) == pytest.approx(2.995)
 

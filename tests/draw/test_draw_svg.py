@@ -72,7 +72,7 @@ def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
             return list(zip(numbers[::2], numbers[1::2], strict=True))
 
         ways, named = [], []
-        for path in of["path"]:  # what wraps a grid has dashed parts before the last
+        for path in of["path"]:  # an arrow that wraps round a grid has dashed parts before the last
             ways.append(points(path["d"]))
             if "stroke-dasharray" not in path:
                 named.append((nearest(ways[0][0]), nearest(ways[-1][-1])))
@@ -125,7 +125,7 @@ def test_pictures_refuse_in_words():
         as_svg(plan("psum", "ring", (4,)), 7)
 
 
-#: What those see who have no red cones, or no green ones: Machado, Oliveira, Fernandes (2009).
+#: What eyes without red or green cones see: Machado, Oliveira, Fernandes (2009).
 SEEN = {
     "all": np.eye(3),
     "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
@@ -149,7 +149,7 @@ def test_colours_can_be_told_apart(eyes):
     for colours, empty in ((COLOURS, EMPTY), (DARK_COLOURS, DARK[EMPTY])):
         assert len(colours) == 16
         assert least_distance((*colours, empty), eyes) > 0.08
-    # A text on a colour is light or dark, on either paper.
+    # Text on a colour is light or dark, whatever the page's background.
     assert [is_dark(c) for c in DARK_COLOURS] == [is_dark(c) for c in COLOURS]
 
 
@@ -174,5 +174,5 @@ def test_frames_are_in_a_row_if_they_fit():
 
     width, height = size("recursive_doubling")  # three frames
     assert 2 * height < width < 1100
-    width, height = size("ring")  # seven, of which four in a row would be too small to read
+    width, height = size("ring")  # seven; four in a row would be too small to read
     assert width < 1100 < width + height

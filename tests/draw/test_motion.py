@@ -88,7 +88,7 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     film = Film(drawn_plan)
     root = Element("svg")
     film.draw(root)
-    # Of messages that share an arrow, the first: they travel as one.
+    # Messages that share an arrow travel as one; this is the first of them.
     messages = [
         (number, post[0]) for number, posts in enumerate(film.picture.posts) for post in posts
     ]

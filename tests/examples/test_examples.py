@@ -15,7 +15,7 @@ MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(n
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
 )
-#: Of a size of which FSDP still shards the weights, and 2 and 3 ranks the heads.
+#: Sizes for which FSDP still shards the weights, and 2 and 3 ranks share the heads.
 TINY = "--layers 2 --width 72 --heads 6 --features 144 --sequence 48 --batch 12 --save-every 3"
 
 
@@ -38,7 +38,7 @@ def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
         "--steps 6 --resume 3 --data 2 --fsdp 1 --model 3 --algorithm bidirectional_ring",
     )
     assert list(resumed) == list(then_allowed) == list("345")
-    for step, loss in resumed.items():  # either may be so far from the exact one
+    for step, loss in resumed.items():  # each may be so far from the exact one
         assert abs(loss - whole[step]) <= allowed[step] + then_allowed[step]
 
 

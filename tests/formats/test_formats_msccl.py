@@ -185,7 +185,7 @@ def test_two_thread_blocks_of_one_connection_are_refused():
 @pytest.mark.parametrize(
     ("text", "part", "nth", "words"),
     [
-        # Rank 1 forwards what came, without its own.
+        # Rank 1 forwards the arrived sum without its own chunk.
         (CHAIN.replace('"rrs"', '"rcs"'), 'type="rrc"', 0,
          "rank 0 does not get chunk 0: at the end o[0] holds chunk 0 of ranks 0, 2, "
          "without chunk 0 of rank 1; thread block 0, step 0 wrote it last (in place)"),
@@ -262,7 +262,7 @@ def test_an_input_that_is_overwritten_is_told():
 
 
 def test_what_is_the_same_but_no_schedule_stays_a_program():
-    # On two ranks, all that is sent is sent once more, to scratch.
+    # On two ranks, all messages are sent again, to scratch.
     def rank(number):
         other = 1 - number
         return gpu(number, (1, 2, 1), block(

@@ -22,7 +22,7 @@ from ringcoll.layers import expert_parallel as ep
 from ringcoll.matmuls.experts import Mixture, fastest
 
 D, F, T = 6, 5, 7
-#: (ranks, experts): each has one at least, and most have several.
+#: (ranks, experts): each rank has at least one, most have several.
 SIZES = [(1, 8), (2, 8), (3, 6), (4, 8), (5, 5), (8, 8)]
 FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
 ROUTINGS = ["random", "skewed", "to one", "to few"]
@@ -33,7 +33,7 @@ def arguments(n, experts, routing, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n * T, D))
     router = rng.standard_normal((D, experts))
-    x[:, 0] = 1 + rng.random(n * T)  # a feature that routers can go by
+    x[:, 0] = 1 + rng.random(n * T)  # a feature by which routers can choose
     if routing == "skewed":
         router[0] += np.linspace(4, 0, experts)
     elif routing == "to one":
@@ -183,7 +183,7 @@ def test_experts_over_two_axes_count_row_major():
 def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
     with jax.enable_x64(True):
         params = arguments(4, 8, "random")
-        # Of 14 rows that a rank may have for another, 12: less than all, and enough.
+        # 12 of the 14 rows that a rank may have for another: fewer than all, but enough here.
         options = {"top_k": 2, "algorithm": form, "max_send": 12, "check_vma": check_vma}
         ours = with_gradients(lambda params: tuple(over(make_mesh(4), params, **options)(params)))
         close(ours(params), on_one_device(4, 8, "random", 2), terms=4 * T * D)

@@ -278,7 +278,7 @@ def test_attention_is_that_of_jax_and_takes_positions():
             np.testing.assert_allclose(program(causal=causal), expected, atol=500 * 2.0**-24)
     usual = program()
     assert np.array_equal(program(positions=np.arange(4)), usual)
-    # Angles are of differences of positions: a shift turns queries and keys alike.
+    # Only differences of positions count: a shift rotates queries and keys alike.
     shifted = program(positions=np.arange(4)[None] + np.array([[7], [9]]))
     np.testing.assert_allclose(shifted, usual, atol=500 * 2.0**-24)
     assert not np.allclose(program(positions=np.arange(4)[::-1]), usual)

@@ -325,7 +325,7 @@ def test_an_option_arrives_where_it_is_used(name, option):
         out_specs=P("x"),
     )
     if option == "residuals" and name.startswith("row"):
-        jax.eval_shape(mapped)  # what a row_linear keeps is its operands
+        jax.eval_shape(mapped)  # a row_linear keeps its operands
     else:
         assert words in said_by(lambda: jax.eval_shape(mapped), kind)
 

@@ -169,7 +169,7 @@ def test_gradients_are_summed_while_that_of_a_call_is_computed():
     """The sum starts after its cotangent is there, and ends before its gradient is used."""
     mesh = make_mesh(2)
     x, w = np.arange(8, dtype=np.float32), np.arange(4, dtype=np.float32)
-    taken = np.array([1, 0, 3, 2])  # no float: it has no gradient, and is in nobody's way
+    taken = np.array([1, 0, 3, 2])  # not a float: it has no gradient, and changes nothing
 
     def both(x, w):
         def loss(x, w):
@@ -187,6 +187,6 @@ def test_gradients_are_summed_while_that_of_a_call_is_computed():
     np.testing.assert_allclose(ct_x, (np.cos(rows) * w[taken]).reshape(-1), rtol=0, atol=2**-19)
     text = str(jax.make_jaxpr(mapped)(x, w))
     first, last = (find("optimization_barrier") for find in (text.index, text.rindex))
-    # The gradient of the call is one product with a cosine, put where it was taken from.
+    # The gradient of the call is one product with a cosine, written back to its place.
     assert first < text.index("ringcoll_psum[") < last
     assert first < text.index("scatter-add") < last

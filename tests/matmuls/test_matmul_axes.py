@@ -14,8 +14,8 @@ from ringcoll.matmuls import auto
 from ringcoll.runtime import engine
 
 N = 4
-#: Of matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
-#: of the result stay as they are.
+#: For matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
+#: of the result are not sharded.
 SHAPES = {
     "rows gathered": ((2, 3), (3, 6), ("columns",)),
     "contraction gathered": ((6, 2), (2 * N, 4), ("rows", "columns")),

@@ -120,7 +120,7 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     assert gathered == Work(flops, added=0, once=x + y, again=w, placed=y)
     added = priced(monkeypatch, contracted, m, k, f, n)
     assert added == Work(flops, added=y, once=w, sliced=x)  # w travels
-    # k is of both ranks. What came and what was made are read, and their sum is written.
+    # k is of both ranks. The arrived sum and the product are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
     assert scattered == Work(
         flops / n, added=3 * y / n, once=y, again=w / n, cut=x / n, joined=y / n
@@ -254,11 +254,11 @@ def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_sma
     assert contracted(V5E, 2048, 8192, 4096) == (RING, ())  # compiled: 863 us, plain 1365
     assert contracted(V5E, 4096, 8192, 8192) == (RING, ())  # 3115 and 3533
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
-    # The memory beside the core holds the sum, but not also what is multiplied.
+    # The memory beside the core holds the sum, but not the operands too.
     assert contracted(V5E, 4096, 4096, 14336) == ("lax", ())  # 5569 and 3670
     assert contracted(V6E, 4096, 4096, 14336) == ("lax", ())  # 2657 and 1166
     assert contracted(V5E, 2048, 4096, 14336) == (RING, ())
-    # Of its sum, which is read and written, half is under the matmul; of more it would be.
+    # Half of the sum's reads and writes are under the matmul. With more work, more would be.
     assert contracted(V5E, 16384, 8192, 4096) == ("lax", ())
 
 
@@ -291,7 +291,7 @@ def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
 def test_between_hosts_the_ring_is_taken_where_it_hides_more_than_its_messages_cost():
     assert between(1024, 1024, 16384) == ("ring", "ring")
     assert between(128, 128, 128) == ("lax", "lax")
-    # Little work beside much to send: the built-in gather sends as much as the ring. The
+    # Little work and many bytes: the built-in gather sends as much as the ring. The
     # built-in sum sends twice that.
     assert between(8192, 8192, 8) == ("lax", "ring")
     assert between(8192, 8, 8192) == ("ring", "ring")

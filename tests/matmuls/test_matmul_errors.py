@@ -289,7 +289,7 @@ def summed(**options):
     return lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **options)
 
 
-#: Functions that call others, which have to hand their options on.
+#: Functions that call others, and must pass on their options.
 FUNCTIONS = {
     GATHER: gather,
     SCATTER: scatter,

@@ -16,9 +16,9 @@ from ringcoll.schedules.registry import COLLECTIVES
 GPUS = ("h100", "h200", "b200", "gb200", "gb300")
 BF16 = np.dtype(np.float16)  # as wide
 RANKS = {"h100": (2, 4, 8), "h200": (8,), "b200": (2, 4, 8), "gb200": (4, 8, 72), "gb300": (4, 8)}
-#: At most so much slower than the built-in, as predicted.
+#: By how much it may be slower than the built-in, as predicted.
 SLOWER = 1.05
-#: The shapes of `benchmarks/pages/gpus.md`; of the last two a permute is shorter than its product.
+#: The shapes of `benchmarks/pages/gpus.md`; in the last two a permute is shorter than its product.
 SHAPES = {
     (8192, 8192, 28672): "lax",
     (8192, 4096, 14336): "lax",

@@ -102,7 +102,7 @@ def test_gradients_err_no_more_than_their_roundings(name, n, check_vma, algorith
             jax.tree.leaves(ours), plain, terms, magnitudes, strict=True
         ):
             assert got.dtype == np.float64
-            # Both err, and so does the sum of magnitudes.
+            # Both have an error, and so has the sum of magnitudes.
             bound = 2 * gamma(t) * size / (1 - gamma(t))
             assert np.all(np.abs(got - wanted) <= bound), options
 

@@ -126,9 +126,9 @@ def before_barriers(jaxpr):
 @pytest.mark.parametrize(
     ("make", "shapes", "expected"),
     [
-        # What came goes on when what came before it is multiplied.
+        # A shard is sent on when the shard before it is multiplied.
         (gather, ((2, 6), (6, 8)), [(1, 1), (2, 2), (3, 3)]),
-        # The first product; the next, that alone; the sum with what came. Then, in a loop, each
+        # The first product; the next one alone; its sum with the arrived one. Then, in a loop, each
         # turn's product alone, and its sum.
         (scatter, ((8, 2), (2, 6)), [(1, 0), (2, 0), (2, 1), (1, 0), (1, 1)]),
     ],
@@ -152,7 +152,7 @@ def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
     assert count_of(traced.jaxpr, "optimization_barrier") == 0
     assert count_of(traced.jaxpr, "scan") == 1
-    assert count_of(traced.jaxpr, "dot_general") == 2  # that of the loop and the last
+    assert count_of(traced.jaxpr, "dot_general") == 2  # the loop's product, and the last one
     assert hops(traced.jaxpr) == N - 1
 
 
@@ -173,7 +173,7 @@ def test_what_the_next_lane_sends_is_multiplied_under_the_messages_of_this_one()
     call, ins, shapes = scatter(algorithm=auto._in_lanes(lanes))
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((24, 2)), np.ones((2, 6)))
     assert count_of(traced.jaxpr, "dot_general") == lanes + 1
-    # The first product; in each round one; what came is added once that is done.
+    # The first product, then one in each round; the arrived sum is added when it is done.
     assert before_barriers(traced.jaxpr)[:3] == [(1, 0), (2, 1), (2, 1)]
     x, w = (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 7 for shape in shapes)
     mapped = jax.shard_map(call, mesh=make_mesh(N), in_specs=ins, out_specs=P("x"))

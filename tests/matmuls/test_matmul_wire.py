@@ -177,7 +177,7 @@ def test_the_price_knows_the_bytes():
     gather = Gather("m", "mk", (product,), Wire("int8"))
     assert set(narrow) == {"lax", "bidirectional_ring"}  # two whole shards are decoded too late
     assert auto.to_gather(gather, x, [w], (8,), model) == ("bidirectional_ring", ())
-    # As compiled: 660 us. Joined before the product, where what is decoded is written at once.
+    # As compiled: 660 us. Halves are decoded into one buffer, and joined before the product.
     halves = algorithms.bidirectional_ring(8)
     assert auto.joining(gather, x, [w], halves, model) == "copied"
     assert 0.9 * 660e-6 < narrow["bidirectional_ring"] < 1.1 * 660e-6

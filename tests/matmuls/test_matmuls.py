@@ -126,9 +126,9 @@ def with_gradients(call):
     return both
 
 
-#: What a sum on every rank makes of its cotangent is another program where types are checked.
+#: The gradient of a sum on every rank is another program if types are checked.
 SUMS = ("sum of whole products", "sum on every rank")
-#: Every form on every number of ranks, typed or not: by turns, and of a sum on a few ranks both.
+#: Every form on every number of ranks, with and without types in turn; for sums on few ranks, both.
 CALLS = [
     (name, n, check_vma)
     for i, name in enumerate(FORMS)

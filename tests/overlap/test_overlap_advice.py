@@ -160,7 +160,7 @@ def test_all_turns_of_a_loop_count():
 
 
 def test_two_neighbours_share_a_link():
-    # Half of x goes over one link: 500 us, hidden as 2 x 500 us of matmul, a hop of 1 + 500.
+    # Half of x goes over one link, 500 us. Ours: two matmuls of 500 us, and a hop of 1 + 500.
     pair = [line.replace("{{0,1,2,3}}", "{{0,1}}").replace("125", "250") for line in GATHER]
     text = program(*pair, dot("y", "g"), ranks=2)
     network = Network(((0,), (1,)), (False,))

@@ -14,7 +14,7 @@ from ringcoll.commands import overlap as command
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
 #: A matmul of 1000 us, a permute of 1001 and a gather, by two links of a ring, of 1500.
 BOTH = program(dot("y"), start("s", "y"), done("d", "s"), blocking("all-gather", "d"))
-#: A loop that ends when a number that comes in says so: 1001 us a turn, 1 us of it exposed.
+#: A loop whose operand says when it ends: 1001 us a turn, 1 us of it exposed.
 ENDLESS = loop("", start("s"), dot("y"), done("next", "s")).replace(
     "s32[] constant(7)", "s32[] get-tuple-element(%d), index=0"
 )

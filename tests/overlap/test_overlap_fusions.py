@@ -44,7 +44,7 @@ SPREAD = (
     "%m2 = u32[] get-tuple-element(%m), index=2",
     "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
 )
-#: A sum of which each rank keeps a slice.
+#: A sum; each rank keeps a slice of it.
 SUMMED = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %zero = s32[] constant(0)
@@ -108,7 +108,7 @@ def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
 
 
 def test_a_collective_after_a_spread_one_counts_by_itself():
-    # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
+    # The all-reduce in a fusion reads the result of the gather's matmul; it is not a part of it.
     lines = [
         *SPREAD[:4],
         f"%m0 = {SHAPE} get-tuple-element(%m), index=0",
@@ -217,7 +217,7 @@ def test_of_a_conditional_the_branch_with_most_exposed_is_taken():
     assert report.exposed == report.total > 0
 
 
-#: Of w (1 MB), a fusion within a fusion takes a tenth: 50 rows, as they are or turned over.
+#: A fusion within a fusion takes a tenth of w (1 MB): 50 rows, as they are or transposed.
 SLICED = f"""%slice (v: f32[500,500], at: s32[]) -> f32[50,500] {{
   %v = {SHAPE} parameter(0)
   %at = s32[] parameter(1)
@@ -280,7 +280,7 @@ def test_a_fusion_that_cuts_an_array_reads_its_parts():
     shapes = f"(f32[100,500], f32[50,500], {SHAPE})"
     line = f"%y = {shapes} fusion(%w), kind=kLoop, calls=%cut"
     report = overlap.report(program(line, before=body), chip=CHIP)
-    # Both parts are read and written; what is handed on is neither.
+    # Both parts are read and written. The operand that is passed on is neither.
     assert report.compute * 10e9 == pytest.approx(2 * (200_000 + 100_000))
 
 

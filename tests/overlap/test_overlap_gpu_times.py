@@ -9,7 +9,7 @@ from ringcoll import cost, overlap
 from ringcoll.costs.machines import MACHINES
 
 H100 = MACHINES["h100"]
-#: Of the matmul of `matmul`: float32, 500^3.
+#: Seconds of the matmul of `matmul`: float32, 500^3.
 PRODUCT = H100.matmuls[4].start + 2 * 500**3 * H100.matmuls[4].delta
 HOP = cost.predict("ppermute", 1e6, 4, "h100")
 

@@ -18,7 +18,7 @@ from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.lines import Line, Lines
 
 OURS = inspect.getfile(ringcoll.all_gather_matmul)
-#: What called what: train.py, line 41, our function, an installed package's; and line 7 alone.
+#: Stacks of calls: train.py, line 41, our function, an installed package's; and line 7 alone.
 TABLES = f"""
 FileNames
 1 "/home/me/train.py"
@@ -45,7 +45,7 @@ StackFrames
 7 {{file_location_id=2 parent_frame_id=7}}
 
 """
-#: The same by writers that count parents as they count frames, and leave out those of none.
+#: The same as others write it: they count parents like frames, and leave out empty ones.
 PLAIN = TABLES
 for n in (1, 2, 3, 7):
     PLAIN = PLAIN.replace(f" parent_frame_id={n}", f" parent_frame_id={n - 1}")
@@ -72,7 +72,7 @@ def line_of(text, name="s"):
         (3, "/home/me/train.py:41"),  # nor an installed package's
         (4, "/home/me/train.py:7"),
         (5, f"{OURS}:70"),  # none called it
-        (7, "/venv/lib/site-packages/other/layer.py:99"),  # called by no file of the user's
+        (7, "/venv/lib/site-packages/other/layer.py:99"),  # no file of the user calls it
         (8, ""),
     ],
 )

@@ -31,7 +31,7 @@ def both(one, other):
 
 
 def test_collectives_over_two_axes_run_beside_each_other():
-    # A row's end has one link to its row, over which 3 MB come; a column's, one for 1 MB.
+    # The end of a row has one link to its row, for 3 MB, and one to its column, for 1 MB.
     rows, columns = gather("r", ROWS), gather("c", COLUMNS)
     assert totals(*rows) == (3000, 3000)
     assert totals(*columns) == (1000, 1000)

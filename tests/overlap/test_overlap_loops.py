@@ -51,7 +51,7 @@ def counts(report):
     return {row.name: row.count for row in report.rows}
 
 
-#: The state as it is, and taken apart and put together again, as compilers write it.
+#: The state itself, and the state taken apart and joined again, as compilers write it.
 WHOLE = (f"%n1 = {STATE} bitcast(%s)",)
 PARTS = (
     f"%sa = {SHAPE} get-tuple-element(%s), index=0",
@@ -81,7 +81,7 @@ def test_a_permute_that_starts_before_that_of_the_last_turn_has_ended_waits_for_
     body = (start("s", "w"), done("x", "p1"), dot("y"), *WHOLE)
     text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
     report = overlap.report(text, chip=CHIP)
-    # Eight transfers, one after the other, and matmuls above all but the first.
+    # Eight transfers, one after the other; matmuls run over all but the first.
     assert us(report, "total", "compute", "exposed") == (8008, 7000, 1001 + 7)
     assert counts(report) == {"s0": 1, "s": 7}
 
@@ -109,7 +109,7 @@ def test_each_place_of_the_carry_holds_its_own_transfer():
     """The second starts 400 us after the first and ends at 1401. The loop waits for it alone."""
     before = [start("s0"), dot("v", cycles=400_000), start("t0", pairs=BACK)]
     swapped = f"%n1 = {STATE} bitcast(%p2)", f"%n2 = {STATE} bitcast(%p1)"
-    ends = [done("z", "q2"), done("u", "q1")]  # one turn: they have changed places
+    ends = [done("z", "q2"), done("u", "q1")]  # after one turn they have swapped places
     text = carried(*swapped, turns=1, before=before, after=ends, states=2, given=["s0", "t0"])
     report = overlap.report(text, chip=CHIP)
     assert us(report, *("total", "exposed")) == (1401, 601 + 400)

@@ -74,7 +74,7 @@ def test_messages_that_meet_on_a_link_share_it():
 
 
 def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
-    # All six go over the link (1, 1, 1) -> (1, 2, 1), and none more than four hops.
+    # All six pass the link (1, 1, 1) -> (1, 2, 1), and none takes more than four hops.
     places = tuple(product(range(3), range(4), range(3)))
     near = [(x, y, 1) for y in (0, 1) for x in range(3)]
     far = [(1, y, z) for y in (2, 3) for z in range(3)]
@@ -168,7 +168,7 @@ def test_the_error_of_estimates_is_that_of_the_chip():
 
 
 def test_the_profile_comes_first_and_serves_equal_instructions():
-    # y and z do the same; v does it in fewer cycles by the compiler's own estimate.
+    # y and z do the same; by the compiler's estimate v takes fewer cycles.
     lines = [dot("y"), dot("z", "y"), dot("v", "z", cycles=500_000)]
     report = overlap.report(program(*lines), chip=CHIP, profile={"y": 2_000_000})
     assert us(report, "compute") == (2000 + 2000 + 500,)

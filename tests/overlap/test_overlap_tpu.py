@@ -45,7 +45,7 @@ def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
 def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(programs):
     report = programs["after_the_matmul"]
     assert report["verdict"].startswith("red: "), report["text"]
-    # Seven hops of 4 MiB at 45 GB/s, and 1 us each, with no matmul under them.
+    # Seven hops of 4 MiB at 45 GB/s, and 1 us each; no matmul hides them.
     hops = 7 * (512 * 4096 * 2 / 45e9 + 1e-6)
     assert 0.9 * hops < report["exposed"] <= 1.0001 * hops
     assert all(row["bare"] for row in report["rows"])
@@ -58,7 +58,7 @@ def test_the_headline_is_true(models):
     series = {tuple(one.jax.split(".")[:2]) for one in recorded_claims.load() if one.compiler}
     if tuple(version("jax").split(".")[:2]) not in series:
         pytest.skip(f"nothing is claimed of this version of JAX, only of {sorted(series)}")
-    # Red with a compiler that has no claims: CI would not notice else. (--update claims them.)
+    # Fails for a compiler without claims: else CI would not notice. (--update adds them.)
     assert len(models["headline"]) == 12
     wrong = {name: now for name, now in models["headline"].items() if now["off"]}
     assert not wrong, "python -m benchmarks claims"
@@ -105,10 +105,10 @@ def assert_gathers_hidden(report):
 def test_a_scan_over_sharded_layers_hides_its_gathers(models):
     report = models["stack fused"]
     assert_gathers_hidden(report)
-    # Outside of the loops: the first layer's, with nothing to go under.
+    # Outside the loops: those of the first layer, which nothing hides.
     before = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 1)]
     assert [row["asynchronous"] for row in before] == [False] * 3
-    # Gradients go hop by hop under the products that make them, none whole.
+    # Gradients travel hop by hop under the products that make them; none is sent whole.
     assert {row["kind"] for row in report["rows"]} == {"all-gather", "collective-permute"}
 
 

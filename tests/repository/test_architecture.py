@@ -64,7 +64,7 @@ OVERLAP_KNOWS = ("overlap", "costs", "io")
 LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn
 #: The methods that a notebook calls, and the one module that they may import from below.
 SHOWN, DRAWS = ("_repr_svg_", "_repr_html_"), "draw.notebook"
-#: The second where the first is not for it: see `Call`.
+#: The second is for modules that the first is not for: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text(encoding="utf-8")

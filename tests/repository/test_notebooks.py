@@ -20,11 +20,11 @@ import notebooks
 
 SOURCES = sorted((HERE / "examples").glob("lessons/[0-9]*.py"))
 SOURCES += sorted(p for p in (HERE / "examples").glob("tutorials/*.py") if p.stem != "__init__")
-#: What the wheel brings; the rest of the repository is not there on Colab.
+#: The contents of the wheel; Colab does not have the rest of the repository.
 THERE = {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}
-#: What of JAX imports a package that it does not bring.
+#: Modules of JAX that import packages which JAX does not install.
 NEEDS_MORE = ("visualize_array_sharding(", "visualize_sharding(")
-#: And what a notebook may use that asks for an extra.
+#: And packages that a notebook may use if it asks for an extra.
 BY_EXTRA = {"[examples]": {"flax", "optax"}}
 
 

@@ -23,11 +23,11 @@ from ringcoll.schedules.schedule import Move, Schedule, stretches
 
 FORMS = {"unrolled": 24, "loop": 2}  # UNROLL_UP_TO; with 8 devices, no stretch is longer than 7
 
-#: A ring, and then offset 1 once more: its sum is there before the loop, backward.
+#: A ring that sends offset 1 again at the end: backward, its sum is there before the loop.
 RESENT = Schedule((6,), (*((Move(1, (t,)),) for t in range(4)), (Move(4, (1,)),))).check()
 
 
-#: Every shape unrolled; as a loop, where there is a long enough stretch.
+#: Every shape unrolled, and as a loop if a stretch is long enough.
 CASES = [
     *((shape, "unrolled", True) for shape in [*((n,) for n in SIZES), (4, 2), (2, 2, 2)]),
     *((shape, "unrolled", False) for shape in [(5,), (4, 2)]),

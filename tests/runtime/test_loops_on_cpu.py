@@ -141,7 +141,7 @@ PROGRAMS = {
 }
 
 
-#: A mutant dies by each of the first seven alone; the others mix them.
+#: Each of the first seven alone notices a mutant; the others mix them.
 USUAL = (
     *("before", "behind", "by lanes", "lanes in a call", "called", "bare branch", "unused"),
     "gradient",

@@ -8,7 +8,7 @@ import spread
 from processes import together
 
 ALL_REDUCES = ("psum ", "pmean ", "pmax ", "pmin ", "sum on every rank ")
-#: What gloo adds in an order of its own, and what is added in another between hosts.
+#: Sums that gloo adds in its own order, or that are added in another order between hosts.
 ADDED_OTHERWISE = ("psum lax", "pmean lax", "psum_scatter lax", "psum by hosts")
 
 in_one_process = lru_cache(spread.held)
