@@ -96,7 +96,7 @@ def test_hosts_end_with_the_process_that_made_them(number):
 @as_root
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_hosts_go_when_they_are_done_with(links):
-    with namespaces.made(2, links, "1gbit") as both:
+    with namespaces.make_hosts(2, links, "1gbit") as both:
         found = set().union(*(namespaces_of(host.holder.pid) for host in both))
         assert len(found) == 2
         assert found <= namespaces_of()

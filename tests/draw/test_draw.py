@@ -136,7 +136,7 @@ def test_captions_match_the_messages_of_every_rank(collective, algorithm):
 
 
 # fmt: off
-SAID = [
+SENTENCES = [
     ("all_to_all", "bruck", (8,), 1,
      "every rank r sends to r+2: 4 blocks for r+2, r-2 from r, r-1"),
     ("all_to_all", "pairwise", (3,), 1, "every rank r sends to r-1: its block for it"),
@@ -155,7 +155,7 @@ SAID = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "shape", "number", "message"), SAID)
+@pytest.mark.parametrize(("collective", "algorithm", "shape", "number", "message"), SENTENCES)
 def test_sentences(collective, algorithm, shape, number, message):
     drawn = plan(collective, algorithm, shape)
     _, now = list(drawn.numbered())[number]

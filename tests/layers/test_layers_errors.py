@@ -254,7 +254,7 @@ def test_an_axis_that_is_not_bound_is_named_with_the_layer_and_those_there_are(n
         OF_AXES[name](names)
 
     mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
-    message = said_by(lambda: jax.eval_shape(mapped), NameError)
+    message = message_of(lambda: jax.eval_shape(mapped), NameError)
     words = "unbound axis name: nope; the axes here are 'x', 'y'"
     assert message == f"ringcoll.layers.{name}: axis_name={names!r}: {words}"
 
@@ -270,11 +270,11 @@ def test_replicas_that_are_not_bound_are_named(name):
             fsdp.scan_layers(min, WHOLE, X, {"w": P()}, "x", replicas="nope")
 
     mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
-    message = said_by(lambda: jax.eval_shape(mapped), NameError)
+    message = message_of(lambda: jax.eval_shape(mapped), NameError)
     assert message.startswith(f"ringcoll.layers.{name}: replicas='nope': unbound axis name: nope;")
 
 
-def said_by(call, kind):
+def message_of(call, kind):
     with pytest.raises(kind) as caught:
         call()
     return str(caught.value)
@@ -290,7 +290,7 @@ def test_refused_in_words(name):
 
     mesh = make_mesh(N, 2)
     mapped = jax.shard_map(program, mesh=mesh, in_specs=(), out_specs=P())
-    message = said_by(lambda: jax.eval_shape(mapped), kind)
+    message = message_of(lambda: jax.eval_shape(mapped), kind)
     assert words in message, message
 
 
@@ -327,7 +327,7 @@ def test_an_option_arrives_where_it_is_used(name, option):
     if option == "residuals" and name.startswith("row"):
         jax.eval_shape(mapped)  # a row_linear keeps its operands
     else:
-        assert words in said_by(lambda: jax.eval_shape(mapped), kind)
+        assert words in message_of(lambda: jax.eval_shape(mapped), kind)
 
 
 PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
@@ -385,5 +385,5 @@ PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
     ],
 )
 def test_specs_refused_in_words(call, kind, words):
-    message = said_by(lambda: call(make_mesh(N, 2)), kind)
+    message = message_of(lambda: call(make_mesh(N, 2)), kind)
     assert words in message, message
