@@ -101,7 +101,7 @@ CALLS = {
     "grouped heads": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 3, 4), key=ones(8, 2, 4)), X, "x"),
         ValueError,
-        "attention: on a rank: query (2, 12, 3, 4), key (2, 12, 2, 4), value (2, 12, 1, 4); the he",
+        "attention: on a rank: query (2, 12, 3, 4), key (2, 12, 2, 4), value (2, 12, 1, 4); quer",
     ),
     "heads of other sizes": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 2, 6)), X, "x"),
@@ -186,7 +186,7 @@ CALLS = {
     "what has arrived, for another layer": (
         lambda: tp.column_linear(fsdp.Gathered(ones(8, 8), ones(8, 2)), X, "x"),
         TypeError,
-        "kernel is a Gathered, no array; what fsdp.gather(..., fused=True) makes is for fsdp.lin",
+        "kernel is a Gathered, no array; only fsdp.linear takes the results of fsdp.gather(",
     ),
     "a bias of another size": (
         lambda: tp.column_linear({"kernel": ones(8, 5), "bias": ones(1)}, X, "x"),
@@ -206,7 +206,7 @@ CALLS = {
     "a kernel that is not sharded so": (
         lambda: fsdp.linear(ones(3, 5), X, "x"),
         ValueError,
-        "fsdp.linear: x is (2, 3, 8), the kernel (3, 5) on each of 4 ranks; pass one of",
+        "fsdp.linear: x is (2, 3, 8), the kernel (3, 5) on each of 4 ranks; pass a kernel of",
     ),
     "layers of several lengths": (
         lambda: fsdp.scan_layers(
