@@ -24,7 +24,7 @@ def test_a_gain_is_that_of_the_fastest(capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("flags", "message"),
     [
         (["--ranks", "4y4"], "is not a shape"),
         (["--device", "v9"], "no machine is named 'v9'"),

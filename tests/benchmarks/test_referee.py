@@ -100,7 +100,7 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("flags", "message"),
     [
         (["--network", "cube:8"], "is no network; write 4x4, grid:4x4, hosts:8x8"),
         (["--network", "thin:4x2x2x2"], "so give as many routers, or more"),

@@ -172,7 +172,7 @@ REFUSED_BY_US = {
     "a dtype too narrow": (
         ValueError,
         lambda x: lax.psum(x, "x", accumulate_dtype=jnp.bfloat16),
-        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
     "a dtype with fewer exponents": (
         ValueError,

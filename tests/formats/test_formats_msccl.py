@@ -141,7 +141,7 @@ def replaced(text, before, after, nth=0):
         ("<xml/>", 1, "<xml> is the outermost element; that of an MSCCL file is an <algo>"),
         (CHAIN.replace(' deps="-1"', "", 1), 4, "<step> has no attribute 'deps'"),
         (CHAIN.replace('type="rrc"', 'type="rrx"'), 4, 'type="rrx" is not one of s, r, rcs'),
-        (CHAIN.replace('coll="allreduce"', 'coll="scan"'), 1, 'coll="scan": what it must end'),
+        (CHAIN.replace('coll="allreduce"', 'coll="scan"'), 1, 'coll="scan" is not one of'),
         (CHAIN.replace('proto="LL"', 'proto="LL9"'), 1, 'proto="LL9" is not one of Simple'),
         (CHAIN.replace('ngpus="3"', 'ngpus="4"'), 1, 'ngpus="4", but it has 3 <gpu>'),
         (CHAIN.replace('gpu id="1"', 'gpu id="7"'), 18, 'id="2", but there is no id="1"'),

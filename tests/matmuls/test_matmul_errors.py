@@ -185,7 +185,7 @@ REFUSED = {
     "accumulation too narrow": (
         ValueError,
         scatter(accumulate_dtype=jnp.bfloat16),
-        (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+        (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
     "precision": (ValueError, gather(precision="some"), (EINSUM, "Precision", "some")),
     "whole products that do not fit": (
