@@ -189,8 +189,8 @@ permuted.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chosen(count: int, x: Array, tokens: Array) -> Array:
-    """The rows of these tokens: `[t, d], [r] -> [r, d]`. Rows of no token may be anything."""
-    return jnp.take(x, tokens, axis=0, mode="clip")
+    """The rows of these tokens: `[t, d], [r] -> [r, d]`. Rows of no token are zero."""
+    return jnp.take(x, tokens, axis=0, mode="fill", fill_value=0)
 
 
 def _chosen_backward(count: int, tokens: Array, ct: Array) -> tuple[Any, ...]:
