@@ -37,7 +37,7 @@ AGAIN = 1.5
 #: again, because less memory is left for their blocks. Gathers of w by rows, 65536 x 8192 x 28672,
 #: sums of 470 MB, per round: v5p 1.21 ms, v6e 1.48, v5e 3.10; with this constant 1.17, 1.36, 3.18.
 #: A whole matmul before a built-in scatter moves as much. Plain, 32768 x 4096 x 1024 on v5e:2x2 and
-#: 16384 x 4096 x 4096 on v6e:4x2: 3792 and 1039 us; with this constant 4056 and 1047.
+#: 16384 x 4096 x 4096 on v6e:4x2: 3792 and 1039 us; with this constant 4056 and 1045.
 SUMMED = 4
 #: The part of the fetch of its operands for which a scatter in rounds waits if other work comes
 #: before. Before a built-in scatter, compilers fetch them under that work. Rounds are a loop, which
